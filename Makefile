@@ -1,0 +1,44 @@
+# Everything a fresh machine needs is Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN ?=
+
+.PHONY: run test test-slow lint fmt bench clean
+
+run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
+	$(BIN)/python -m rayfed.run $(RUN)
+
+test: $(VENV)/.tested  ## all tests that are not slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.tested
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.tested  ## the speeds we claim
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine_overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/shared_weights.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.tested: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $(VENV)/.installed $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""Federated methods, one per file; each file ends with METHOD = Method(...)."""

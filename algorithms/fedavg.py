@@ -1,0 +1,9 @@
+"""FedAvg: weighted mean of locally trained parameters; both halves are the engine's defaults.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+Algorithm 1.
+"""
+
+from rayfed.method import Method
+
+METHOD = Method()

@@ -1,0 +1,28 @@
+"""FedProx: FedAvg with a proximal term in the local loss.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rayfed.client import Client
+from rayfed.local import Local
+from rayfed.method import Method
+from rayfed.params import sq_distance
+from rayfed.types import Batch, Broadcast, NonNegative
+
+
+@dataclass(frozen=True)
+class FedProx(Local):
+    """Local SGD that is pulled towards the broadcast parameters."""
+
+    mu: NonNegative = 0.01  # 0 is FedAvg
+
+    def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
+        pull = sq_distance(client.trainable(), sent.params)
+        return super().loss(client, sent, batch) + self.mu / 2 * pull
+
+
+METHOD = Method(local=FedProx)

@@ -1,0 +1,39 @@
+"""Local: no communication. Every client tunes a model of its own; the reference row without a federation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rayfed.client import Client
+from rayfed.cohort import Cohort
+from rayfed.local import Local
+from rayfed.method import Method
+from rayfed.server import Server
+from rayfed.types import Broadcast, ServerState, Update
+
+
+@dataclass(frozen=True)
+class Silent(Server):
+    """Sends nothing: a client begins with the common start values and then keeps its own."""
+
+    def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
+        return dict.fromkeys(cohort.ids, state.broadcast(params={}))
+
+
+@dataclass(frozen=True)
+class Alone(Local):
+    """Goes on from the client's own parameters and sends nothing back."""
+
+    deploys: ClassVar[Literal["global", "personal"]] = "personal"
+
+    def train(self, client: Client, sent: Broadcast) -> Update:
+        client.load(client.store.get("own", {}))
+        update = super().train(client, sent)
+        client.store["own"] = update.params
+        return client.update(params={}, metrics=update.metrics)
+
+    def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
+        client.load(client.store["own"])
+
+
+METHOD = Method(server=Silent, local=Alone)

@@ -1,0 +1,147 @@
+"""What client-side code sees: one client, for the length of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.data.view import ClientData
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.base import export, held, load, trainable
+from rayfed.types import Batch, Count, NonNegative, Params, Positive, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Local optimisation, the same for every method.
+
+    Attributes:
+        optimizer: A new optimizer is made for every call: no moments survive a round.
+        lr: Learning rate.
+        momentum: For sgd.
+        weight_decay: Coupled L2 for sgd and adam, decoupled for adamw.
+        betas: For adam and adamw.
+        eps: For adam and adamw.
+        clip_norm: Largest global L2 norm of the gradients; none: no clipping.
+        epochs: Passes over the training split in one call.
+        batch_size: Training batch; the last partial batch is kept.
+        eval_batch_size: Batch for scoring.
+        local_steps: `full_epoch`, a number of steps, or `min_over_clients_plus_one`: full epochs, but
+            everybody stops one step after the client with the fewest batches (FedRA's code).
+        max_steps: No call takes more steps than this; none: no limit.
+        batch_norm: Running statistics of trained BatchNorm layers: `average` sends and averages them like
+            parameters, `local` keeps them with the client.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.02
+    momentum: NonNegative = 0.9
+    weight_decay: NonNegative = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    clip_norm: Positive | None = None
+    epochs: Count = 1
+    batch_size: Count = 32
+    eval_batch_size: Count = 256
+    local_steps: Literal["full_epoch", "min_over_clients_plus_one"] | Count = "full_epoch"
+    max_steps: Count | None = None
+    batch_norm: Literal["average", "local"] = "average"
+
+
+@dataclass
+class Client:
+    """One client during one call. Only `store` outlives the call.
+
+    Attributes:
+        id: Name of the client.
+        model: The resident backbone; it holds what the server sent, cut to the blocks the client may hold.
+        data: Splits by name: train, val, test.
+        config: Local optimisation.
+        rng: The stream of this (seed, tag, round, client); lives on the CPU.
+        store: Private, survives rounds, travels with the client: tensors, numbers, strings and containers of
+            them.
+        personal_split: Split on which `fit` scores the model this client would deploy; empty: not this time.
+    """
+
+    id: str
+    model: Backbone
+    data: ClientData
+    config: TrainConfig
+    rng: torch.Generator
+    store: dict[str, Any] = field(default_factory=dict)
+    personal_split: str = ""
+
+    def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
+        """Shuffled: the training batches of one call, `num_steps` of them. Else: one pass in order."""
+        n = self.data.size(split)
+        if not shuffle:
+            for rows in torch.arange(n).split(self.config.eval_batch_size) if n else ():
+                yield self.data.batch(split, rows)
+            return
+        step, total = 0, self.num_steps(split) if n else 0
+        while step < total:
+            for rows in torch.randperm(n, generator=self.rng).split(self.config.batch_size)[: total - step]:
+                step += 1
+                yield self.data.batch(split, rows)
+
+    def num_steps(self, split: str = "train") -> int:
+        """Optimisation steps of one call."""
+        c = self.config
+        full = c.epochs * -(-self.data.size(split) // c.batch_size)
+        steps = c.local_steps if isinstance(c.local_steps, int) else full
+        return steps if c.max_steps is None else min(steps, c.max_steps)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What the optimizer may change: trainable parameters of the held blocks, by global name."""
+        return trainable(self.model)
+
+    def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
+        """A fresh optimizer over `trainable()`."""
+        c, params = self.config, list(self.trainable().values())
+        lr = c.lr if lr is None else lr
+        if c.optimizer == "sgd":
+            return torch.optim.SGD(params, lr=lr, momentum=c.momentum, weight_decay=c.weight_decay)
+        kind = torch.optim.Adam if c.optimizer == "adam" else torch.optim.AdamW
+        return kind(params, lr=lr, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
+
+    def clip_gradients(self) -> None:
+        """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.trainable().values(), self.config.clip_norm)
+
+    @property
+    def buffers_travel(self) -> bool:
+        return self.config.batch_norm == "average"
+
+    def params(self) -> Params:
+        """Detached CPU copies of what this client holds and sends."""
+        return export(self.model, buffers=self.buffers_travel)
+
+    def load(self, params: Mapping[str, Tensor]) -> None:
+        """Put values into the model.
+
+        Raises:
+            KeyError: A name the model does not have.
+            ValueError: A wrong shape.
+        """
+        load(self.model, params)
+
+    @torch.no_grad()
+    def reference(self, params: Mapping[str, Tensor], x: Tensor) -> Any:
+        """Output of the same model under other parameters, without copying or changing it."""
+        values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
+        return torch.func.functional_call(self.model, values, (x,))
+
+    def update(self, **parts: Any) -> Update:
+        """Answer with the trained values of this client."""
+        params = parts.pop("params", None)
+        params = self.params() if params is None else params
+        return Update(client=self.id, params=params, num_examples=self.data.size("train"), **parts)
+
+    def held(self) -> dict[str, Tensor]:
+        """The live tensors behind `params()`."""
+        return held(self.model, buffers=self.buffers_travel)

@@ -1,0 +1,335 @@
+"""From YAML and overrides to typed, checked dataclasses. The only module that knows Hydra and pydantic.
+
+Hydra's compose API puts groups together (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are
+YAML values merged on top; the result is checked against the dataclasses that the code runs on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import yaml
+from annotated_types import Ge
+from pydantic import TypeAdapter, ValidationError
+
+from rayfed.client import TrainConfig
+from rayfed.data.config import DataConfig
+from rayfed.errors import ConfigError, unknown
+from rayfed.local import Local
+from rayfed.method import load_method, method_names
+from rayfed.models.config import ModelConfig
+from rayfed.server import Server
+from rayfed.tuning.base import Tuning, load_tuning
+from rayfed.types import Count, NonNegative, Positive
+
+T = TypeVar("T")
+
+SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
+"""Which sections a group fills, where that is not the section of the same name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where clients run; nothing here changes a result.
+
+    Attributes:
+        executor: Ray actors, or everything in this process.
+        address: A running Ray cluster (host:port); none: RAY_ADDRESS, else a cluster of our own on this
+            machine.
+        actors: Number of client actors; `auto` fits the cluster; `per_client`: each client has its own.
+        cpus_per_actor: CPUs an actor occupies; auto: one, or less where more actors are asked for than there
+            are.
+        gpus_per_actor: Share of a GPU an actor occupies; auto: all GPUs are shared out evenly.
+        memory_per_actor: GB an actor may need; limits `auto`.
+        threads: torch threads of an actor. Part of the result: float sums depend on it.
+        num_cpus: CPUs of a cluster of our own; none: what the machine has.
+        num_gpus: GPUs of a cluster of our own; none: what the machine has.
+        dashboard: Start Ray's dashboard with a cluster of our own.
+        connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
+        retries: How often a client's work is repeated after its actor died.
+    """
+
+    executor: Literal["ray", "inline"] = "ray"
+    address: str | None = None
+    actors: Literal["auto", "per_client"] | Count = "auto"
+    cpus_per_actor: Literal["auto"] | Positive = "auto"
+    gpus_per_actor: Literal["auto"] | NonNegative = "auto"
+    memory_per_actor: Positive = 1.0
+    threads: Count = 1
+    num_cpus: Count | None = None
+    num_gpus: Annotated[int, Ge(0)] | None = None
+    dashboard: bool = True
+    connect_timeout: Positive = 30.0
+    retries: Annotated[int, Ge(0)] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is scored when.
+
+    Attributes:
+        every: Score the global model in every such round and in the last one; 0: never.
+        personal: Also score the model each client would deploy, on its own test split.
+    """
+
+    every: Annotated[int, Ge(0)] = 1
+    personal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One experiment.
+
+    Attributes:
+        algorithm: File name in algorithms/, or package.module:NAME.
+        server: Hyperparameters of the driver half; `name` takes it from another algorithm.
+        local: Hyperparameters of the client half; `name` takes it from another algorithm.
+        tuning: `name` of the scheme and its fields.
+        model: Backbone.
+        data: Data set and who has what.
+        train: Local optimisation.
+        evaluation: What is scored when.
+        cluster: Where clients run.
+        rounds: Rounds to run.
+        seed: Seed of everything random.
+        clients_per_round: How many clients take part in a round, or all.
+        sampling: uniform draws, or one client of each domain a round.
+        deterministic: Refuse nondeterministic kernels.
+        output: Folder of the run; none: a new one under runs/.
+        overwrite: Allow `output` to hold an earlier run, which is replaced.
+    """
+
+    algorithm: str = "fedavg"
+    server: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
+    tuning: dict[str, Any] = field(default_factory=lambda: {"name": "lora"})
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    rounds: Count = 10
+    seed: Annotated[int, Ge(0)] = 0
+    clients_per_round: Literal["all"] | Count = "all"
+    sampling: Literal["uniform", "one_per_domain"] = "uniform"
+    deterministic: bool = False
+    output: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The three exchangeable parts of an algorithm."""
+
+    server: Server
+    local: Local
+    tuning: Tuning
+
+
+def folder() -> Path:
+    """Where the YAML groups are: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -> Config:
+    """Compose, override and check one experiment.
+
+    Args:
+        overrides: `group=name` and `section.key=value`, in this order of precedence: groups, then values.
+        file: A resolved config (a run's config.yaml) to start from instead of the defaults.
+
+    Raises:
+        ConfigError: One line: the key, its value, what is allowed.
+    """
+    pairs = [_split(text) for text in overrides]
+    groups = {key: value for key, value in pairs if key in _groups()}
+    values = [(key, value) for key, value in pairs if key not in groups]
+    if file is None:
+        tree = _compose(groups)
+    else:
+        tree = _read_yaml(Path(file), "--config")
+        for group in groups:
+            composed = _compose({group: groups[group]})
+            sections = tuple(tree) if group == "experiment" else SECTIONS_OF_GROUP.get(group, (group,))
+            tree = {k: v for k, v in tree.items() if k not in sections}
+            tree |= {k: v for k, v in composed.items() if group == "experiment" or k in sections}
+    for key, value in values:
+        _set(tree, key, value)
+    return resolve(tree)
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Check a plain mapping and fill in every default, those of the halves and the tuning included."""
+    config = parse(Config, tree, "")
+    parts = build_parts(config)
+    return dataclasses.replace(
+        config,
+        server=_named(config.server.get("name", config.algorithm), parts.server),
+        local=_named(config.local.get("name", config.algorithm), parts.local),
+        tuning=_named(config.tuning["name"], parts.tuning),
+    )
+
+
+def build_parts(config: Config) -> Parts:
+    """The halves and the tuning a config names, with their hyperparameters.
+
+    Raises:
+        ConfigError: A name does not exist or a hyperparameter is wrong.
+    """
+    load_method(config.algorithm)
+    half: dict[str, Any] = {}
+    for key in ("server", "local"):
+        values = dict(getattr(config, key))
+        name = values.pop("name", config.algorithm)
+        where = "algorithm" if name == config.algorithm else f"{key}.name"
+        half[key] = parse(getattr(load_method(name, where), key), values, key)
+    values = dict(config.tuning)
+    if "name" not in values:
+        raise ConfigError("tuning.name: missing; set tuning=lora or another scheme")
+    tuning = parse(load_tuning(values.pop("name")), values, "tuning")
+    return Parts(server=half["server"], local=half["local"], tuning=tuning)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain containers, as they go into config.yaml."""
+    plain: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json")
+    return plain
+
+
+def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from a mapping, refusing unknown keys and wrong types.
+
+    Raises:
+        ConfigError: Names the key by its full path, the value and what is allowed.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: {values!r} is not a section; write {where}.<key>=<value>")
+    _check_keys(cls, values, where)
+    try:
+        return TypeAdapter(cls).validate_python(dict(values))
+    except ValidationError as err:
+        raise ConfigError(_explain(err, where)) from err
+
+
+def _explain(err: ValidationError, where: str) -> str:
+    errors = err.errors()
+    first = errors[0]
+    # A union reports one error per member under the same key: say all that would be allowed.
+    key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
+        : _depth(first["loc"])
+    ]
+    same = [e["msg"] for e in errors if e["input"] == first["input"]]
+    allowed = "; or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in same))
+    path = ".".join([*([where] if where else []), *key])
+    if first["type"] == "missing":
+        return f"{path}: missing; set {path}=..."
+    return f"{path}: {first['input']!r} is not allowed: {allowed}"
+
+
+def _depth(loc: Sequence[int | str]) -> int:
+    """How many leading parts of an error location are config keys rather than names of union members."""
+    for i, part in enumerate(loc):
+        if not (isinstance(part, int) or part.isidentifier()) or part in {"int", "float", "str", "literal"}:
+            return i
+    return len(loc)
+
+
+def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
+    hints = get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            raise ConfigError(unknown_key(path, key, list(known)))
+        for kind in (known[key], *get_args(known[key])):
+            if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+                _check_keys(kind, value, path)
+
+
+def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
+    """The message for a key that does not exist."""
+    message = unknown(path, key, known)
+    return message.replace(f"{key!r} does not exist", "no such key", 1).replace(
+        "Choose one of", "Keys here", 1
+    )
+
+
+def _named(name: str, part: object) -> dict[str, Any]:
+    plain: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
+    return {"name": name, **plain}
+
+
+def _groups() -> set[str]:
+    return {p.name for p in folder().iterdir() if p.is_dir()}
+
+
+def _split(text: str) -> tuple[str, str]:
+    key, sep, value = text.partition("=")
+    if not sep or not key:
+        raise ConfigError(f"{text!r} is not an override; write key=value")
+    return key.strip(), value.strip()
+
+
+def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    chosen, extra = [], {}
+    for group, value in groups.items():
+        if (folder() / group / f"{value}.yaml").is_file():
+            chosen.append(f"{'+' if group == 'experiment' else ''}{group}={value}")
+        else:
+            extra |= _without_file(group, value)
+            if group == "model":
+                chosen.append("model=timm")
+    with initialize_config_dir(str(folder().resolve()), version_base=None):
+        tree: Any = OmegaConf.to_container(compose("config", overrides=chosen), resolve=True)
+    for key, value in extra.items():
+        _set(tree, key, value)
+    return dict(tree)
+
+
+def _without_file(group: str, value: str) -> dict[str, str]:
+    """A name without a YAML file of its own, where the group allows that."""
+    if group == "algorithm" and (":" in value or value in method_names()):
+        return {"algorithm": value}
+    if group == "model":
+        return {"model.name": value}
+    files = {str(p.relative_to(folder() / group).with_suffix("")) for p in (folder() / group).rglob("*.yaml")}
+    names = files | set(method_names()) if group == "algorithm" else files
+    raise ConfigError(unknown(group, value, {n for n in names if not n.startswith("_")}))
+
+
+def _set(tree: dict[str, Any], key: str, text: str) -> None:
+    """Put the YAML value of `a.b.c=text` into nested mappings."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
+    *path, last = key.split(".")
+    node = tree
+    for part in path:
+        inner = node.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{key}: {part} is a value, not a section")
+        node = inner
+    node[last] = value
+
+
+def _read_yaml(path: Path, key: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except OSError as err:
+        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {str(err).splitlines()[0]}") from err
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
+    return tree

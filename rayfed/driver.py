@@ -1,0 +1,144 @@
+"""The round loop: choose clients, run a round, score the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger
+from rayfed.evaluation.metrics import Evaluation, evaluation, personal, summary
+from rayfed.evaluation.protocol import EvaluationSet
+from rayfed.local import Local
+from rayfed.seeds import generator
+from rayfed.server import Server
+from rayfed.tasks import evaluate
+from rayfed.types import Params, ServerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What the loop must know; together with an executor and start values it determines every result.
+
+    Attributes:
+        server: Driver half of the method.
+        local: Client half.
+        clients: Facts about every client, by id, in the order in which updates are summed.
+        sets: Test sets, each scored once per evaluation.
+        seed: Seed of the experiment.
+        rounds: Rounds to run.
+        clients_per_round: Size of a cohort (per domain where `sampling` is one_per_domain it is not used).
+        sampling: How a cohort is drawn.
+        evaluate_every: Score the global model in every such round and in the last one; 0: never.
+        depth: Blocks of the backbone.
+    """
+
+    server: Server
+    local: Local
+    clients: Mapping[str, ClientInfo]
+    sets: tuple[EvaluationSet, ...]
+    seed: int
+    rounds: int
+    clients_per_round: int
+    sampling: Literal["uniform", "one_per_domain"] = "uniform"
+    evaluate_every: int = 1
+    depth: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One finished round.
+
+    Attributes:
+        state: What the server carries on.
+        row: Its line in result.json.
+        ledger: Traffic, client scores and the method's tables.
+        scores: Evaluation by model (`global`, `personal`), where one was made.
+    """
+
+    state: ServerState
+    row: dict[str, Any]
+    ledger: Ledger
+    scores: dict[str, Evaluation] = field(default_factory=dict)
+
+
+def run(
+    experiment: Experiment, executor: Executor, start: Params, state: ServerState | None = None
+) -> Iterator[Round]:
+    """Run the rounds after `state` (from the start without one) and yield each when it is finished."""
+    first = 0 if state is None else state.round + 1
+    state = state or experiment.server.start(start)
+    own: Evaluation | None = None
+    for r in range(first, experiment.rounds):
+        began = time.perf_counter()
+        cohort = make_cohort(experiment, executor, r)
+        state = experiment.server.round(replace(state, round=r), cohort, experiment.local)
+        trained = time.perf_counter()
+        scores: dict[str, Evaluation] = {}
+        if is_due(experiment.evaluate_every, r, experiment.rounds):
+            scores["global"] = score_global(experiment, cohort, state)
+        if own := personal(own, cohort.ledger.scores, experiment.clients):
+            scores["personal"] = own
+        row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
+        row |= {
+            "clients": len(cohort.ids),
+            "bytes_up": cohort.ledger.total("up"),
+            "bytes_down": cohort.ledger.total("down"),
+            "seconds": time.perf_counter() - began,
+            "seconds_training": trained - began,
+        }
+        yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
+
+
+def is_due(every: int, round: int, rounds: int) -> bool:
+    """Whether something done `every` so many rounds, and in the last one, is done in this one."""
+    return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
+
+
+def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohort:
+    """The clients of a round, drawn from the round's own stream."""
+    return Cohort(
+        round=round,
+        ids=sample(experiment, round),
+        clients=experiment.clients,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        depth=experiment.depth,
+        executor=executor,
+    )
+
+
+def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
+    """Ids of the cohort, in client order: all, a uniform draw, or one client of each domain."""
+    ids = list(experiment.clients)
+    rng = generator(experiment.seed, "sample", round)
+    if experiment.sampling == "one_per_domain":
+        groups: dict[str, list[str]] = {}
+        for cid, info in experiment.clients.items():
+            groups.setdefault(info.domain, []).append(cid)
+        chosen = {group[int(rng.integers(len(group)))] for group in groups.values()}
+    elif experiment.clients_per_round >= len(ids):
+        chosen = set(ids)
+    else:
+        chosen = set(rng.choice(ids, size=experiment.clients_per_round, replace=False).tolist())
+    return tuple(cid for cid in ids if cid in chosen)
+
+
+def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> Evaluation:
+    """Score the global model on every test set; what we look at is not what the method costs."""
+    ids = tuple(s.id for s in experiment.sets)
+    looking = replace(cohort, ids=ids, ledger=Ledger())
+    answers = looking.run(partial(evaluate, split="test"), state.broadcast(), tag="report")
+    return evaluation(experiment.sets, answers)
+
+
+def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:
+    """The accuracy columns: of the model the method deploys, and of the other one under its own name."""
+    row: dict[str, Any] = {}
+    for model, found in scores.items():
+        columns = summary(found)
+        prefix = "" if model == deploys else f"{model}_"
+        row |= {name if name.startswith("held_out") else prefix + name: v for name, v in columns.items()}
+    return row

@@ -1,0 +1,47 @@
+"""Errors a user can act on. All of them survive pickling, because Ray sends them between processes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RayFedError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(RayFedError):
+    """Bad input: a config value, a folder, a file. Found before any actor starts; exit code 2."""
+
+
+class DataError(ConfigError):
+    """A data set on disk is not what the config says, or cannot be read."""
+
+
+class ResourceError(ConfigError):
+    """The cluster cannot hold what the config asks for."""
+
+
+class ClientError(RayFedError):
+    """A client call failed; the message says which client, round and task."""
+
+    def __init__(self, client: str, round: int, task: str, cause: str, trace: str = "") -> None:
+        super().__init__(client, round, task, cause, trace)
+        self.client, self.round, self.task, self.cause, self.trace = client, round, task, cause, trace
+
+    def __str__(self) -> str:
+        return (
+            f"client {self.client!r} failed in round {self.round} while running {self.task!r}: {self.cause}"
+        )
+
+
+def unknown(key: str, value: object, choices: Iterable[str]) -> str:
+    """The message for a name that does not exist: what was given, the nearest match, all that is allowed.
+
+    >>> unknown("tuning", "loar", ["full", "lora"])
+    "tuning: 'loar' does not exist; did you mean 'lora'? Choose one of: full, lora"
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"{key}: {value!r} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"

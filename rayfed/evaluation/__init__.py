@@ -1,0 +1,1 @@
+"""What is scored, and the statistics over clients and domains."""

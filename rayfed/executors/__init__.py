@@ -1,0 +1,1 @@
+"""Where calls run: in this process or on Ray actors."""

@@ -1,0 +1,224 @@
+"""Joining or starting a Ray cluster, and fitting client actors onto it before any of them starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import ray
+from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfed.errors import ConfigError, ResourceError
+
+GB = 1e9
+FINEST = 1000  # smallest share of a CPU or GPU that is tried: 1/1000
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the config asks of the cluster.
+
+    Attributes:
+        actors: auto, per_client or a number.
+        cpus: CPUs of an actor, or auto.
+        gpus: GPUs of an actor, or auto.
+        memory: Bytes an actor may need.
+    """
+
+    actors: Literal["auto", "per_client"] | int
+    cpus: Literal["auto"] | float
+    gpus: Literal["auto"] | float
+    memory: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be started: that many actors, each with these resources."""
+
+    actors: int
+    cpus: float
+    gpus: float
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+
+@contextmanager
+def connection(
+    address: str | None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    dashboard: bool = True,
+    timeout: float = 30.0,
+) -> Iterator[str]:
+    """Join the cluster at `address` or RAY_ADDRESS, else start one here; end only what was started.
+
+    Yields:
+        The dashboard's URL, empty where there is none.
+
+    Raises:
+        ConfigError: Nobody answers at the address within `timeout` seconds.
+    """
+    if ray.is_initialized():
+        yield str(getattr(ray.get_runtime_context(), "dashboard_url", "") or "")
+        return
+    where = address or os.environ.get("RAY_ADDRESS")
+    quiet: dict[str, Any] = {"logging_level": "error"}
+    if where and where != "local":
+        probe(where, timeout)
+        try:
+            context = ray.init(address=where, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as err:
+            reason = str(err).strip().splitlines()[0]
+            raise ConfigError(f"cluster.address: cannot join {where!r}: {reason}") from err
+    else:
+        context = ray.init(
+            address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=dashboard, **quiet
+        )
+    try:
+        yield str(context.dashboard_url or "")
+    finally:
+        ray.shutdown()
+
+
+def probe(address: str, timeout: float) -> None:
+    """Raise ConfigError unless something accepts connections at `host:port` within `timeout` seconds."""
+    if address == "auto":
+        return
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise ConfigError(f"cluster.address: {address!r} is not host:port")
+    try:
+        socket.create_connection((host, port), timeout=min(timeout, 10.0)).close()
+    except OSError as err:
+        raise ConfigError(
+            f"cluster.address: nothing answers at {address!r} ({err}); start a head node there with "
+            f"`ray start --head --port={port}`, or leave cluster.address out"
+        ) from err
+
+
+def node_resources() -> list[dict[str, float]]:
+    """Resources of every living node."""
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> Plan:
+    """Number and size of the client actors.
+
+    Args:
+        wish: What the config asks for.
+        clients: Clients of the experiment.
+        per_round: Clients that work at the same time; more actors than that would idle.
+        nodes: Resources of every node: CPU, GPU, memory (bytes).
+
+    Raises:
+        ResourceError: It does not fit; says what the cluster has and what would fit.
+    """
+    count = _count(wish, clients, per_round, nodes)
+    gpus = wish.gpus if wish.gpus != "auto" else _even_share(nodes, count)
+    cpus = wish.cpus if wish.cpus != "auto" else _cpu_share(nodes, count, gpus, wish.memory)
+    found = Plan(actors=count, cpus=cpus, gpus=gpus)
+    room = _room(nodes, found, wish.memory)
+    if room < count:
+        raise ResourceError(_refusal(found, room, nodes, wish))
+    return found
+
+
+def reserve(found: Plan, timeout: float) -> tuple[PlacementGroup | None, list[dict[str, Any]]]:
+    """Reserve a bundle per actor, spread over nodes, and give the Ray options of each actor.
+
+    Inside a placement group (a Tune trial) the actors go there instead.
+
+    Raises:
+        ResourceError: The cluster did not have the resources free within `timeout` seconds.
+    """
+    options: dict[str, Any] = {"num_cpus": found.cpus, "num_gpus": found.gpus}
+    if get_current_placement_group() is not None:
+        return None, [dict(options) for _ in range(found.actors)]
+    group = placement_group([found.bundle] * found.actors, strategy="SPREAD")
+    if not group.wait(timeout):
+        ray.util.remove_placement_group(group)
+        free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+        raise ResourceError(
+            f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
+            f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs, or set cluster.actors lower"
+        )
+    strategies = [
+        PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i)
+        for i in range(found.actors)
+    ]
+    return group, [{**options, "scheduling_strategy": s} for s in strategies]
+
+
+def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> int:
+    if isinstance(wish.actors, int):
+        return wish.actors
+    if wish.actors == "per_client":
+        return clients
+    gpus = wish.gpus if wish.gpus != "auto" else 0.0
+    # A GPU share that was asked for decides how many fit; the CPUs are then shared out among them.
+    cpus = (1 / FINEST if gpus else 1.0) if wish.cpus == "auto" else wish.cpus
+    return max(1, min(per_round, _room(nodes, Plan(actors=1, cpus=cpus, gpus=gpus), wish.memory)))
+
+
+def _even_share(nodes: Sequence[Resources], count: int) -> float:
+    """The largest 1/k of a GPU of which there are `count`; 0 without GPUs."""
+    total = sum(node.get("GPU", 0) for node in nodes)
+    if not total:
+        return 0.0
+    return 1.0 / max(1, -(-count // int(total)))
+
+
+def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, memory: float) -> float:
+    """The largest 1/k of a CPU with which `count` actors fit; a whole CPU where nothing would help."""
+    for k in range(1, FINEST + 1):
+        if _room(nodes, Plan(actors=count, cpus=1 / k, gpus=gpus), memory) >= count:
+            return 1 / k
+    return 1.0
+
+
+def _room(nodes: Sequence[Resources], found: Plan, memory: float) -> int:
+    """How many such actors the nodes hold; a share of a GPU lies on one GPU."""
+    return sum(_room_on(node, found, memory) for node in nodes)
+
+
+def _room_on(node: Resources, found: Plan, memory: float) -> int:
+    slack = 1e-9
+    limits = [int(node.get("CPU", 0) / found.cpus + slack)]
+    if memory:
+        limits.append(int(node.get("memory", float("inf")) // memory) if "memory" in node else limits[0])
+    if found.gpus:
+        gpus = int(node.get("GPU", 0))
+        limits.append(gpus * int(1 / found.gpus + slack) if found.gpus <= 1 else int(gpus / found.gpus))
+    return min(limits)
+
+
+def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> str:
+    total = {k: sum(node.get(k, 0) for node in nodes) for k in ("CPU", "GPU")}
+    has = (
+        f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"
+    )
+    asked = (
+        f"{found.actors} actors with {found.cpus:g} CPU, {found.gpus:g} GPU and {wish.memory / GB:g} GB each"
+    )
+    key = "cluster.gpus_per_actor" if found.gpus else "cluster.actors"
+    fits = [f"cluster.actors={room}"] if room else []
+    if found.gpus and total["GPU"]:
+        fits.append(f"cluster.gpus_per_actor={1 / -(-found.actors // int(total['GPU'])):.4g}")
+    if not total["GPU"] and found.gpus:
+        fits.append("cluster.gpus_per_actor=0")
+    if not fits:
+        fits.append("fewer cluster.cpus_per_actor or cluster.memory_per_actor")
+    return f"{key}: {asked} do not fit {len(nodes)} node(s) with {has}; what would fit: {' or '.join(fits)}"

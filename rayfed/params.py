@@ -1,0 +1,82 @@
+"""Arithmetic on name-keyed tensors. Pure functions: no argument is changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rayfed.types import Params, Update
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    """A - b over the names of a."""
+    return {name: value - b[name] for name, value in a.items()}
+
+
+def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
+    """Sum of squares over all tensors; a scalar with gradient."""
+    return torch.stack([value.pow(2).sum() for value in a.values()]).sum()
+
+
+def sq_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Sum of squared differences over the names of a; a scalar with gradient."""
+    return sq_norm(subtract(a, b))
+
+
+def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
+    """Weighted mean of every name over the clients that hold it.
+
+    Sums in the order given, one update at a time, so the result depends neither on who answered first nor on
+    where a client ran, and only one update has to be in memory.
+
+    Args:
+        updates: Answers of clients; each holds any subset of names.
+        weights: One non-negative number per update; they are normalised per name over its holders.
+
+    Returns:
+        The mean of each name that somebody holds with positive weight. A name nobody holds is absent: it
+        keeps its previous value in the state.
+
+    Raises:
+        ValueError: There is not exactly one weight per update, a weight is negative or not finite, or two
+            clients send different shapes under one name.
+    """
+    held = _with_weight(updates, [float(w) for w in weights])
+    mass: dict[str, float] = {}
+    for update, weight in held:
+        for name in update.params:
+            mass[name] = mass.get(name, 0.0) + weight
+    mean: Params = {}
+    for update, weight in held:
+        for name, value in update.params.items():
+            share = weight / mass[name]
+            if name not in mean:
+                mean[name] = value * share
+            elif mean[name].shape != value.shape:
+                shapes = f"{tuple(value.shape)} but others sent {tuple(mean[name].shape)}"
+                raise ValueError(f"client {update.client!r} sent {name!r} with shape {shapes}")
+            else:
+                mean[name].add_(value, alpha=share)
+    return mean
+
+
+def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tuple[Update, float]]:
+    if len(weights) != len(updates):
+        raise ValueError(f"{len(weights)} weights for {len(updates)} updates; give one per update")
+    bad = [w for w in weights if not 0 <= w < float("inf")]
+    if bad:
+        raise ValueError(f"aggregation weight {bad[0]} is not a finite number >= 0")
+    return [(update, weight) for update, weight in zip(updates, weights, strict=True) if weight > 0]
+
+
+def digest(params: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the names."""
+    out = hashlib.sha256()
+    for name in sorted(params):
+        value = params[name].detach().cpu().contiguous()
+        out.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        out.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()

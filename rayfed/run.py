@@ -1,0 +1,203 @@
+"""python -m rayfed.run: one experiment, from overrides to a table."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError, RayFedError
+from rayfed.report.console import follow, say
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rayfed.config import Config
+    from rayfed.setup import Setup
+    from rayfed.types import Params
+
+USAGE = """\
+python -m rayfed.run [overrides] [--config FILE] [--quiet] [--debug]
+
+Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
+  python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run, read from its folder.
+
+    Attributes:
+        path: The folder.
+        sha256: Digest of the final tensors.
+    """
+
+    path: Path
+    sha256: str
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a round: the lines of result.json."""
+        import pandas as pd
+
+        from rayfed.report.table import read_rows
+
+        return pd.DataFrame(read_rows(self.path))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The last round that was evaluated."""
+        from rayfed.report.table import last_evaluated, read_rows
+
+        return last_evaluated(read_rows(self.path))
+
+    @property
+    def params(self) -> Params:
+        """The final trainable tensors by global name."""
+        from safetensors.torch import load_file
+
+        return dict(load_file(self.path / "model" / "params.safetensors"))
+
+
+def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
+    """Run one experiment.
+
+    Args:
+        config: Overrides as on the command line, or a checked config.
+        quiet: Show nothing.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: Something in the input is wrong; found before any actor starts.
+        ClientError: A client failed.
+    """
+    from rayfed.config import Config, load_config
+
+    checked = config if isinstance(config, Config) else load_config(config)
+    return execute(checked, quiet)
+
+
+def execute(config: Config, quiet: bool = False) -> Result:
+    """Prepare, run and report one checked config."""
+    from rayfed.launch import launch
+    from rayfed.report.folder import create
+    from rayfed.setup import prepare
+
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
+    began = time.perf_counter()
+    try:
+        setup = prepare(config)
+    except ConfigError:
+        _remove_if_empty(path)
+        raise
+    _record(config, setup, path, tell)
+    digest = ""
+    for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
+        digest = row.get("sha256", digest)
+    _report(path, tell)
+    tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
+    return Result(path, digest)
+
+
+def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]) -> None:
+    """Write what will be run, and show who has what."""
+    from rayfed.config import to_dict
+    from rayfed.data.manifest import describe
+    from rayfed.launch import run_folder
+
+    partition, dataset = setup.partition, setup.dataset
+    facts = {
+        "data_digest": dataset.digest,
+        "partition_digest": partition.digest,
+        "bad_images_skipped": dataset.skipped,
+        "tensors_trained": len(setup.start),
+        "numbers_trained": sum(v.numel() for v in setup.start.values()),
+        "threads": config.cluster.threads,
+    }
+    run_folder(setup, path).describe(to_dict(config), facts)
+    partition.save_manifest(path / "partition.parquet", dataset)
+    tell(describe(partition, dataset))
+    if dataset.skipped:
+        tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+def _report(path: Path, tell: Callable[[str], None]) -> None:
+    from rayfed.report.figures import accuracy_by_domain
+    from rayfed.report.files import write_text
+    from rayfed.report.table import final_table
+
+    table = final_table(path)
+    figure = accuracy_by_domain(path)
+    picture = "\n![accuracy by domain](figures/accuracy.png)\n" if figure else ""
+    write_text(path / "report.md", table.markdown() + picture)
+    tell("\n" + table.text())
+
+
+def _new_folder(config: Config) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config.algorithm.replace(':', '.')}-{config.data.name}-seed{config.seed}-{stamp}"
+    return Path("runs") / f"{name}-{os.getpid()}"
+
+
+def _remove_if_empty(path: Path) -> None:
+    for folder in (path / "model", path):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does: everything that was started is ended."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    parser = argparse.ArgumentParser("rayfed.run", usage=USAGE, add_help=True)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Two spinning threads on contended cores are slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        with stoppable():
+            from rayfed.config import load_config
+
+            execute(load_config(args.overrides, args.config), args.quiet)
+    except RayFedError as err:
+        if args.debug:
+            traceback.print_exc()
+        say(f"error: {err}", sys.stderr)
+        return 2 if isinstance(err, ConfigError) else 1
+    except KeyboardInterrupt:
+        say("interrupted; finished rounds are in result.json", sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

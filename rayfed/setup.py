@@ -1,0 +1,121 @@
+"""From a config to everything the driver and the executors need. Every check of input happens here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rayfed.client import TrainConfig
+from rayfed.cohort import ClientInfo
+from rayfed.config import Config, Parts, build_parts
+from rayfed.data import load
+from rayfed.data.partition import Partition, make_partition
+from rayfed.data.shards import Dataset
+from rayfed.driver import Experiment
+from rayfed.errors import ConfigError
+from rayfed.evaluation.protocol import all_splits, evaluation_sets
+from rayfed.method import check
+from rayfed.models.build import build_backbone
+from rayfed.models.sharing import dump, skeleton
+from rayfed.tuning.base import export
+from rayfed.types import Params
+from rayfed.worker import Weights, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A checked experiment, ready to run anywhere.
+
+    Attributes:
+        experiment: What the round loop needs.
+        world: What a worker needs, start tensors apart.
+        weights: All start tensors by module name, to be shared.
+        start: Start values of what travels.
+        partition: Who has what.
+        dataset: The images.
+    """
+
+    experiment: Experiment
+    world: World
+    weights: Weights
+    start: Params
+    partition: Partition
+    dataset: Dataset
+
+
+def prepare(config: Config) -> Setup:
+    """Load the data, split it, build the model once, and check that everything fits together.
+
+    Raises:
+        ConfigError: Something in the config, on disk or between the parts is wrong; one line says what.
+    """
+    parts = build_parts(config)
+    check(parts.server, parts.local, parts.tuning)
+    # Without values, for the size of its input; the real one needs the classes of the data.
+    bare = replace(config.model, pretrained=False)
+    dataset = load(config.data, skeleton(lambda: build_backbone(bare, 1, config.seed)).size)
+    partition = make_partition(
+        dataset.labels,
+        dataset.domain,
+        dataset.test,
+        dataset.domains,
+        config.data,
+        config.seed,
+    )
+    world = _world(config, parts, dataset, partition)
+    model = world.build()
+    experiment = _experiment(config, parts, partition, model.num_blocks)
+    start = export(model, buffers=config.train.batch_norm == "average")
+    return Setup(
+        experiment=experiment,
+        world=world,
+        weights=dump(model),
+        start=start,
+        partition=partition,
+        dataset=dataset,
+    )
+
+
+def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
+    personal = config.evaluation.personal or parts.local.deploys == "personal"
+    return World(
+        seed=config.seed,
+        model=config.model,
+        tuning=parts.tuning,
+        num_classes=len(dataset.classes),
+        train=_train(config.train, partition),
+        shard=Path(dataset.path),
+        splits=all_splits(partition),
+        personal_every=config.evaluation.every if personal else 0,
+        rounds=config.rounds,
+        threads=config.cluster.threads,
+        deterministic=config.deterministic,
+    )
+
+
+def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
+    if train.local_steps != "min_over_clients_plus_one":
+        return train
+    fewest = min(-(-len(c.train) // train.batch_size) for c in partition.trainers)
+    limit = fewest + 1 if train.max_steps is None else min(fewest + 1, train.max_steps)
+    return replace(train, local_steps="full_epoch", max_steps=limit)
+
+
+def _experiment(config: Config, parts: Parts, partition: Partition, depth: int) -> Experiment:
+    trainers = partition.trainers
+    wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
+    if wanted > len(trainers):
+        raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")
+    clients = {c.id: ClientInfo(domain=c.domain, num_examples=len(c.train)) for c in trainers}
+    return Experiment(
+        server=parts.server,
+        local=parts.local,
+        clients=clients,
+        sets=evaluation_sets(partition, per_client=config.train.batch_norm == "local"),
+        seed=config.seed,
+        rounds=config.rounds,
+        clients_per_round=wanted,
+        sampling=config.sampling,
+        evaluate_every=config.evaluation.every,
+        depth=depth,
+    )

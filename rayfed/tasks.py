@@ -1,0 +1,61 @@
+"""Client-side work that does not depend on the method: score a model, and visit a client once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from rayfed.client import Client
+from rayfed.local import Local, logits
+from rayfed.tuning.base import train_mode
+from rayfed.types import Broadcast, Update
+
+
+@torch.no_grad()
+def score(client: Client, split: str) -> dict[str, float]:
+    """Mean cross entropy and accuracy (a fraction) of `client.model` on one split, in evaluation mode.
+
+    A split without examples gives no metrics.
+    """
+    client.model.eval()
+    loss, correct, n = 0.0, 0, client.data.size(split)
+    for x, y in client.batches(split, shuffle=False):
+        out = logits(client.model(x))
+        loss += F.cross_entropy(out, y, reduction="sum").item()
+        correct += int((out.argmax(-1) == y).sum())
+    train_mode(client.model)
+    return {"loss": loss / n, "accuracy": correct / n, "num": n} if n else {}
+
+
+def evaluate(client: Client, sent: Broadcast, split: str = "val") -> Update:
+    """Score the broadcast model."""
+    return Update(client=client.id, num_examples=client.data.size(split), metrics=score(client, split))
+
+
+def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str = "") -> Update:
+    """One visit: score what was received, train, score what is sent back, score what the client would deploy.
+
+    Args:
+        client: Who is visited; its model holds `sent.params`.
+        sent: What the server sent.
+        local: The client half of the method.
+        start: Split for the received model; its metrics come back as start/loss, start/accuracy. Empty: skip.
+        end: Split for the trained parameters, as end/...
+    """
+    metrics: dict[str, float] = {}
+    if start:
+        metrics |= _named("start", score(client, start))
+    update = local.train(client, sent)
+    if end:
+        client.load(update.params)
+        metrics |= _named("end", score(client, end))
+    if client.personal_split:
+        local.personalize(client, sent, update)
+        metrics |= _named("personal", score(client, client.personal_split))
+    return replace(update, metrics={**update.metrics, **metrics})
+
+
+def _named(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}

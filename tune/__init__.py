@@ -1,0 +1,1 @@
+"""Hyperparameter searches with Ray Tune and Optuna."""
