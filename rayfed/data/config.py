@@ -1,0 +1,145 @@
+"""What a config says about data, and the checks that need no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rayfed.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionConfig:
+    """How the images of a domain are dealt to its clients.
+
+    Attributes:
+        scheme: `by_domain` deals at random in nearly equal parts; `dirichlet` skews labels within a domain.
+        clients_per_domain: One number for all domains, or a list with one number per domain that has clients.
+        alpha: Concentration of the Dirichlet, > 0; small is skewed, 100 is nearly uniform.
+        min_samples: Fewest training samples of a client under `dirichlet`.
+        pooled: Train one client on everything (the centralised reference); tests stay as they are.
+    """
+
+    scheme: Literal["by_domain", "dirichlet"] = "by_domain"
+    clients_per_domain: int | list[int] = 1
+    alpha: float = 0.5
+    min_samples: int = 10
+    pooled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which data set, where, and who gets what.
+
+    Attributes:
+        name: Name in reports and of the cached file.
+        reader: File name in `rayfed/data/readers`, or `package.module:NAME` of an installed package.
+        root: Folder of the data set, for readers that read one.
+        cache: Folder for decoded images; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
+        domains: Domains to use, in the order of the clients; None means all, in the reader's order.
+        held_out: Domain or domains that no client owns: all their images test the global model.
+        on_bad_image: What to do with an image that cannot be decoded.
+        limit: At most this many images of each domain, chosen by the seed in the proportions of the classes.
+        val: Fraction in [0, 1), or number, of a client's samples kept for validation.
+        test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
+        partition: How a domain is dealt to clients.
+    """
+
+    name: str
+    reader: str
+    root: str | None = None
+    cache: str | None = None
+    domains: list[str] | None = None
+    held_out: str | list[str] | None = None
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    limit: int | None = None
+    val: float | int = 0.1
+    test: Literal["official"] | float | int = 0.2
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+
+
+def check(config: DataConfig) -> None:
+    """Refuse values that make no sense for any data set.
+
+    Raises:
+        ConfigError: One line that names the key, the value and what is allowed.
+    """
+    _check_share("data.val", config.val)
+    if config.test != "official":
+        _check_share("data.test", config.test)
+        total = sum(share for share in (config.val, config.test) if isinstance(share, float))
+        if total >= 1:
+            raise ConfigError(
+                f"data.val + data.test: {config.val} + {config.test} leaves nothing to train on; "
+                "their sum must be below 1"
+            )
+    if config.limit is not None and config.limit < 1:
+        raise ConfigError(f"data.limit: {config.limit} is not a number of images >= 1; use null for no limit")
+    _check_partition(config.partition)
+
+
+def _check_share(key: str, share: object) -> None:
+    whole = isinstance(share, int) and not isinstance(share, bool) and share >= 0
+    if not whole and not (isinstance(share, float) and 0 <= share < 1):
+        choices = "a fraction in [0, 1) or a whole number >= 0"
+        official = ' or "official"' if key == "data.test" else ""
+        raise ConfigError(f"{key}: {share!r} is neither {choices}{official}")
+
+
+def _check_partition(partition: PartitionConfig) -> None:
+    schemes = ("by_domain", "dirichlet")
+    if partition.scheme not in schemes:
+        raise ConfigError(unknown("data.partition.scheme", partition.scheme, schemes))
+    if not 0 < partition.alpha < float("inf"):
+        raise ConfigError(f"data.partition.alpha: {partition.alpha} is not a finite number > 0; try 0.5")
+    if partition.min_samples < 1:
+        raise ConfigError(f"data.partition.min_samples: {partition.min_samples} must be at least 1")
+    counts = partition.clients_per_domain
+    if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
+        raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
+
+
+def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The domains that have clients, in order, and the held-out ones.
+
+    Args:
+        config: Says which domains to use and which to hold out.
+        domains: All domains of the data set.
+
+    Raises:
+        ConfigError: A name does not exist (the nearest one is given) or is listed twice, or no domain is left
+            for clients.
+    """
+    chosen = list(domains) if config.domains is None else config.domains
+    held_out = [config.held_out] if isinstance(config.held_out, str) else config.held_out or []
+    for key, names in (("data.domains", chosen), ("data.held_out", held_out)):
+        for position, name in enumerate(names):
+            if name not in domains:
+                raise ConfigError(unknown(key, name, domains))
+            if name in names[:position]:
+                raise ConfigError(f"{key}: {name!r} is listed twice; list each domain once")
+    owners = [name for name in chosen if name not in held_out]
+    if not owners:
+        raise ConfigError(
+            f"data.held_out: {', '.join(held_out) or 'nothing'} of data.domains {', '.join(chosen) or '[]'} "
+            "leaves no domain for clients; hold out fewer or list more"
+        )
+    return owners, list(held_out)
+
+
+def client_counts(partition: PartitionConfig, owners: Sequence[str]) -> list[int]:
+    """Number of clients of each domain that has clients.
+
+    Raises:
+        ConfigError: A list of another length than there are such domains.
+    """
+    counts = partition.clients_per_domain
+    if isinstance(counts, int):
+        return [counts] * len(owners)
+    if len(counts) != len(owners):
+        raise ConfigError(
+            f"data.partition.clients_per_domain: {len(counts)} numbers {counts} for {len(owners)} domains "
+            f"({', '.join(owners)}); give one number each, or one for all"
+        )
+    return list(counts)

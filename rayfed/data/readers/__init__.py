@@ -1,0 +1,1 @@
+"""One file per public layout of image data; found by file name."""

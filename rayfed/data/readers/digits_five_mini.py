@@ -1,0 +1,67 @@
+"""The embedded data set: needs no download, see `rayfed.data.embedded`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata, resources
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rayfed.data.source import Listing
+
+if TYPE_CHECKING:
+    from rayfed.data.embedded.digits_five_mini import Embedded
+
+MAKERS = ("matplotlib", "numpy", "pillow", "scikit-learn", "torch")
+"""Packages whose fonts, samples or arithmetic decide the pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsFiveMini:
+    """Five domains of digits, 32 x 32 pixels, with an official test split."""
+
+    name: str
+
+    def fingerprint(self) -> str:
+        """Of the code and the packages that make the images, so that nothing has to be made to know it."""
+        out = hashlib.sha256()
+        for package in MAKERS:
+            out.update(f"{package}={metadata.version(package)}\n".encode())
+        code = resources.files("rayfed.data.embedded")
+        for file in sorted(code.iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".py"):
+                out.update(f"{file.name}\n".encode() + file.read_bytes())
+        return f"digits_five_mini/1:{out.hexdigest()}"
+
+    def scan(self) -> Listing:
+        data = self._data
+        return Listing(
+            name=self.name,
+            classes=tuple(data.classes),
+            domains=tuple(data.domains),
+            keys=list(data.keys),
+            labels=data.labels.astype(np.int64),
+            domain=data.domain.astype(np.int64),
+            test=data.test.astype(np.bool_),
+            fingerprint=self.fingerprint(),
+        )
+
+    def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
+        image = self._data.images[index]
+        if image.shape[0] == size:
+            return image
+        return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+
+    @cached_property
+    def _data(self) -> Embedded:
+        from rayfed.data.embedded import digits_five_mini
+
+        return digits_five_mini.build()
+
+
+READER = DigitsFiveMini

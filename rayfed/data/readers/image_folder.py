@@ -1,0 +1,172 @@
+"""Images in folders `root/<domain>/<class>/**/<image>`: PACS, OfficeHome, VLCS, DomainNet as released."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rayfed.data.source import BadImageError, Listing
+from rayfed.errors import ConfigError, DataError
+
+LAYOUT = "<root>/<domain>/<class>/<image>"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class File:
+    """An image file: posix path relative to the root, size in bytes, time of change in ns."""
+
+    key: str
+    num_bytes: int
+    changed_ns: int
+
+    @property
+    def domain(self) -> str:
+        return self.key.split("/", 1)[0]
+
+    @property
+    def class_name(self) -> str:
+        return self.key.split("/", 2)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """Reads a folder of domains of classes of images, at any depth below the class, suffixes in any case.
+
+    Domains and classes are in alphabetical order; hidden files and folders, and top folders without images,
+    do not count. Classes are all class folders of all domains.
+    """
+
+    name: str
+    root: str | None
+
+    def fingerprint(self) -> str:
+        return self.scan().fingerprint
+
+    def scan(self) -> Listing:
+        root = self._folder()
+        found = _find_images(root, "", set())
+        files = [file for file in found if file.key.count("/") >= 2]
+        if not files:
+            raise DataError(f"data.root: no images in {root}; expected {LAYOUT} ({' '.join(SUFFIXES)})")
+        if astray := [file.key for file in found if file.key.count("/") < 2]:
+            logger.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
+        files.sort(key=lambda file: (file.domain, file.class_name, file.key))
+        domains = sorted({file.domain for file in files})
+        classes = _class_folders(root, domains)
+        label = {name: position for position, name in enumerate(classes)}
+        place = {name: position for position, name in enumerate(domains)}
+        return Listing(
+            name=self.name,
+            classes=tuple(classes),
+            domains=tuple(domains),
+            keys=[file.key for file in files],
+            labels=np.array([label[file.class_name] for file in files], dtype=np.int64),
+            domain=np.array([place[file.domain] for file in files], dtype=np.int64),
+            test=np.zeros(len(files), dtype=np.bool_),
+            fingerprint=_fingerprint(files, classes),
+        )
+
+    def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
+        path = self._folder() / listing.keys[index]
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise BadImageError(f"image {path} is gone, or a link to nothing") from error
+        except OSError as error:
+            # Not the image's fault, so never skipped: a share that hiccups must not thin out the data.
+            raise DataError(
+                f"image {path} cannot be read ({error.strerror}); check disk and rights"
+            ) from error
+        try:
+            return decode_image(data, size)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+            raise BadImageError(
+                f"image {path} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
+            ) from error
+
+    def _folder(self) -> Path:
+        if not self.root:
+            raise ConfigError(f"data.root: not set; give the folder of {self.name!r}, laid out as {LAYOUT}")
+        folder = Path(self.root).expanduser().absolute()
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise DataError(f"data.root: folder {folder} {what}; give the folder laid out as {LAYOUT}")
+        return folder
+
+
+def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
+    """Decode all of an image, squash it to a square; bicubic with antialiasing, aspect ratio not kept.
+
+    Args:
+        data: The content of the file.
+        size: Side of the result in pixels.
+
+    Returns:
+        RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8; staying at twice the target keeps the resampling honest.
+        image.draft("RGB", (2 * size, 2 * size))
+        image.load()
+        plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+        rgb = plain.convert("RGB")
+    return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
+
+
+def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[File]:
+    """All image files below a folder; `above` holds the folders on the way down, against circles of links."""
+    stat = folder.stat()
+    here = (stat.st_dev, stat.st_ino)
+    if here in above:
+        return []
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                found += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
+            elif entry.name.lower().endswith(SUFFIXES):
+                found.append(_file(entry, prefix))
+    return found
+
+
+def _file(entry: os.DirEntry[str], prefix: str) -> File:
+    key = prefix + entry.name
+    try:
+        key.encode()
+        stat = entry.stat()
+    except UnicodeEncodeError as error:
+        raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from error
+    except FileNotFoundError:  # a link to nothing: reported when it is decoded
+        return File(key, -1, 0)
+    return File(key, stat.st_size, stat.st_mtime_ns)
+
+
+def _class_folders(root: Path, domains: list[str]) -> list[str]:
+    names: set[str] = set()
+    for domain in domains:
+        with os.scandir(root / domain) as entries:
+            names |= {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+    return sorted(names)
+
+
+def _fingerprint(files: list[File], classes: list[str]) -> str:
+    text = "\n".join([*classes, *(f"{file.key}\t{file.num_bytes}\t{file.changed_ns}" for file in files)])
+    return f"image_folder/1:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+READER = ImageFolder

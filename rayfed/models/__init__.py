@@ -1,0 +1,1 @@
+"""Backbones: building them by name, a uniform face for every library, sharing frozen weights."""

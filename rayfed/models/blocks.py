@@ -1,0 +1,105 @@
+"""The repeated blocks of a backbone, any of which can be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class BlockStack(nn.Sequential):
+    """Blocks of which only the active ones run, in ascending order; nothing is copied or renumbered.
+
+    Stands in for the `blocks` of a timm model, whether that calls the container or iterates over it. Skipped
+    blocks are the identity: nothing is rescaled. Prompt tokens, where there are any, are appended before the
+    first active block and removed after the last one (Jia et al., Visual Prompt Tuning, 2022, section 3.2,
+    shallow), so pooling and norms outside the blocks never see them.
+
+    Letters in shapes: B batch, N tokens, P prompts, D width.
+    """
+
+    prompt: nn.Parameter | None
+
+    def __init__(self, *blocks: Any) -> None:
+        super().__init__(*blocks)
+        self.active: tuple[int, ...] = tuple(range(len(self)))
+        self.register_parameter("prompt", None)
+        self._taps: dict[int, Tensor | None] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.prompt is not None:
+            yield self._append_prompt
+        for j in self.active:
+            yield self._modules[str(j)]
+            if self._taps is not None and j in self._taps:
+                yield partial(self._keep, j)
+        if self.prompt is not None:
+            yield self._remove_prompt
+
+    def __getitem__(self, index: Any) -> Any:
+        """A block by index.
+
+        Raises:
+            RuntimeError: Some blocks are left out: a forward pass that indexes blocks would run them anyway.
+        """
+        if len(self.active) < len(self):
+            raise RuntimeError(
+                "blocks that are partly inactive cannot be indexed; iterate, or use get_submodule"
+            )
+        return super().__getitem__(index)
+
+    @contextmanager
+    def tapped(self, blocks: Collection[int]) -> Iterator[Mapping[int, Tensor]]:
+        """Within it, a forward pass fills a mapping with the tokens (B, N, D) after each of these."""
+        self._taps = taps = dict.fromkeys(blocks)
+        try:
+            yield taps  # type: ignore[misc]  # filled by the forward pass
+        finally:
+            self._taps = None
+
+    def _keep(self, block: int, x: Tensor, **_: Any) -> Tensor:
+        assert self._taps is not None
+        self._taps[block] = x if self.prompt is None else self._remove_prompt(x)
+        return x
+
+    def _append_prompt(self, x: Tensor, **_: Any) -> Tensor:
+        assert self.prompt is not None
+        prompt = self.prompt.to(x.dtype).expand(x.shape[0], -1, -1)
+        return torch.cat((x, prompt), dim=1)  # (B, N + P, D)
+
+    def _remove_prompt(self, x: Tensor, **_: Any) -> Tensor:
+        assert self.prompt is not None
+        return x[:, : -self.prompt.shape[0]]  # (B, N, D)
+
+
+def has_uniform_blocks(net: nn.Module) -> bool:
+    """Whether `net.blocks` is a list of interchangeable blocks: same type, same tensors."""
+    blocks = getattr(net, "blocks", None)
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(blocks) == 0:
+        return False
+    # Mixed rotary embeddings are one table per block position: leaving a block out would shift them.
+    return len({_signature(block) for block in blocks}) == 1 and not getattr(net, "rope_mixed", False)
+
+
+def validate(active: Sequence[int], num_blocks: int) -> tuple[int, ...]:
+    """The selection as a tuple.
+
+    Raises:
+        ValueError: It is empty, not strictly ascending, or names a block that does not exist.
+    """
+    chosen = tuple(active)
+    ascending = all(a < b for a, b in pairwise(chosen))
+    if not chosen or not ascending or chosen[0] < 0 or chosen[-1] >= num_blocks:
+        raise ValueError(
+            f"active blocks {chosen}: give ascending, different indices from 0 to {num_blocks - 1}"
+        )
+    return chosen
+
+
+def _signature(block: nn.Module) -> tuple[object, ...]:
+    return type(block), tuple((name, tuple(p.shape)) for name, p in block.named_parameters())

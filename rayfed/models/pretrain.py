@@ -1,0 +1,212 @@
+"""Pre-train the embedded backbones on glyphs that are not digits: python -m rayfed.models.pretrain --help.
+
+Layer skipping follows Fan et al., Reducing transformer depth on demand with structured dropout, 2020,
+section 3, so that the backbone bears clients that hold only some of its blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.data.embedded.pool import GlyphPool, PoolStyle
+from rayfed.errors import ConfigError, unknown
+from rayfed.seeds import derive, generator, seeded
+from rayfed.types import Params
+
+log = logging.getLogger(__name__)
+
+_LOG_EVERY = 50
+_WARM_UP = 0.05
+_EASED = 0.4
+_TIMED_STEPS = 10
+
+
+class Learner(nn.Module):
+    """A network with its pre-training loss; the base of one class per kind of backbone."""
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Loss of a batch of the pool.
+
+        Args:
+            images: Shape (n, 3, 32, 32), in [-1, 1].
+            labels: Shape (n,).
+        """
+        raise NotImplementedError
+
+    def export(self) -> Params:
+        """What is kept: the backbone's tensors by its library's own names."""
+        raise NotImplementedError
+
+
+class SkippingBlocks(nn.Sequential):
+    """Blocks of which each training step skips some; the names inside are those of nn.Sequential.
+
+    The share to skip is drawn afresh for each step from [0, 2 * rate], so both the whole network and thin
+    ones are trained.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], rate: float, rng: np.random.Generator) -> None:
+        super().__init__(*blocks)
+        self.rate, self.rng = rate, rng
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.rng.random(len(self)) < self.rng.uniform(0, 2 * self.rate)
+        for block, skip in zip(self, skipped, strict=True):
+            if not (skip and self.training):
+                x = block(x)
+        return x
+
+
+class GlyphClassifier(Learner):
+    """A timm vision transformer that names the glyph."""
+
+    def __init__(self, num_classes: int, rng: np.random.Generator, layer_skip: float = 0.2) -> None:
+        super().__init__()
+        from timm.models.vision_transformer import VisionTransformer
+
+        self.backbone = VisionTransformer(
+            img_size=32,
+            patch_size=8,
+            embed_dim=64,
+            depth=12,
+            num_heads=4,
+            mlp_ratio=4,
+            num_classes=0,
+            weight_init="jax",
+        )
+        self.backbone.blocks = SkippingBlocks(list(self.backbone.blocks), layer_skip, rng)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.backbone(images)), labels, label_smoothing=0.1)
+
+    def export(self) -> Params:
+        return {name: value.detach().clone() for name, value in self.backbone.state_dict().items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one model is pre-trained.
+
+    Attributes:
+        learner: Builds the network from the number of classes and a generator for its own random draws.
+        steps: Optimizer steps when nothing else is asked for.
+        batch_size: Pictures per step.
+        lr: Peak learning rate of AdamW; warm-up over the first 5 % of the steps, then a cosine to zero.
+        weight_decay: Weight decay of matrices; vectors have none.
+    """
+
+    learner: Callable[[int, np.random.Generator], Learner]
+    steps: int = 9000
+    batch_size: int = 128
+    lr: float = 2e-3
+    weight_decay: float = 0.05
+
+
+RECIPES = {"vit_mini": Recipe(learner=GlyphClassifier)}
+"""Recipes by model name."""
+
+
+def pretrain(
+    recipe: Recipe, pool: GlyphPool, seed: int = 0, minutes: float | None = None
+) -> tuple[Params, list[float]]:
+    """Train from scratch on fresh batches of the pool.
+
+    The same seed and number of steps give the same weights on the same kind of machine.
+
+    Args:
+        recipe: Network and optimisation.
+        pool: Source of batches.
+        seed: Seed of everything random.
+        minutes: Choose the number of steps to take about this long, timed on the first steps, instead of the
+            recipe's number.
+
+    Returns:
+        The backbone's tensors and the loss of every step.
+    """
+    with seeded(derive(seed, "pretrain", "init")):
+        learner = recipe.learner(len(pool.classes), generator(seed, "pretrain", "learner")).train()
+    optimizer = torch.optim.AdamW(_decay_groups(learner, recipe.weight_decay), lr=recipe.lr)
+    rng, losses = generator(seed, "pretrain", "batches"), []
+    total, start, step = recipe.steps, time.perf_counter(), 0
+    timed_from = start
+    while step < total:
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * schedule(step, total)
+        style = PoolStyle().eased(min(1.0, step / (_EASED * total)))
+        images, labels = pool.batch(recipe.batch_size, rng, style)
+        loss = learner(images * 2 - 1, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        step += 1
+        if step == _TIMED_STEPS:
+            timed_from = time.perf_counter()  # the first steps are slower: memory is allocated
+        if minutes is not None and step == 2 * _TIMED_STEPS:
+            total = max(step, round(minutes * 60 * _TIMED_STEPS / (time.perf_counter() - timed_from)))
+        if step % _LOG_EVERY == 0 or step == total:
+            recent = sum(losses[-_LOG_EVERY:]) / len(losses[-_LOG_EVERY:])
+            log.info("step %d/%d  loss %.3f  %.0f s", step, total, recent, time.perf_counter() - start)
+    return learner.eval().export(), losses
+
+
+def schedule(step: int, total: int) -> float:
+    """Fraction of the peak learning rate at a step: linear warm-up, then a cosine to zero."""
+    warm_up = max(1, round(_WARM_UP * total))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up)))
+
+
+def _decay_groups(learner: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    matrices = [p for p in learner.parameters() if p.ndim > 1]
+    vectors = [p for p in learner.parameters() if p.ndim <= 1]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Pre-train one model and write its weights."""
+    from safetensors.torch import save_file
+
+    parser = argparse.ArgumentParser(prog="python -m rayfed.models.pretrain", description=main.__doc__)
+    parser.add_argument("--model", default="vit_mini", help=f"one of: {', '.join(sorted(RECIPES))}")
+    parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("--minutes", type=float, help="take about this long instead of the recipe's steps")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.model not in RECIPES:
+        raise ConfigError(unknown("--model", options.model, RECIPES))
+    if not options.out.parent.is_dir():
+        raise ConfigError(f"--out: folder {str(options.out.parent)!r} does not exist; create it first")
+    torch.set_num_threads(1)
+    recipe = RECIPES[options.model]
+    params, losses = pretrain(recipe, GlyphPool(), seed=options.seed, minutes=options.minutes)
+    metadata = {"model": options.model, "seed": str(options.seed), "steps": str(len(losses))}
+    save_file(params, options.out, metadata=metadata)
+    log.info("wrote %s: %.1f MB", options.out, options.out.stat().st_size / 1e6)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        main()
+    except ConfigError as error:
+        log.error("%s", error)  # noqa: TRY400  the user's mistake needs no trace
+        sys.exit(2)

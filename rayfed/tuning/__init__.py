@@ -1,0 +1,1 @@
+"""Tuning schemes, one per file: which named tensors of a backbone train and travel."""

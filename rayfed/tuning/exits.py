@@ -1,0 +1,74 @@
+"""Early exits: classifiers after every few blocks, on top of another scheme.
+
+Kim et al., DepthFL, ICLR 2023, section 3, with linear exits on the frozen final norm as in the baseline of
+FedRA (Su et al., 2024). A client has the exits whose blocks it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+from rayfed.models.exits import ExitHeads
+from rayfed.tuning.base import Tuning, load_tuning
+from rayfed.types import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exits:
+    """Exits, and what else trains.
+
+    Attributes:
+        inner: The scheme that is extended: its `name` and its fields.
+        every: Blocks between exits.
+        variant: `paper`: exit k sits after block `every * k` or the last one before it that the client holds,
+            and the deepest exit of a client is its classifier. `authors_code` (of FedRA): exit k sits after
+            `every * k + 1` blocks, and the one head is the last exit of every client, whatever its depth.
+        predict: In evaluation: the mean of the logits of all exits, or the last exit.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset({"exits"})
+
+    inner: dict[str, Any] = field(default_factory=lambda: {"name": "lora"})
+    every: Count = 3
+    variant: Literal["paper", "authors_code"] = "paper"
+    predict: Literal["ensemble", "last"] = "ensemble"
+
+    def apply(self, model: Backbone) -> Backbone:
+        depth = len(model.stack)
+        if not (hasattr(model.net, "norm") and hasattr(model.net, "forward_head")):
+            raise ConfigError(
+                f"tuning.name: exits do not work on {model.label!r}, which has no final norm to share; use "
+                f"vit_mini, vit_base_patch16_224 or mixer_b16_224"
+            )
+        model = _scheme(self.inner).apply(model)
+        paper = self.variant == "paper"
+        model.exits = ExitHeads(
+            self.spans(depth), model.width, model.head.out_features, not paper, self.predict == "last"
+        )
+        if paper:
+            model.head.requires_grad_(False)
+        return model
+
+    def spans(self, depth: int) -> list[tuple[int, int]]:
+        """First and last block of each exit of a model with this many blocks."""
+        if self.variant == "paper":
+            return [(j, min(j + self.every, depth) - 1) for j in range(0, depth, self.every)]
+        return [(j, j) for j in range(self.every, depth, self.every)]
+
+
+def _scheme(section: Mapping[str, Any]) -> Tuning:
+    values = dict(section)
+    if values.get("name", "exits") == "exits":
+        raise ConfigError(
+            "tuning.inner.name: must name the scheme that gets exits, such as lora, full or head"
+        )
+    cls = load_tuning(values.pop("name"), "tuning.inner.name")
+    scheme: Tuning = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return scheme
+
+
+TUNING = Exits

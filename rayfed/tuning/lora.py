@@ -1,0 +1,109 @@
+"""LoRA: low-rank updates of linear layers in every block, and the head.
+
+Hu et al., LoRA, ICLR 2022, Eq. 3, as PEFT implements it: y = W x + b + alpha / rank * B A dropout(x), with A
+Kaiming-uniform and B = 0 at the start, so that the tuned model begins as the frozen one. Never merged into W.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Lt
+from torch import nn
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.base import freeze
+from rayfed.types import Count, Positive
+
+SITES = {
+    "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
+    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2"),
+}
+"""The last linear layer of a block's two halves, in transformers and in mixers (Su et al., FedRA, 2024)."""
+
+STEM = r"patch_embed\.proj"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    r"""Low-rank adapters.
+
+    Attributes:
+        rank: Rank r; A is r x d_in, B is d_out x r.
+        alpha: The update is scaled by alpha / rank; none: alpha = rank.
+        dropout: On the input of the adapters, never of the frozen layers.
+        sites: Layers of a block: `l0` (token mixing), `l1` (MLP), or regular expressions that must match the
+            whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
+        stem: Also adapt the patch embedding, as FedRA's released code does by accident; transformers only.
+        train_head: Whether the head trains too.
+        freeze_a: Keep A as it starts, the same for everybody: only B trains and travels, so that the mean of
+            the factors is the mean of the products.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset()
+
+    rank: Count = 8
+    alpha: Positive | None = None
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
+    sites: tuple[str, ...] = ("l0", "l1")
+    stem: bool = False
+    train_head: bool = True
+    freeze_a: bool = False
+
+    def apply(self, model: Backbone) -> Backbone:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        targets = self.targets(model)
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]  # floats work
+            lora_dropout=self.dropout,
+            target_modules=targets,
+        )
+        freeze(model, self.train_head)
+        on_meta = model.head.weight.is_meta
+        inject_adapter_in_model(config, model.net, low_cpu_mem_usage=on_meta)
+        for name, parameter in model.net.named_parameters():
+            if self.freeze_a and ".lora_A." in name:
+                parameter.requires_grad_(False)
+        return model
+
+    def targets(self, model: Backbone) -> str:
+        """A regular expression for the full names of the adapted layers.
+
+        A bare suffix such as `proj` would catch the patch embedding as well.
+
+        Raises:
+            ConfigError: The model has no uniform blocks, or a site matches none of their linear layers.
+        """
+        first = model.stack.get_submodule("0")
+        layers = [name for name, module in first.named_modules() if isinstance(module, nn.Linear)]
+        chosen = sorted({layer for site in self.sites for layer in _matches(site, layers, model.label)})
+        if not chosen:
+            raise ConfigError(f"tuning.sites: is empty; choose l0, l1 or from: {', '.join(layers)}")
+        targets = rf"blocks\.\d+\.({'|'.join(map(re.escape, chosen))})"
+        if not self.stem:
+            return targets
+        if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):
+            raise ConfigError(f"tuning.stem: {model.label!r} has no patch_embed.proj; set tuning.stem=false")
+        return f"{targets}|{STEM}"
+
+
+def _matches(site: str, layers: list[str], label: str) -> list[str]:
+    patterns = SITES.get(site, (site,))
+    try:
+        found = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
+    except re.error as err:
+        raise ConfigError(f"tuning.sites: {site!r} is not a regular expression: {err}") from err
+    if not found:
+        raise ConfigError(
+            f"tuning.sites: {site!r} matches no linear layer in a block of {label!r}; "
+            f"choose l0, l1 or from: {', '.join(layers)}"
+        )
+    return found
+
+
+TUNING = Lora

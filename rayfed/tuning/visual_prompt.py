@@ -1,0 +1,68 @@
+"""Visual prompts: learned tokens beside the image's own, and the head.
+
+Jia et al., Visual Prompt Tuning, ECCV 2022, section 3.2, VPT-shallow. The prompts enter once, after the
+position embedding and before the first block that runs; the classifier reads the original tokens.
+
+Differs from the paper: they follow the patches instead of preceding them (attention does not see the order),
+and start from a normal distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.base import freeze
+from rayfed.types import Count, NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualPrompt:
+    """Prompt tokens.
+
+    Attributes:
+        num_prompts: Tokens P; the parameter `prompt` has shape (P, width).
+        init_std: Deviation of their start values.
+        train_head: Whether the head trains too.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset()
+
+    num_prompts: Count = 4
+    init_std: NonNegative = 0.02
+    train_head: bool = True
+
+    def apply(self, model: Backbone) -> Backbone:
+        _check(model)
+        freeze(model, self.train_head)
+        values = torch.empty(self.num_prompts, model.width, device=model.head.weight.device)
+        nn.init.normal_(values, std=self.init_std)
+        model.stack.prompt = nn.Parameter(values)
+        return model
+
+
+def _check(model: Backbone) -> None:
+    from timm.models.beit import Beit
+    from timm.models.mlp_mixer import MlpMixer
+    from timm.models.vision_transformer import VisionTransformer
+
+    reason = "only timm's VisionTransformer and Beit families are known to take additional tokens"
+    if isinstance(model.net, VisionTransformer):
+        return
+    if isinstance(model.net, MlpMixer):
+        reason = "its token mixing has one weight per position, so it cannot take additional tokens"
+    elif isinstance(model.net, Beit):
+        if not any("relative_position" in name for name, _ in model.net.named_parameters()):
+            return
+        reason = "its attention has a table of relative positions, which additional tokens do not have"
+    raise ConfigError(
+        f"tuning.name: visual_prompt does not work on {model.label!r}: {reason}; use lora or head"
+    )
+
+
+TUNING = VisualPrompt

@@ -1,0 +1,393 @@
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.manifest import describe, read_digests
+from rayfed.data.partition import Partition, make_partition
+from rayfed.data.shards import Dataset
+from rayfed.data.skew import deal_by_dirichlet, deal_evenly, stratified_order
+from rayfed.errors import ConfigError
+from rayfed.seeds import generator
+
+DOMAINS = ("art", "cartoon", "photo", "sketch")
+CLASSES = tuple("abcdefg")
+
+
+def make_data(sizes=(200, 150, 120, 300), num_classes=7, num_test=20):
+    """Labels cycle within a domain; the last samples of each domain are its own test split."""
+    labels = np.concatenate([np.arange(size) % num_classes for size in sizes]).astype(np.int64)
+    domain = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64)
+    test = np.concatenate([np.arange(size) >= size - num_test for size in sizes])
+    return labels, domain, test
+
+
+def config(scheme="by_domain", clients=1, **options) -> DataConfig:
+    own = {key: options.pop(key) for key in ("alpha", "min_samples", "pooled") if key in options}
+    partition = PartitionConfig(scheme=scheme, clients_per_domain=clients, **own)
+    return DataConfig(name="toy", reader="image_folder", partition=partition, **options)
+
+
+def part(cfg, data=None, domains=DOMAINS, seed=0) -> Partition:
+    return make_partition(*(data or make_data()), domains, cfg, seed)
+
+
+def as_dataset(data) -> Dataset:
+    labels, domain, test = data
+    keys = [f"{DOMAINS[d]}/{c}/{i}.png" for i, (c, d) in enumerate(zip(labels, domain, strict=True))]
+    return Dataset(
+        name="toy",
+        classes=CLASSES,
+        domains=DOMAINS,
+        images=np.zeros((len(labels), 1, 1, 3), dtype=np.uint8),
+        labels=labels,
+        domain=domain,
+        test=test,
+        digest="0" * 64,
+        skipped=0,
+        size=1,
+        path=Path("toy.arrow"),
+        key_column=pa.array(keys),
+    )
+
+
+EVERY = [
+    config(),
+    config(clients=5),
+    config(clients=[1, 2, 3, 4], val=0, test=0.5),
+    config(clients=3, val=2, test=5),
+    config("dirichlet", 5),
+    config("dirichlet", 5, alpha=0.01, min_samples=5),
+    config("dirichlet", 3, alpha=100.0, limit=60),
+    config(clients=2, domains=["sketch", "art"], held_out="photo"),
+    config(held_out=["cartoon"], limit=30, pooled=True),
+]
+
+
+@pytest.mark.parametrize("cfg", EVERY)
+def test_parts_are_disjoint_and_complete(cfg):
+    domain = make_data()[1]
+    result = part(cfg)
+    arrays = [getattr(c, s) for c in result.clients for s in ("train", "val", "test")]
+    arrays += list(result.held_out.values())
+    together = np.concatenate(arrays)
+    assert len(np.unique(together)) == len(together)
+    assert all(array.dtype == np.int64 and (np.diff(array) > 0).all() for array in arrays)
+    assert all(len(client.train) > 0 for client in result.clients)
+    chosen = set(cfg.domains or DOMAINS) | set(result.held_out)
+    for name in DOMAINS:
+        size = int((domain == DOMAINS.index(name)).sum())
+        expected = min(size, cfg.limit or size) if name in chosen else 0
+        assert (domain[together] == DOMAINS.index(name)).sum() == expected
+    for client in result.clients:
+        for split in (client.train, client.val, client.test):
+            assert (domain[split] == DOMAINS.index(client.domain)).all()
+
+
+@pytest.mark.parametrize("cfg", [replace(c, test="official") for c in EVERY])
+def test_official_test_is_shared_and_never_trained_on(cfg):
+    labels, domain, test = make_data(num_test=40)
+    result = part(cfg, (labels, domain, test))
+    for client in result.clients:
+        assert test[client.test].all()
+        assert not test[client.train].any()
+        assert not test[client.val].any()
+        assert (domain[client.test] == DOMAINS.index(client.domain)).all()
+        if cfg.limit is None:
+            assert len(client.test) == 40
+    own = np.concatenate([a for c in result.clients for a in (c.train, c.val)])
+    assert len(np.unique(own)) == len(own)
+    if cfg.limit is None:
+        owners = [DOMAINS.index(c.domain) for c in result.clients]
+        assert len(own) == (np.isin(domain, owners) & ~test).sum()
+
+
+@pytest.mark.parametrize("cfg", EVERY)
+def test_seed_decides_everything(cfg):
+    assert part(cfg, seed=3).digest == part(cfg, seed=3).digest
+    assert part(cfg, seed=3).digest != part(cfg, seed=4).digest
+
+
+def test_digest_is_pinned():
+    # A change here changes every published result: raise it in the changelog.
+    assert part(config()).digest[:16] == "ad71c521aeb046e4"
+    assert part(config("dirichlet", 5)).digest[:16] == "574cecb862cf98f6"
+
+
+@pytest.mark.parametrize("cfg", [config(clients=3), config("dirichlet", 4), config(clients=2, limit=50)])
+def test_another_domain_changes_nobody_elses_part(cfg):
+    labels, domain, test = make_data()
+    before = part(cfg)
+    # The new domain comes first, as a folder "aaa" would: all indices move by its size.
+    labels2 = np.concatenate([np.zeros(80, dtype=np.int64), labels])
+    domain2 = np.concatenate([np.zeros(80, dtype=np.int64), domain + 1])
+    after = part(cfg, (labels2, domain2, np.concatenate([np.zeros(80, dtype=bool), test])), ("aaa", *DOMAINS))
+    theirs = [client for client in after.clients if client.domain != "aaa"]
+    for old, new in zip(before.clients, theirs, strict=True):
+        assert old.domain == new.domain
+        for split in ("train", "val", "test"):
+            assert np.array_equal(getattr(old, split) + 80, getattr(new, split))
+    fewer = part(replace(cfg, domains=["sketch", "cartoon"]))
+    for name in ("sketch", "cartoon"):
+        old = [c.train for c in before.clients if c.domain == name]
+        new = [c.train for c in fewer.clients if c.domain == name]
+        assert all(map(np.array_equal, old, new))
+
+
+def test_ids_sort_as_clients_and_follow_the_order_of_domains():
+    result = part(config(clients=[1, 9, 1, 1], domains=["sketch", "art", "photo", "cartoon"]))
+    ids = [client.id for client in result.clients]
+    assert ids[:3] == ["c00-sketch", "c01-art", "c02-art"]
+    assert ids[-2:] == ["c10-photo", "c11-cartoon"]
+    assert ids == sorted(ids)
+    assert part(config()).clients[3].id == "c3-sketch"
+
+
+def test_fractions_and_counts():
+    # art has 200 samples: 0.2 and 0.1 of them are 40 and 20.
+    first = part(config()).clients[0]
+    assert (len(first.train), len(first.val), len(first.test)) == (140, 20, 40)
+    first = part(config(val=7, test=0)).clients[0]
+    assert (len(first.train), len(first.val), len(first.test)) == (193, 7, 0)
+    # A fraction that rounds to nothing still gives one: 120 / 40 = 3 samples, of which 0.1 is 0.3.
+    small = part(config(clients=[1, 1, 40, 1], test=0.1, val=0.1)).clients[2]
+    assert (len(small.train), len(small.val), len(small.test)) == (1, 1, 1)
+
+
+def test_splits_are_stratified():
+    labels, _, _ = make_data()
+    for client in part(config(val=0.25, test=0.25)).clients:
+        for split in (client.val, client.test):
+            counts = np.bincount(labels[split], minlength=7)
+            assert counts.max() - counts.min() <= 2
+
+
+def test_limit_is_stratified_by_class_and_test():
+    labels, domain, test = make_data(num_test=50)
+    result = part(config(limit=70, test="official"), (labels, domain, test))
+    for client in result.clients:
+        size = int((domain == DOMAINS.index(client.domain)).sum())
+        assert len(client.train) + len(client.val) + len(client.test) == 70
+        assert abs(len(client.test) - 70 * 50 / size) <= 4
+        counts = np.bincount(labels[np.concatenate([client.train, client.val, client.test])], minlength=7)
+        assert counts.max() - counts.min() <= 3
+
+
+def test_by_domain_parts_are_nearly_equal():
+    sizes = [len(c.train) + len(c.val) + len(c.test) for c in part(config(clients=7)).clients]
+    assert max(sizes[:7]) - min(sizes[:7]) <= 1
+    assert sum(sizes[:7]) == 200
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.5, 100.0])
+@pytest.mark.parametrize("min_samples", [1, 10, 15])
+def test_dirichlet_leaves_enough_to_train_on(alpha, min_samples):
+    result = part(config("dirichlet", 5, alpha=alpha, min_samples=min_samples, test="official"))
+    assert min(len(client.train) for client in result.clients) >= min_samples
+
+
+def test_dirichlet_at_the_limit_gives_equal_parts():
+    # 100 samples to deal, 5 clients of 20: only one way of sizes, reached by repair.
+    data = make_data(sizes=(100,) * 4, num_test=0)
+    result = part(config("dirichlet", 5, alpha=0.01, min_samples=20, val=0, test=0), data)
+    assert [len(client.train) for client in result.clients] == [20] * 20
+
+
+def test_small_alpha_is_skewed_and_large_alpha_is_not():
+    labels, _, _ = data = make_data(sizes=(700,) * 4)
+
+    def top_share(alpha):
+        clients = part(config("dirichlet", 5, alpha=alpha, min_samples=1), data).clients
+        return np.mean([np.bincount(labels[c.train]).max() / len(c.train) for c in clients])
+
+    assert top_share(100.0) < 0.25
+    assert top_share(0.1) > 0.4
+
+
+def test_sizes_under_the_cap_are_as_the_spec_says():
+    # With balanced classes the smallest client has 0.165 to 0.20 of a domain, the largest 0.205 on average.
+    labels = np.repeat(np.arange(100), 20)
+    sizes = []
+    for seed in range(20):
+        parts = deal_by_dirichlet(labels, 5, 0.5, 10, generator(seed))
+        sizes.append(sorted(len(p) / len(labels) for p in parts))
+    assert min(s[0] for s in sizes) > 0.15
+    assert abs(np.mean([s[-1] for s in sizes]) - 0.205) < 0.005
+
+
+def test_one_class_only_is_repaired():
+    # One class is one draw; with alpha 0.01 one part takes nearly all of it in each of the 100 tries.
+    parts = deal_by_dirichlet(np.zeros(50, dtype=np.int64), 5, 0.01, 10, generator(0))
+    assert [len(p) for p in parts] == [10] * 5
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(50))
+
+
+def test_tiny_alpha_and_many_parts():
+    labels = np.arange(1000) % 3
+    parts = deal_by_dirichlet(labels, 100, 1e-4, 10, generator(0))
+    assert [len(p) for p in parts] == [10] * 100
+    with pytest.raises(ValueError, match="1000 samples"):
+        deal_by_dirichlet(labels, 101, 1e-4, 10, generator(0))
+
+
+def test_even_deal_and_stratified_order_are_permutations():
+    parts = deal_evenly(10, 3, generator(0))
+    assert sorted(map(len, parts)) == [3, 3, 4]
+    assert sorted(np.concatenate(parts)) == list(range(10))
+    strata = np.array([0] * 90 + [1] * 9 + [2])
+    order = stratified_order(strata, generator(1))
+    assert sorted(order) == list(range(100))
+    for length in (20, 50, 80):
+        assert abs((strata[order[:length]] == 1).sum() - 0.09 * length) <= 1
+        assert abs((strata[order[:length]] == 0).sum() - 0.9 * length) <= 2
+
+
+def test_domain_tests():
+    result = part(config(clients=3))
+    tests = result.domain_tests()
+    assert list(tests) == list(DOMAINS)
+    own = np.sort(np.concatenate([c.test for c in result.clients if c.domain == "photo"]))
+    assert np.array_equal(tests["photo"], own)
+    official = part(config(clients=3, test="official")).domain_tests()
+    assert np.array_equal(official["art"], np.arange(180, 200))
+
+
+def test_pooled_holds_everything():
+    separate, pooled = part(config(clients=2)), part(config(clients=2, pooled=True))
+    assert separate.trainers is separate.clients
+    assert pooled.digest == separate.digest  # the clients, hence the tests, are the same
+    (only,) = pooled.trainers
+    assert only.id == "pooled"
+    for split in ("train", "val", "test"):
+        union = np.sort(np.concatenate([getattr(c, split) for c in separate.clients]))
+        assert np.array_equal(getattr(only, split), union)
+
+
+def test_held_out_domain_has_no_client():
+    domain = make_data()[1]
+    result = part(config(held_out="photo"))
+    assert [c.domain for c in result.clients] == ["art", "cartoon", "sketch"]
+    assert np.array_equal(result.held_out["photo"], np.flatnonzero(domain == 2))
+
+
+BAD = [
+    (config(domains=["art", "sketches"]), ["data.domains", "'sketches'", "did you mean 'sketch'?"]),
+    (config(held_out="fotos"), ["data.held_out", "'fotos'", "did you mean 'photo'?"]),
+    (config(domains=["art", "art"]), ["data.domains", "'art' is listed twice"]),
+    (config(domains=["art"], held_out="art"), ["data.held_out", "no domain for clients"]),
+    (config(clients=[1, 2]), ["clients_per_domain", "2 numbers", "4 domains"]),
+    (config(clients=[1, 2, 0, 1]), ["clients_per_domain", "at least 1"]),
+    (config(clients=121, val=0, test=0), ["clients_per_domain", "'photo'", "120 samples", "at most 120"]),
+    (config("dirichlet", 7, val=0, test=0, min_samples=20), ["'photo'", "needs 20", "at most 6"]),
+    (config("dirichlet", 1, min_samples=500), ["1 client does", "'art'", "lower data.val"]),
+    (config(val=200), ["clients_per_domain", "'art'", "val=200"]),
+    (config(val=1.5), ["data.val", "1.5"]),
+    (config(val=-1), ["data.val", "-1"]),
+    (config(test=True), ["data.test", "True", "official"]),
+    (config(val=0.5, test=0.5), ["data.val + data.test", "below 1"]),
+    (config(limit=0), ["data.limit", "0"]),
+    (config("dirichlet", alpha=0.0), ["data.partition.alpha", "0.0"]),
+    (config("dirichlet", min_samples=0), ["data.partition.min_samples", "0"]),
+    (config("dirichlit"), ["data.partition.scheme", "did you mean 'dirichlet'?"]),
+]
+
+
+@pytest.mark.parametrize(("cfg", "words"), BAD)
+def test_bad_configs_are_explained_in_one_line(cfg, words):
+    with pytest.raises(ConfigError) as error:
+        part(cfg)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_no_official_test_set():
+    with pytest.raises(ConfigError, match=r"data\.test: official, .*'art'.*set data\.test to a fraction"):
+        part(config(test="official"), make_data(num_test=0))
+
+
+def test_what_is_said_to_fit_does_fit():
+    # 12 of photo's 120 samples: 2 for testing, 1 for validation, 9 to train on.
+    with pytest.raises(ConfigError, match=r"a client needs 12 .*at most 10 for this domain"):
+        part(config("dirichlet", [1, 1, 11, 1], min_samples=9))
+    result = part(config("dirichlet", [1, 1, 10, 1], min_samples=9))
+    assert min(len(c.train) for c in result.clients) >= 9
+
+
+@pytest.mark.parametrize("cfg", [config(clients=2), config("dirichlet", 3, test="official", held_out="art")])
+def test_manifest(cfg, tmp_path):
+    data = make_data()
+    result, dataset = part(cfg), as_dataset(make_data())
+    path = tmp_path / "partition.parquet"
+    result.save_manifest(path, dataset)
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_digests(path) == {"partition": result.digest, "data": "0" * 64, "classes": list(CLASSES)}
+    rows = pq.read_table(path).to_pylist()
+    assert set(rows[0]) == {"key", "index", "label", "domain", "client", "split"}
+    assert len({row["index"] for row in rows}) == len(rows) == len(data[0])
+    for row in rows:
+        assert row["key"] == dataset.keys[row["index"]]
+        assert row["label"] == data[0][row["index"]]
+        assert row["domain"] == DOMAINS[data[1][row["index"]]]
+    for client in result.clients:
+        for split in ("train", "val", "test"):
+            if split == "test" and result.official_test:
+                continue
+            mine = [row["index"] for row in rows if (row["client"], row["split"]) == (client.id, split)]
+            assert mine == getattr(client, split).tolist()
+    if result.official_test:
+        nobodys = [(row["client"], row["split"]) for row in rows if row["split"] in ("test", "held_out")]
+        assert set(nobodys) == {("", "test"), ("", "held_out")}
+
+
+def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "partition.parquet"
+    part(config()).save_manifest(path, as_dataset(make_data()))
+    before = path.read_bytes()
+
+    def fail(table, where):
+        where.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        part(config(clients=2)).save_manifest(path, as_dataset(make_data()))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_table_and_description():
+    data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
+    result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)
+    rows = result.table(data[0], CLASSES)
+    assert len(rows) == 25
+    counts = {key: rows[0][key] for key in ("client", "domain", "train", "val", "test")}
+    assert counts == {"client": "c00-art", "domain": "art", "train": 2, "val": 1, "test": 1}
+    mine = data[0][result.clients[0].train]
+    assert rows[0]["classes"] == len(set(mine))
+    assert rows[0]["top"] == f"{CLASSES[np.bincount(mine).argmax()]} {np.bincount(mine).max() / 2:.0%}"
+    text = describe(result, as_dataset(data))
+    lines = text.splitlines()
+    assert lines[0].split() == ["client", "domain", "train", "val", "test", "classes", "top"]
+    assert len(lines) == 1 + 20 + 1 + 1
+    assert lines[21] == "... and 5 more clients"
+    assert lines[22] == "toy: 25 clients in 4 domains, 7 classes; 524 train, 25 val, 25 test"
+    assert lines[1].index(" art ") == lines[0].index(" domain ")
+    held = describe(part(config(held_out="art", pooled=True, test="official")), as_dataset(make_data()))
+    assert "held out: art (200)" in held
+    assert "official" in held
+    assert "pooled" in held
+
+
+def test_large_domains_take_bounded_time():
+    labels = np.arange(60_000) % 345
+    began = time.perf_counter()
+    deal_by_dirichlet(
+        labels, 5, 0.001, 12_000, generator(0)
+    )  # equal parts or nothing: all tries, then repair
+    assert time.perf_counter() - began < 20
