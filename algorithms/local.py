@@ -17,7 +17,7 @@ class Silent(Server):
     """Sends nothing: a client begins with the common start values and then keeps its own."""
 
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
-        return dict.fromkeys(cohort.ids, state.broadcast(params={}))
+        return {cid: state.broadcast(params={}, blocks=cohort.prefix(cid)) for cid in cohort.ids}
 
 
 @dataclass(frozen=True)

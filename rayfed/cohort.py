@@ -94,6 +94,8 @@ class Cohort:
         seed: Seed of the experiment, for `rayfed.seeds.derive`.
         rounds: Planned number of rounds.
         depth: Number of backbone blocks, 0 where the backbone has no uniform blocks.
+        capacity: Blocks each client can hold in this round.
+        block_bytes: Size of the frozen weights of each block, for methods that send them.
         executor: Where calls run.
         ledger: Collects traffic, tables and metrics of the round.
     """
@@ -104,7 +106,9 @@ class Cohort:
     seed: int
     rounds: int
     depth: int
+    capacity: Mapping[str, int]
     executor: Executor
+    block_bytes: tuple[int, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -115,6 +119,11 @@ class Cohort:
     def everyone(self) -> Cohort:
         """All clients of the experiment, whether or not they take part in this round."""
         return replace(self, ids=self.all_ids)
+
+    def prefix(self, client: str) -> tuple[int, ...] | None:
+        """The first blocks, as many as the client can hold; None where it holds all of them."""
+        held = self.capacity[client]
+        return None if held == self.depth else tuple(range(held))
 
     def run(
         self, task: Task, sent: Broadcast | Mapping[str, Broadcast], tag: str | None = None
@@ -137,7 +146,8 @@ class Cohort:
         if strangers:
             raise KeyError(f"not in the cohort of round {self.round}: {strangers}")
         called = [cid for cid in self.ids if cid in each]
-        updates = self.executor.map([Call(cid, task, tag, each[cid], self._cost(cid)) for cid in called])
+        calls = [Call(cid, task, tag, each[cid], self._cost(cid, each[cid])) for cid in called]
+        updates = self.executor.map(calls)
         for cid, update in zip(called, updates, strict=True):
             self.ledger.transfers.append(
                 {"exchange": tag, "client": cid, "down": each[cid].num_bytes(), "up": update.num_bytes()}
@@ -154,9 +164,10 @@ class Cohort:
         """Add scalars to the row of this round."""
         self.ledger.metrics.update(metrics)
 
-    def _cost(self, cid: str) -> float:
+    def _cost(self, cid: str, sent: Broadcast) -> float:
         info = self.clients.get(cid)
-        return float(info.num_examples) if info else 1.0
+        share = len(sent.blocks) / self.depth if sent.blocks and self.depth else 1.0
+        return (float(info.num_examples) if info else 1.0) * share
 
 
 def task_name(task: Task) -> str:

@@ -17,6 +17,7 @@ import yaml
 from annotated_types import Ge
 from pydantic import TypeAdapter, ValidationError
 
+from rayfed.capacity import CapacityConfig
 from rayfed.client import TrainConfig
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
@@ -99,6 +100,8 @@ class Config:
         seed: Seed of everything random.
         clients_per_round: How many clients take part in a round, or all.
         sampling: uniform draws, or one client of each domain a round.
+        capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth, dynamic
+            (drawn each round); none: all.
         deterministic: Refuse nondeterministic kernels.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
@@ -117,6 +120,7 @@ class Config:
     seed: Annotated[int, Ge(0)] = 0
     clients_per_round: Literal["all"] | Count = "all"
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
+    capacity: CapacityConfig = None
     deterministic: bool = False
     output: str | None = None
     overwrite: bool = False
@@ -190,11 +194,19 @@ def build_parts(config: Config) -> Parts:
         name = values.pop("name", config.algorithm)
         where = "algorithm" if name == config.algorithm else f"{key}.name"
         half[key] = parse(getattr(load_method(name, where), key), values, key)
-    values = dict(config.tuning)
+    return Parts(server=half["server"], local=half["local"], tuning=_tuning(config.tuning, "tuning"))
+
+
+def _tuning(section: Mapping[str, Any], where: str) -> Tuning:
+    """The scheme of a section; a scheme that wraps another one has a section `inner` for it."""
+    values = dict(section)
     if "name" not in values:
-        raise ConfigError("tuning.name: missing; set tuning=lora or another scheme")
-    tuning = parse(load_tuning(values.pop("name")), values, "tuning")
-    return Parts(server=half["server"], local=half["local"], tuning=tuning)
+        raise ConfigError(f"{where}.name: missing; set tuning=lora or another scheme")
+    cls = load_tuning(values.pop("name"), f"{where}.name")
+    if isinstance(inner := values.get("inner"), Mapping) and "inner" in get_type_hints(cls):
+        values["inner"] = _named(inner.get("name", ""), _tuning(inner, f"{where}.inner"))
+    scheme: Tuning = parse(cls, values, where)
+    return scheme
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -249,7 +261,7 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
         if key not in known:
             raise ConfigError(unknown_key(path, key, list(known)))
         for kind in (known[key], *get_args(known[key])):
-            if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 _check_keys(kind, value, path)
 
 
@@ -281,7 +293,8 @@ def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    chosen, extra = [], {}
+    chosen: list[str] = []
+    extra: dict[str, str] = {}
     for group, value in groups.items():
         if (folder() / group / f"{value}.yaml").is_file():
             chosen.append(f"{'+' if group == 'experiment' else ''}{group}={value}")

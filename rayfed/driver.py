@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from rayfed.capacity import draw
 from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger
 from rayfed.evaluation.metrics import Evaluation, evaluation, personal, summary
 from rayfed.evaluation.protocol import EvaluationSet
@@ -33,6 +34,8 @@ class Experiment:
         sampling: How a cohort is drawn.
         evaluate_every: Score the global model in every such round and in the last one; 0: never.
         depth: Blocks of the backbone.
+        capacity: Blocks each client can hold; None: drawn anew each round.
+        block_bytes: Size of the frozen weights of each block.
     """
 
     server: Server
@@ -45,6 +48,8 @@ class Experiment:
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
     evaluate_every: int = 1
     depth: int = 0
+    capacity: Mapping[str, int] | None = None
+    block_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +104,17 @@ def is_due(every: int, round: int, rounds: int) -> bool:
 
 def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohort:
     """The clients of a round, drawn from the round's own stream."""
+    ids, capacity = sample(experiment, round), experiment.capacity
     return Cohort(
         round=round,
-        ids=sample(experiment, round),
+        ids=ids,
         clients=experiment.clients,
         seed=experiment.seed,
         rounds=experiment.rounds,
         depth=experiment.depth,
+        capacity=draw(ids, experiment.depth, experiment.seed, round) if capacity is None else capacity,
         executor=executor,
+        block_bytes=experiment.block_bytes,
     )
 
 
@@ -131,6 +139,9 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
     ids = tuple(s.id for s in experiment.sets)
     looking = replace(cohort, ids=ids, ledger=Ledger())
     answers = looking.run(partial(evaluate, split="test"), state.broadcast(), tag="report")
+    for name in ("accuracy_ensemble", "accuracy_last_exit"):
+        if found := [a.metrics[name] for a in answers if name in a.metrics]:
+            cohort.measure(**{name: sum(found) / len(found)})
     return evaluation(experiment.sets, answers)
 
 

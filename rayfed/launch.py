@@ -59,11 +59,7 @@ def launch(
 def _launch_on_ray(
     setup: Setup, cluster: ClusterConfig, path: Path, notify: Callable[[str], None]
 ) -> Iterator[Row]:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from rayfed.executors.cluster import Wish, connection, node_resources, plan
-    from rayfed.executors.wire import pack
+    from rayfed.executors.cluster import Wish, connection, node_resources, plan, reserved
 
     experiment = setup.experiment
     with connection(
@@ -80,27 +76,47 @@ def _launch_on_ray(
         notify(f"{found.actors} client actors with {found.cpus:.3g} CPU{share} each")
         if url:
             notify(f"Ray dashboard: http://{url}")
-        # The driver writes the run folder, so it lives on the node of whoever started it.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        names = list(experiment.clients) if cluster.actors == "per_client" else None
-        driver = (
-            ray.remote(DriverActor)
-            .options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
-            .remote(path.name, setup.experiment, setup.world, [ray.put(dict(setup.weights))], found, names)
-        )
-        try:
-            seconds = ray.get(driver.start.remote(cluster.connect_timeout, cluster.retries))
-            notify(f"actors ready after {seconds:.1f} s")
-            domains = {c.id: c.domain for c in setup.partition.clients}
-            rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), path, domains)
-            for row in rows:
-                yield ray.get(row)
-            ray.get(driver.close.remote())
-        except ray.exceptions.RayTaskError as err:
-            cause = err.cause if isinstance(err.cause, Exception) else err
-            raise cause from err
-        finally:
-            ray.kill(driver)
+        with reserved(found, cluster.connect_timeout) as options:
+            yield from _drive(setup, cluster, path, options, notify)
+
+
+def _drive(
+    setup: Setup,
+    cluster: ClusterConfig,
+    path: Path,
+    options: list[dict[str, Any]],
+    notify: Callable[[str], None],
+) -> Iterator[Row]:
+    """Start the driver actor on reserved resources and pass on what it reports."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from rayfed.executors.wire import pack
+
+    # The driver writes the run folder, so it lives on the node of whoever started it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    weights = [ray.put(dict(setup.weights))]
+    driver: Any = (
+        ray.remote(DriverActor)
+        .options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+        .remote(path.name, setup.experiment, setup.world, weights)
+    )
+    per_client = cluster.actors == "per_client"
+    lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
+    names = [f"rayfed:clients:{path.name}:{lane}" for lane in lanes]
+    domains = {c.id: c.domain for c in setup.partition.clients}
+    try:
+        seconds = ray.get(driver.start.remote(names, options, cluster.retries))
+        notify(f"actors ready after {seconds:.1f} s")
+        rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), path, domains)
+        for row in rows:
+            yield ray.get(row)
+    except ray.exceptions.RayTaskError as err:
+        cause = err.cause if isinstance(err.cause, Exception) else err
+        raise cause from err
+    finally:
+        # Client actors belong to the driver and end with it.
+        ray.kill(driver)
 
 
 @dataclass(eq=False)
@@ -111,26 +127,20 @@ class DriverActor:
     experiment: Experiment
     world: World
     weights: list[Any]
-    plan: Any
-    names: list[str] | None
 
     def __repr__(self) -> str:
         return f"rayfed:driver:{self.name}"
 
-    def start(self, timeout: float, retries: int) -> float:
-        """Reserve resources and start the client actors; returns the seconds it took."""
+    def start(self, names: list[str], options: list[dict[str, Any]], retries: int) -> float:
+        """Start the client actors; returns the seconds until every one has its model."""
         import torch
 
         from rayfed.executors.actors import RayExecutor
-        from rayfed.executors.cluster import reserve
 
         torch.set_num_threads(self.world.threads)
         began = time.perf_counter()
-        self._group, options = reserve(self.plan, timeout)
-        short = self.names or [f"{i:02d}" for i in range(self.plan.actors)]
-        names = [f"rayfed:clients:{self.name}:{part}" for part in short]
         self._executor = RayExecutor(self.world, self.weights[0], names, options, retries)
-        self._executor.where()  # returns when every actor has its model
+        self._executor.where()
         return time.perf_counter() - began
 
     def rounds(self, start: Any, path: Path, domains: dict[str, str]) -> Iterator[Row]:
@@ -141,6 +151,3 @@ class DriverActor:
 
     def where(self) -> list[dict[str, Any]]:
         return self._executor.where()
-
-    def close(self) -> None:
-        self._executor.close()

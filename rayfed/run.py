@@ -135,14 +135,13 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
 
 
 def _report(path: Path, tell: Callable[[str], None]) -> None:
-    from rayfed.report.figures import accuracy_by_domain
+    from rayfed.report.figures import draw
     from rayfed.report.files import write_text
     from rayfed.report.table import final_table
 
     table = final_table(path)
-    figure = accuracy_by_domain(path)
-    picture = "\n![accuracy by domain](figures/accuracy.png)\n" if figure else ""
-    write_text(path / "report.md", table.markdown() + picture)
+    pictures = (f"\n![{title}](figures/{file.name})\n" for title, file in draw(path).items())
+    write_text(path / "report.md", table.markdown() + "".join(pictures))
     tell("\n" + table.text())
 
 

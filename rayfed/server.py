@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from rayfed.cohort import Cohort, Task
 from rayfed.local import Local
+from rayfed.lora_mean import LoraRule, product_mean
 from rayfed.params import mean_by_name
 from rayfed.tasks import fit
 from rayfed.types import Broadcast, Params, ServerState, Update
@@ -23,12 +24,17 @@ class Server:
 
     Attributes:
         weighting: Weight of a client in the mean: its number of training examples, or the same for all.
+        lora_agg: How LoRA factors are combined: the mean of each factor, or the best approximation of the
+            mean of the products at the same rank (`rayfed.lora_mean`).
+        by_block: Whether the method needs a backbone whose blocks can be left out.
     """
 
     weighting: Literal["data_size", "uniform"] = "data_size"
+    lora_agg: LoraRule = "factor_mean"
 
     offers: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
+    by_block: ClassVar[bool] = False
 
     def start(self, params: Params) -> ServerState:
         return ServerState(round=0, params=params)
@@ -44,8 +50,8 @@ class Server:
         return partial(fit, local=local)
 
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
-        """What each client receives for training."""
-        return dict.fromkeys(cohort.ids, state.broadcast())
+        """What each client receives for training: the first blocks, as many as it can hold."""
+        return {cid: state.broadcast(blocks=cohort.prefix(cid)) for cid in cohort.ids}
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         """From trained updates, in the order of the cohort, to the next state. May run more exchanges."""
@@ -59,4 +65,7 @@ class Server:
 
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         """Weighted mean per name over holders; a name nobody sent keeps its value."""
-        return replace(state, params={**state.params, **mean_by_name(updates, weights)})
+        mean = mean_by_name(updates, weights)
+        if self.lora_agg == "product_svd":
+            mean |= product_mean(updates, weights, state.params)
+        return replace(state, params={**state.params, **mean})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayfed.capacity import assign
 from rayfed.client import TrainConfig
 from rayfed.cohort import ClientInfo
 from rayfed.config import Config, Parts, build_parts
@@ -15,10 +16,11 @@ from rayfed.driver import Experiment
 from rayfed.errors import ConfigError
 from rayfed.evaluation.protocol import all_splits, evaluation_sets
 from rayfed.method import check
+from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import dump, skeleton
 from rayfed.tuning.base import export
-from rayfed.types import Params
+from rayfed.types import Params, num_bytes
 from rayfed.worker import Weights, World
 
 
@@ -64,7 +66,7 @@ def prepare(config: Config) -> Setup:
     )
     world = _world(config, parts, dataset, partition)
     model = world.build()
-    experiment = _experiment(config, parts, partition, model.num_blocks)
+    experiment = _experiment(config, parts, partition, model)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
         experiment=experiment,
@@ -101,8 +103,9 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
 
-def _experiment(config: Config, parts: Parts, partition: Partition, depth: int) -> Experiment:
+def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:
     trainers = partition.trainers
+    depth = len(model.stack) if parts.server.by_block else model.num_blocks
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
         raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")
@@ -118,4 +121,14 @@ def _experiment(config: Config, parts: Parts, partition: Partition, depth: int) 
         sampling=config.sampling,
         evaluate_every=config.evaluation.every,
         depth=depth,
+        capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
+        block_bytes=_block_bytes(model),
     )
+
+
+def _block_bytes(model: Backbone) -> tuple[int, ...]:
+    sizes = [0] * model.num_blocks
+    for slot in model.slots().values():
+        if slot.block is not None and not slot.is_trained:
+            sizes[slot.block] += num_bytes(slot.tensor)
+    return tuple(sizes)

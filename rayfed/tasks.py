@@ -17,16 +17,21 @@ from rayfed.types import Broadcast, Update
 def score(client: Client, split: str) -> dict[str, float]:
     """Mean cross entropy and accuracy (a fraction) of `client.model` on one split, in evaluation mode.
 
-    A split without examples gives no metrics.
+    A split without examples gives no metrics. With exits, also the accuracy of both ways to predict: the mean
+    of all exits and the last one.
     """
     client.model.eval()
-    loss, correct, n = 0.0, 0, client.data.size(split)
+    loss, correct, n = 0.0, {"accuracy": 0}, client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
-        out = logits(client.model(x))
-        loss += F.cross_entropy(out, y, reduction="sum").item()
-        correct += int((out.argmax(-1) == y).sum())
+        output = client.model(x)
+        predicted = {"accuracy": client.model.predict(output)}
+        if isinstance(output, list):
+            predicted |= {"accuracy_ensemble": logits(output), "accuracy_last_exit": output[-1]}
+        loss += F.cross_entropy(predicted["accuracy"], y, reduction="sum").item()
+        for name, out in predicted.items():
+            correct[name] = correct.get(name, 0) + int((out.argmax(-1) == y).sum())
     train_mode(client.model)
-    return {"loss": loss / n, "accuracy": correct / n, "num": n} if n else {}
+    return {"loss": loss / n, "num": n, **{name: count / n for name, count in correct.items()}} if n else {}
 
 
 def evaluate(client: Client, sent: Broadcast, split: str = "val") -> Update:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
 
@@ -25,6 +25,9 @@ Count: TypeAlias = Annotated[int, Ge(1)]
 BLOCK = "blocks."
 """Global names of tensors inside block j begin with `blocks.<j>.`"""
 
+EXIT = "exits."
+"""Global names of an early exit begin with `exits.<i>-<j>.`: whoever holds one of blocks i to j has it."""
+
 
 def block_of(name: str) -> int | None:
     """Index of the backbone block a global name belongs to, None outside the blocks.
@@ -33,6 +36,21 @@ def block_of(name: str) -> int | None:
     (3, None)
     """
     return int(name.split(".", 2)[1]) if name.startswith(BLOCK) else None
+
+
+def is_held(name: str, blocks: Collection[int] | None) -> bool:
+    """Whether somebody with these blocks (None: all of them) holds the tensor of a global name.
+
+    >>> is_held("blocks.3.attn.proj.lora_A", (0, 3)), is_held("exits.0-2.weight", (3, 4))
+    (True, False)
+    """
+    if blocks is None:
+        return True
+    if name.startswith(EXIT):
+        first, last = name.split(".", 2)[1].split("-")
+        return any(j in blocks for j in range(int(first), int(last) + 1))
+    block = block_of(name)
+    return block is None or block in blocks
 
 
 def num_bytes(value: object) -> int:
@@ -55,20 +73,24 @@ class Broadcast:
         params: Values to load before the call; names that are absent keep their start value.
         shared: What a method sends besides parameters, by name.
         blocks: Backbone blocks the client may hold, ascending global indices; None means all of them.
+        frozen_bytes: Frozen weights that travel with this message, for the accounts: in the simulation every
+            process has them already.
     """
 
     round: int
     params: Params
     shared: Mapping[str, Any] = field(default_factory=dict)
     blocks: tuple[int, ...] | None = None
+    frozen_bytes: int = 0
 
     def holds(self, name: str) -> bool:
         """Whether a client with these blocks holds the tensor of this name."""
-        return self.blocks is None or (block := block_of(name)) is None or block in self.blocks
+        return is_held(name, self.blocks)
 
     def num_bytes(self) -> int:
-        """Bytes this client downloads: the tensors it can hold, and what the method shares with it."""
-        return num_bytes(self.shared) + sum(num_bytes(v) for n, v in self.params.items() if self.holds(n))
+        """Bytes this client downloads: tensors it can hold, what the method shares with it, frozen blocks."""
+        held = sum(num_bytes(v) for n, v in self.params.items() if self.holds(n))
+        return num_bytes(self.shared) + held + self.frozen_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +124,14 @@ class ServerState:
         params: Global values of every tensor that travels.
         shared: Goes to clients with every broadcast.
         memory: Stays on the server.
+        blocks: Blocks the global model consists of; None means all of them.
     """
 
     round: int
     params: Params
     shared: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
+    blocks: tuple[int, ...] | None = None
 
     def share(self, **values: Any) -> ServerState:
         return replace(self, shared={**self.shared, **values})
@@ -118,10 +142,13 @@ class ServerState:
     def broadcast(
         self, params: Params | None = None, blocks: tuple[int, ...] | None = None, **private: Any
     ) -> Broadcast:
-        """The message of this round; `private` values join `shared` for the one client it is sent to."""
+        """The message of this round; `private` values join `shared` for the one client it is sent to.
+
+        Without `blocks` it goes to clients that hold the blocks of the global model.
+        """
         return Broadcast(
             round=self.round,
             params=self.params if params is None else params,
             shared={**self.shared, **private},
-            blocks=blocks,
+            blocks=self.blocks if blocks is None else blocks,
         )

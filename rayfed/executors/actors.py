@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from rayfed.cohort import Call, Task
@@ -113,7 +112,7 @@ class Lane:
     """
 
     name: str
-    actor: ActorHandle[Any]
+    actor: Any
     options: dict[str, Any]
     own: deque[int] = field(default_factory=deque)
     busy: int = 0
@@ -160,7 +159,7 @@ class RayExecutor:
         self._home = {lane.name.rsplit(":", 1)[-1]: lane for lane in self._lanes}
         self.replaced = 0
 
-    def _start(self, name: str, options: dict[str, Any]) -> ActorHandle[Any]:
+    def _start(self, name: str, options: dict[str, Any]) -> Any:
         actor = ray.remote(ClientActor).options(max_restarts=0, max_task_retries=0, **options)
         return actor.remote(name, self._world, self._weights)
 
@@ -264,7 +263,7 @@ class Exchange:
                 WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
             )
             self._tries[i] += 1
-        returns = lane.actor.run.options(num_returns=1 + len(chunk)).remote(wire, *args)
+        returns: list[Any] = lane.actor.run.options(num_returns=1 + len(chunk)).remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:])
         lane.busy += 1
 

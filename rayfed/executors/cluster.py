@@ -11,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import ray
-from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group
+from ray.util.placement_group import get_current_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.errors import ConfigError, ResourceError
@@ -136,30 +136,35 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
     return found
 
 
-def reserve(found: Plan, timeout: float) -> tuple[PlacementGroup | None, list[dict[str, Any]]]:
-    """Reserve a bundle per actor, spread over nodes, and give the Ray options of each actor.
+@contextmanager
+def reserved(found: Plan, timeout: float) -> Iterator[list[dict[str, Any]]]:
+    """Hold a bundle per actor, spread over nodes, and give the Ray options of each actor.
 
-    Inside a placement group (a Tune trial) the actors go there instead.
+    Inside a placement group (a Tune trial) the actors go there instead. The bundles are given back
+    explicitly: Ray's own clean-up of a group whose creator died was seen to miss some.
 
     Raises:
         ResourceError: The cluster did not have the resources free within `timeout` seconds.
     """
     options: dict[str, Any] = {"num_cpus": found.cpus, "num_gpus": found.gpus}
     if get_current_placement_group() is not None:
-        return None, [dict(options) for _ in range(found.actors)]
+        yield [dict(options) for _ in range(found.actors)]
+        return
     group = placement_group([found.bundle] * found.actors, strategy="SPREAD")
-    if not group.wait(timeout):
+    try:
+        if not group.wait(timeout):
+            free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+            raise ResourceError(
+                f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
+                f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs or ask for fewer"
+            )
+        strategies = [
+            PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i)
+            for i in range(found.actors)
+        ]
+        yield [{**options, "scheduling_strategy": s} for s in strategies]
+    finally:
         ray.util.remove_placement_group(group)
-        free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
-        raise ResourceError(
-            f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
-            f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs, or set cluster.actors lower"
-        )
-    strategies = [
-        PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i)
-        for i in range(found.actors)
-    ]
-    return group, [{**options, "scheduling_strategy": s} for s in strategies]
 
 
 def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> int:

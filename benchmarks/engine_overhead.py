@@ -1,0 +1,180 @@
+"""The engine against plain PyTorch: the same local work in 2 processes, interleaved in one run.
+
+16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width 64 at 32 x 32
+pixels, batch 32, one epoch of SGD. Plain: two processes, 8 clients each, parameters through pipes, a mean in the
+parent. Prints the ratio of the median steady rounds; the bar is 1.10.
+
+    python benchmarks/engine_overhead.py [--rounds 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+CLIENTS, IMAGES, BATCH, RANK, WIDTH, DEPTH, LR = 16, 64, 32, 4, 64, 12, 0.01
+WARM_UP = 2
+
+
+def plain_model() -> Any:
+    """The network of the benchmark, built with timm and peft alone."""
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.set_num_threads(1)
+    net = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=WIDTH, depth=DEPTH, num_heads=4, num_classes=10
+    )
+    targets = r"blocks\.\d+\.(attn\.proj|mlp\.fc2)"
+    net = inject_adapter_in_model(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=targets), net)
+    net.head.requires_grad_(True)
+    return net
+
+
+def plain_process(pipe: Any, images: Any, labels: Any) -> None:
+    """Train its share of the clients each time parameters arrive; answer with one dict per client."""
+    import torch
+    import torch.nn.functional as F
+
+    net = plain_model()
+    mine = {n: p for n, p in net.named_parameters() if p.requires_grad}
+    pipe.send({n: p.detach().clone().numpy() for n, p in mine.items()})
+    while (sent := pipe.recv()) is not None:
+        answers = []
+        for x, y in zip(images, labels, strict=True):
+            with torch.no_grad():
+                for name, value in sent.items():
+                    mine[name].copy_(torch.from_numpy(value))
+            optimizer = torch.optim.SGD(mine.values(), lr=LR, momentum=0.9)
+            net.train()
+            for rows in torch.randperm(IMAGES).split(BATCH):
+                pixels = torch.from_numpy(x[rows.numpy()]).permute(0, 3, 1, 2).float().div_(255)
+                pixels = (pixels - 0.5) / 0.5
+                optimizer.zero_grad()
+                F.cross_entropy(net(pixels), torch.from_numpy(y[rows.numpy()])).backward()
+                optimizer.step()
+            answers.append({n: p.detach().clone().numpy() for n, p in mine.items()})
+        pipe.send(answers)
+
+
+class Plain:
+    """FedAvg by hand on two processes."""
+
+    def __init__(self, images: Any, labels: Any) -> None:
+        context = mp.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for half in range(2):
+            rows = slice(half * CLIENTS // 2, (half + 1) * CLIENTS // 2)
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=plain_process, args=(theirs, images[rows], labels[rows]), daemon=True
+            )
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self.params = [pipe.recv() for pipe in self.pipes][0]
+
+    def round(self) -> float:
+        began = time.perf_counter()
+        for pipe in self.pipes:
+            pipe.send(self.params)
+        answers = [answer for pipe in self.pipes for answer in pipe.recv()]
+        self.params = {n: sum(a[n] for a in answers) / len(answers) for n in self.params}
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            pipe.send(None)
+            process.join(10)
+
+
+class Engine:
+    """FedAvg of the engine with two client actors, stepped one round at a time."""
+
+    def __init__(self, cache: Path, rounds: int) -> None:
+        from rayfed.config import load_config
+        from rayfed.launch import launch
+        from rayfed.setup import prepare
+
+        config = load_config(
+            [
+                "model.pretrained=false",
+                f"tuning.rank={RANK}",
+                "tuning.dropout=0",
+                f"train.lr={LR}",
+                f"train.batch_size={BATCH}",
+                "data=image_folder",
+                f"data.root={cache / 'images'}",
+                f"data.cache={cache}",
+                "data.name=benchmark",
+                "data.val=0",
+                "data.test=0",
+                f"data.partition.clients_per_domain={CLIENTS}",
+                "evaluation.every=0",
+                "cluster.actors=2",
+                "cluster.dashboard=false",
+                f"rounds={rounds}",
+            ]
+        )
+        (cache / "run" / "model").mkdir(parents=True)
+        self.rows = launch(prepare(config), config.cluster, cache / "run")
+
+    def round(self) -> float:
+        began = time.perf_counter()
+        next(self.rows)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        for _ in self.rows:
+            pass
+
+
+def write_images(folder: Path, images: Any, labels: Any) -> None:
+    from PIL import Image
+
+    for i, (image, label) in enumerate(zip(images.reshape(-1, 32, 32, 3), labels.reshape(-1), strict=True)):
+        target = folder / "all" / str(label)
+        target.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(target / f"{i:05d}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12, help="steady rounds of each side")
+    rounds = parser.parse_args().rounds
+
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (CLIENTS, IMAGES, 32, 32, 3), dtype=np.uint8)
+    labels = np.tile(np.arange(IMAGES) % 10, (CLIENTS, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder) / "images", images, labels)
+        plain, engine = Plain(images, labels), Engine(Path(folder), rounds + WARM_UP)
+        times: dict[str, list[float]] = {"plain": [], "engine": []}
+        for i in range(rounds + WARM_UP):
+            pair = {"plain": plain.round(), "engine": engine.round()}
+            if i >= WARM_UP:
+                for name, seconds in pair.items():
+                    times[name].append(seconds)
+        plain.close()
+        engine.close()
+    median = {name: statistics.median(values) for name, values in times.items()}
+    for name, values in times.items():
+        spread = f"{min(values):.3f} to {max(values):.3f}"
+        print(f"{name:6}  median {median[name]:.3f} s a round  ({spread}, {len(values)} rounds)")
+    print(f"ratio   {median['engine'] / median['plain']:.3f}  (bar 1.10)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""How many backbone blocks each client can hold: given by client, by domain, as tiers, or drawn anew each round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from rayfed.errors import ConfigError
+from rayfed.seeds import generator
+
+CapacityConfig: TypeAlias = int | list[int] | dict[int, float] | Literal["dynamic"] | None
+"""One depth for all; one per client or per domain; share of clients by depth; uniform in 1..L each round; all
+blocks for everybody."""
+
+
+def assign(config: CapacityConfig, domain_of: Mapping[str, str], depth: int, seed: int) -> dict[str, int] | None:
+    """Blocks each client can hold; None when they are drawn each round.
+
+    Args:
+        config: What the config says.
+        domain_of: Domain of every client, in client order.
+        depth: Blocks of the backbone; 0 where it has no uniform blocks.
+        seed: Seed of the experiment; decides which clients a tier consists of.
+
+    Raises:
+        ConfigError: A depth outside 1..depth, or a list that fits neither the clients nor the domains.
+    """
+    if config is None:
+        return dict.fromkeys(domain_of, depth)
+    if not depth:
+        raise ConfigError("capacity: this backbone has no uniform blocks; use one that has, or leave capacity out")
+    if config == "dynamic":
+        return None
+    domains = list(dict.fromkeys(domain_of.values()))
+    if isinstance(config, int):
+        found = dict.fromkeys(domain_of, config)
+    elif isinstance(config, dict):
+        found = _tiers(config, list(domain_of), seed)
+    elif len(config) == len(domain_of):
+        found = dict(zip(domain_of, config, strict=True))
+    elif len(config) == len(domains):
+        by_domain = dict(zip(domains, config, strict=True))
+        found = {cid: by_domain[domain] for cid, domain in domain_of.items()}
+    else:
+        raise ConfigError(
+            f"capacity: {len(config)} depths for {len(domain_of)} clients in {len(domains)} domains; give one "
+            f"depth per client or one per domain"
+        )
+    _check(found.values(), depth)
+    return found
+
+
+def draw(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str, int]:
+    """Depths of one round, uniform in 1..depth, both ends included (FedRA, Table 4)."""
+    return {cid: int(generator(seed, "capacity", round, cid).integers(1, depth + 1)) for cid in clients}
+
+
+def _tiers(shares: Mapping[int, float], clients: list[str], seed: int) -> dict[str, int]:
+    total = sum(shares.values())
+    if total <= 0 or min(shares.values()) < 0:
+        raise ConfigError(f"capacity: shares {dict(shares)} must not be negative and must not all be 0")
+    exact = {depth: len(clients) * share / total for depth, share in sorted(shares.items(), reverse=True)}
+    counts = {depth: int(value) for depth, value in exact.items()}
+    # Largest remainders get the clients that rounding down left over.
+    for depth in sorted(exact, key=lambda d: counts[d] - exact[d])[: len(clients) - sum(counts.values())]:
+        counts[depth] += 1
+    order = generator(seed, "capacity").permutation(clients).tolist()
+    depths = [depth for depth, count in counts.items() for _ in range(count)]
+    chosen = dict(zip(order, depths, strict=True))
+    return {cid: chosen[cid] for cid in clients}
+
+
+def _check(depths: Iterable[int], depth: int) -> None:
+    bad = [d for d in depths if not 1 <= d <= depth]
+    if bad:
+        raise ConfigError(f"capacity: {bad[0]} blocks are not possible; the backbone has 1 to {depth}")

@@ -1,0 +1,60 @@
+"""What every test may use: one Ray cluster for the session, small experiments, the folder with real data."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import rayfed
+from rayfed.run import Result
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parent.parent
+SMALL = ("data.limit=24", "rounds=2", "model.options={depth: 4}", "model.pretrained=false", "tuning.rank=2")
+"""Overrides of an experiment that takes about a second in one process."""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real images and weights; a test that needs it is skipped where it is absent."""
+    folder = Path(os.environ.get("RAYFED_SHARED", ROOT.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"RAYFED_SHARED: no folder {folder} with real data")
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path, cache: Path) -> Callable[..., Result]:
+    """Run a small experiment; later overrides win."""
+    made = iter(range(1000))
+
+    def run(*overrides: str) -> Result:
+        output = f"output={tmp_path / f'run{next(made)}'}"
+        return rayfed.simulate([*SMALL, f"data.cache={cache}", "cluster=inline", output, *overrides])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Four declared CPUs, whatever the machine has; imports are preloaded to start actors faster."""
+    import ray
+
+    os.environ["RAY_preload_python_modules"] = "torch,timm"  # noqa: SIM112  (Ray's own spelling)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, logging_level="error")
+    yield
+    ray.shutdown()

@@ -1,0 +1,127 @@
+"""Bad input stops before anything starts: exit code 2, and one line with key, value and what is allowed."""
+
+import socket
+import sys
+
+import pytest
+
+from rayfed.run import main
+
+FREE_PORT = "127.0.0.1:9"  # the discard port: nothing listens there
+
+CASES = {
+    "unknown key": (["rouds=3"], ["rouds", "did you mean 'rounds'"]),
+    "unknown nested key": (["train.lrr=1"], ["train.lrr", "did you mean 'lr'"]),
+    "not an override": (["fedavg"], ["'fedavg'", "key=value"]),
+    "wrong type": (["rounds=many"], ["rounds", "'many'", "integer"]),
+    "out of range": (["rounds=0"], ["rounds", "0", "greater than or equal to 1"]),
+    "not one of": (["train.optimizer=lamb"], ["train.optimizer", "'lamb'", "sgd", "adamw"]),
+    "negative rate": (["train.lr=-1"], ["train.lr", "-1", "greater than 0"]),
+    "a section that is a value": (["train=5"], ["train"]),
+    "unknown algorithm": (["algorithm=fedprx"], ["algorithm", "did you mean 'fedprox'", "fedavg"]),
+    "unknown algorithm of a user": (["algorithm=no.such:METHOD"], ["algorithm", "no.such:METHOD"]),
+    "unknown half": (["server.name=nothing"], ["server.name", "'nothing'"]),
+    "unknown hyperparameter": (["algorithm=fedprox", "local.muu=1"], ["local.muu", "did you mean 'mu'"]),
+    "hyperparameter out of range": (["algorithm=fedprox", "local.mu=-1"], ["local.mu", "-1"]),
+    "unknown data set": (["data=pecs"], ["data", "did you mean 'pacs'"]),
+    "unknown model": (["model=resnet5000"], ["model.name", "'resnet5000'"]),
+    "unknown tuning": (["tuning=loar"], ["tuning", "did you mean 'lora'"]),
+    "missing folder": (["data=pacs", "data.root=/no/such/folder"], ["data.root", "/no/such/folder"]),
+    "no folder given": (["data=pacs"], ["data.root"]),
+    "unknown domain": (["data.held_out=stret"], ["data.held_out", "did you mean 'street'"]),
+    "more clients than samples": (
+        ["data.limit=4", "data.partition.clients_per_domain=900"],
+        ["data.partition.clients_per_domain", "900"],
+    ),
+    "cohort too large": (["clients_per_round=9"], ["clients_per_round", "9", "5 clients"]),
+    "depth out of range": (["capacity=13"], ["capacity", "13", "1 to 12"]),
+    "wrong number of depths": (["capacity=[1,2]"], ["capacity", "2 depths", "5 clients"]),
+    "lora where nothing matches": (["tuning.sites=[attn.nothing]"], ["tuning.sites", "attn.nothing"]),
+    "prompts on a mixer": (
+        ["model=mixer_b16_224", "model.pretrained=false", "tuning=visual_prompt", "data.limit=10"],
+        ["mixer_b16_224"],
+    ),
+    "cluster does not answer": (
+        [f"cluster.address={FREE_PORT}", "cluster.executor=ray", "data.limit=10"],
+        ["cluster.address", FREE_PORT],
+    ),
+    "cluster address without port": (
+        ["cluster.address=somewhere", "cluster.executor=ray", "data.limit=10"],
+        ["cluster.address", "somewhere", "host:port"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_exit_code_2(case, capsys, tmp_path, cache, monkeypatch):
+    overrides, words = CASES[case]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    output = tmp_path / "run"
+    code = main([f"output={output}", f"data.cache={cache}", "cluster=inline", *overrides])
+    error = capsys.readouterr().err.strip()
+    assert code == 2, error
+    assert len(error.splitlines()) == 1, error
+    for word in words:
+        assert word in error
+    assert not (output / "result.json").exists()
+
+
+def test_nothing_of_a_refused_run_is_left(capsys, tmp_path, cache):
+    main([f"output={tmp_path / 'run'}", f"data.cache={cache}", "cluster=inline", "data.held_out=stret"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written(capsys, tmp_path, cache):
+    (tmp_path / "file").write_text("")
+    code = main([f"output={tmp_path / 'file' / 'run'}", f"data.cache={cache}", "cluster=inline"])
+    assert code == 2
+    assert "output" in capsys.readouterr().err
+
+
+def test_an_earlier_run_is_not_overwritten(small, capsys):
+    done = small()
+    assert main([f"output={done.path}"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert small(f"output={done.path}", "overwrite=true", "rounds=1").history["round"].tolist() == [1]
+
+
+def test_a_config_file_that_is_not_one(capsys, tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [1,")
+    for name, word in (("bad.yaml", "not YAML"), ("missing.yaml", "cannot read")):
+        assert main(["--config", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert word in error
+        assert len(error.strip().splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(capsys, tmp_path):
+    assert main(["rouds=3", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_cluster_that_hangs_is_given_up(tmp_path, capsys, cache):
+    """Something listens but never speaks Ray: the answer comes within the time-out."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        # Bound but not listening: connections are refused at once.
+        code = main(
+            [
+                f"cluster.address=127.0.0.1:{port}",
+                f"output={tmp_path / 'r'}",
+                f"data.cache={cache}",
+                "data.limit=10",
+            ]
+        )
+    assert code == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_importing_rayfed_is_light():
+    import subprocess
+
+    script = (
+        "import rayfed, sys; print([m for m in ('torch', 'ray', 'peft', 'open_clip') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

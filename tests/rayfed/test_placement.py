@@ -1,0 +1,123 @@
+"""Placement never changes results: one process, any pool of actors, an actor per client, a killed actor."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from rayfed.config import load_config
+from rayfed.executors.actors import RayExecutor
+from rayfed.executors.inline import InlineExecutor
+from rayfed.params import digest
+from rayfed.setup import prepare
+from tests.conftest import SMALL
+
+PARTIAL = (
+    "data.domains=[plain,street]",
+    "data.partition.clients_per_domain=2",
+    "clients_per_round=3",
+    "rounds=3",
+)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("actors", ["1", "2", "3", "per_client"])
+def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
+    here = small(*PARTIAL)
+    there = small(*PARTIAL, "cluster.executor=ray", f"cluster.actors={actors}")
+    assert here.sha256 == there.sha256
+    assert digest(there.params) == there.sha256
+    drop = ["seconds", "seconds_training"]
+    assert here.history.drop(columns=drop).equals(there.history.drop(columns=drop))
+
+
+def test_the_seed_decides(small):
+    assert small("seed=1").sha256 == small("seed=1").sha256
+    assert small("seed=1").sha256 != small("seed=2").sha256
+
+
+def test_an_extra_evaluation_changes_nothing(small):
+    assert (
+        small("evaluation.every=0").sha256 == small("evaluation.every=1", "evaluation.personal=true").sha256
+    )
+
+
+def test_the_saved_config_repeats_the_run(small, tmp_path):
+    first = small("algorithm=fedprox", "local.mu=0.3", "seed=4")
+    saved = yaml.safe_load((first.path / "config.yaml").read_text())
+    again = tmp_path / "again"
+    config = load_config([f"output={again}"], first.path / "config.yaml")
+    assert (config.algorithm, config.local["mu"], saved["local"]["mu"]) == ("fedprox", 0.3, 0.3)
+    import rayfed
+
+    assert rayfed.simulate(config).sha256 == first.sha256
+
+
+def small_setup(cache, *overrides):
+    return prepare(
+        load_config([*SMALL, f"data.cache={cache}", "data.partition.clients_per_domain=2", *overrides])
+    )
+
+
+@pytest.mark.ray
+def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
+    import ray
+
+    from rayfed.driver import run
+
+    setup = small_setup(cache, "algorithm=local", "rounds=3")
+    whole = [
+        done.scores for done in run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    ]
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0.5}] * 2)
+    try:
+        parts = []
+        for done in run(setup.experiment, pool, setup.start):
+            parts.append(done.scores)
+            ray.kill(pool._lanes[0].actor)
+        assert pool.replaced == 2
+    finally:
+        pool.close()
+    assert parts == whole  # every client's own model, which lives in its store, came through
+
+
+@pytest.mark.ray
+def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
+    import ray
+
+    from rayfed.driver import run
+
+    setup = small_setup(cache)
+    alone = InlineExecutor(setup.world, setup.weights)
+    before = alone.worker.checksum()
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0.5}] * 2)
+    try:
+        for _ in run(setup.experiment, pool, setup.start):
+            pass
+        assert pool.checksums() == [before, before]
+    finally:
+        pool.close()
+
+
+def test_result_json_has_the_promised_columns(small):
+    result = small("data.partition.clients_per_domain=2")
+    rows = [json.loads(line) for line in (result.path / "result.json").read_text().splitlines()]
+    promised = {
+        "round",
+        "accuracy",
+        "accuracy_domain",
+        "sigma_type",
+        "sigma_client",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+    }
+    assert [row["round"] for row in rows] == [1, 2]
+    assert all(promised <= row.keys() for row in rows)
+    sent = sum(v.numel() * v.element_size() for v in result.params.values())
+    assert {row["bytes_up"] for row in rows} == {row["bytes_down"] for row in rows} == {10 * sent}
+    assert all(torch.isfinite(v).all() for v in result.params.values())
+    for name in ("rounds", "clients", "transfers", "partition"):
+        assert (result.path / f"{name}.parquet").stat().st_size > 0
+    assert {"progress.csv", "environment.json", "report.md"} <= {p.name for p in result.path.iterdir()}

@@ -1,0 +1,50 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from rayfed.seeds import derive, generator, seeded
+
+
+def test_streams_have_names():
+    assert derive(0, "fit", 3, "c1") == derive(0, "fit", 3, "c1")
+    others = [
+        derive(1, "fit", 3, "c1"),
+        derive(0, "fit", 31, "c"),
+        derive(0, "fit", 3, "c2"),
+        derive(0, "fit3", "c1"),
+    ]
+    assert len({derive(0, "fit", 3, "c1"), *others}) == 5
+    assert 0 <= derive(0) < 2**63
+
+
+def test_the_same_seed_is_the_same_in_every_process():
+    """A constant: hash() would be salted, and a changed derivation would change every result."""
+    assert derive(7, "fit", 0, "c0") == 6756123503565748328
+
+
+def test_global_streams_are_set_for_one_call_and_restored():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    with seeded(5) as rng:
+        inside = random.random(), np.random.rand(), torch.rand(1).item(), torch.rand(1, generator=rng).item()
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == before
+    with seeded(5) as rng:
+        again = random.random(), np.random.rand(), torch.rand(1).item(), torch.rand(1, generator=rng).item()
+    assert inside == again
+
+
+def test_streams_are_restored_after_an_error():
+    torch.manual_seed(3)
+    expected = torch.rand(1).item()
+    torch.manual_seed(3)
+    with pytest.raises(RuntimeError), seeded(9):
+        torch.rand(5)
+        raise RuntimeError
+    assert torch.rand(1).item() == expected
+
+
+def test_generator_is_private():
+    assert generator(0, "sample", 1).integers(1000) == generator(0, "sample", 1).integers(1000)
