@@ -1,8 +1,8 @@
 """The engine against plain PyTorch: the same local work in 2 processes, interleaved in one run.
 
-16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width 64 at 32 x 32
-pixels, batch 32, one epoch of SGD. Plain: two processes, 8 clients each, parameters through pipes, a mean in the
-parent. Prints the ratio of the median steady rounds; the bar is 1.10.
+16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width 64 at
+32 x 32 pixels, batch 32, one epoch of SGD. Plain: two processes, 8 clients each, parameters through pipes, a
+mean in the parent. Prints the ratio of the median steady rounds; the bar is 1.10.
 
     python benchmarks/engine_overhead.py [--rounds 12]
 """
@@ -82,7 +82,7 @@ class Plain:
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
-        self.params = [pipe.recv() for pipe in self.pipes][0]
+        self.params, _ = (pipe.recv() for pipe in self.pipes)
 
     def round(self) -> float:
         began = time.perf_counter()

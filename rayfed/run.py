@@ -107,6 +107,9 @@ def execute(config: Config, quiet: bool = False) -> Result:
     digest = ""
     for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
         digest = row.get("sha256", digest)
+    save = getattr(setup.world.tuning, "save", None)
+    if save is not None:
+        save(Result(path, digest).params, config.model.name, path / "model")
     _report(path, tell)
     tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)

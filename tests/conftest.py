@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,3 +59,34 @@ def ray_cluster() -> Iterator[None]:
         ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, logging_level="error")
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
+    """A pool of two actors for any prepared experiment; the processes are kept, because imports take seconds.
+    """
+    import ray
+
+    from rayfed.executors.actors import RayExecutor
+
+    pools: list[RayExecutor] = []
+
+    def make(setup: Any) -> RayExecutor:
+        weights = ray.put(dict(setup.weights))
+        if not pools:
+            pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0.5}] * 2))
+            return pools[0]
+        pool = pools[0]
+        pool._stores.clear()
+        begin_again = [
+            lane.actor.__ray_call__.remote(
+                lambda self, *args: self.__init__(*args), lane.name, setup.world, weights
+            )
+            for lane in pool._lanes
+        ]
+        ray.get(begin_again)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +74,7 @@ def connection(
         return
     where = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"logging_level": "error"}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     if where and where != "local":
         probe(where, timeout)
         try:
@@ -83,6 +86,9 @@ def connection(
         context = ray.init(
             address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=dashboard, **quiet
         )
+    if threading.current_thread() is threading.main_thread():
+        # Ray puts a handler of its own here, which would end the process in the middle of a round.
+        signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield str(context.dashboard_url or "")
     finally:
@@ -187,11 +193,11 @@ def _even_share(nodes: Sequence[Resources], count: int) -> float:
 
 
 def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, memory: float) -> float:
-    """The largest 1/k of a CPU with which `count` actors fit; a whole CPU where nothing would help."""
+    """The largest 1/k of a CPU with which `count` actors fit; the smallest where nothing helps."""
     for k in range(1, FINEST + 1):
         if _room(nodes, Plan(actors=count, cpus=1 / k, gpus=gpus), memory) >= count:
             return 1 / k
-    return 1.0
+    return 1 / FINEST
 
 
 def _room(nodes: Sequence[Resources], found: Plan, memory: float) -> int:
@@ -215,9 +221,8 @@ def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> 
     has = (
         f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"
     )
-    asked = (
-        f"{found.actors} actors with {found.cpus:g} CPU, {found.gpus:g} GPU and {wish.memory / GB:g} GB each"
-    )
+    cpus = "" if wish.cpus == "auto" else f"{found.cpus:g} CPU, "
+    asked = f"{found.actors} actors with {cpus}{found.gpus:g} GPU and {wish.memory / GB:g} GB each"
     key = "cluster.gpus_per_actor" if found.gpus else "cluster.actors"
     fits = [f"cluster.actors={room}"] if room else []
     if found.gpus and total["GPU"]:

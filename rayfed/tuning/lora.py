@@ -7,11 +7,13 @@ Kaiming-uniform and B = 0 at the start, so that the tuned model begins as the fr
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
-from torch import nn
+from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
@@ -70,6 +72,35 @@ class Lora:
             if self.freeze_a and ".lora_A." in name:
                 parameter.requires_grad_(False)
         return model
+
+    def save(self, params: Mapping[str, Tensor], model_name: str, folder: Path) -> None:
+        """Write trained adapters as PEFT reads them: `PeftModel.from_pretrained(net, folder)`.
+
+        Nothing is written when only one factor was trained (`freeze_a`).
+
+        Args:
+            params: Final tensors by global name.
+            model_name: What the adapters belong to; noted in adapter_config.json.
+            folder: Where the two files go.
+        """
+        from peft import LoraConfig
+        from safetensors.torch import save_file
+
+        factors = {n: v.contiguous() for n, v in params.items() if n.endswith((".lora_A", ".lora_B"))}
+        layers = sorted({name.rpartition(".")[0] for name in factors})
+        if len(factors) != 2 * len(layers) or not layers:
+            return
+        config = LoraConfig(
+            base_model_name_or_path=model_name,
+            r=self.rank,
+            lora_alpha=self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]  # floats work
+            lora_dropout=self.dropout,
+            target_modules="|".join(map(re.escape, layers)),
+            inference_mode=True,
+        )
+        config.save_pretrained(folder)
+        named = {f"base_model.model.{name}.weight": value for name, value in factors.items()}
+        save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def targets(self, model: Backbone) -> str:
         """A regular expression for the full names of the adapted layers.

@@ -1,0 +1,129 @@
+"""What every file of algorithms/ promises. A new file is tested without writing a test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayfed.config import load_config
+from rayfed.driver import run
+from rayfed.executors.inline import InlineExecutor
+from rayfed.method import check, load_method, method_names
+from rayfed.params import digest
+from rayfed.setup import prepare
+from rayfed.types import Broadcast
+from tests.conftest import ROOT, SMALL
+
+METHODS = method_names()
+CONTRACT = (*SMALL, "data.limit=12", "data.val=2", "train.batch_size=4")
+
+
+def setup_of(name, cache, *overrides):
+    return prepare(load_config([*CONTRACT, f"data.cache={cache}", f"algorithm={name}", *overrides]))
+
+
+class Watching(InlineExecutor):
+    """Checks after every call that nobody wrote into a message."""
+
+    def map(self, calls):
+        before = [(digest(call.sent.params), frozen(call.sent)) for call in calls]
+        updates = super().map(calls)
+        assert [(digest(call.sent.params), frozen(call.sent)) for call in calls] == before
+        return updates
+
+
+def frozen(sent: Broadcast) -> str:
+    """Everything a method shares, as text with all digits."""
+    torch.set_printoptions(profile="full", precision=12)
+    try:
+        return repr(sent.shared)
+    finally:
+        torch.set_printoptions(profile="default")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_leaves_messages_and_frozen_weights_alone_and_stays_finite(name, cache):
+    setup = setup_of(name, cache)
+    executor = Watching(setup.world, setup.weights)
+    before = executor.worker.checksum()
+    *_, last = run(setup.experiment, executor, setup.start)
+    assert executor.worker.checksum() == before
+    assert all(torch.isfinite(v).all() for v in last.state.params.values())
+    assert last.row["round"] == 2
+    assert 0 <= last.row["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_is_repeatable(name, cache):
+    setup = setup_of(name, cache)
+    states = [
+        list(run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))[-1].state
+        for _ in range(2)
+    ]
+    assert digest(states[0].params) == digest(states[1].params)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_survives_a_client_with_one_example(name, cache):
+    setup = setup_of(
+        name, cache, "data.limit=13", "data.val=0", "data.test=1", "data.partition.clients_per_domain=6"
+    )
+    assert min(info.num_examples for info in setup.experiment.clients.values()) == 1 or name == "centralized"
+    *_, last = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    assert all(torch.isfinite(v).all() for v in last.state.params.values())
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", METHODS)
+def test_same_tensors_on_actors(name, cache, pool_of_two):
+    setup = setup_of(name, cache, "clients_per_round=1" if name == "centralized" else "clients_per_round=4")
+    here = list(run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))[-1]
+    there = list(run(setup.experiment, pool_of_two(setup), setup.start))[-1]
+    assert digest(here.state.params) == digest(there.state.params)
+    assert {k: v for k, v in here.row.items() if "seconds" not in k} == {
+        k: v for k, v in there.row.items() if "seconds" not in k
+    }
+
+
+def test_fedprox_is_short_and_touches_no_engine_file():
+    lines = (ROOT / "algorithms" / "fedprox.py").read_text().split('"""', 2)[2].splitlines()
+    code = [
+        line
+        for line in lines
+        if line.strip() and not line.lstrip().startswith(("#", "from", "import", '"""'))
+    ]
+    assert len(code) < 20
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_halves_fit_and_say_where_they_come_from(name):
+    from rayfed.config import build_parts
+
+    parts = build_parts(load_config([f"algorithm={name}"]))
+    check(parts.server, parts.local, parts.tuning)
+    doc = __import__(f"algorithms.{name}", fromlist=["x"]).__doc__
+    assert doc
+    assert len(doc.strip().splitlines()[0]) > 20
+
+
+def test_the_recipe_of_contributing_works_literally(tmp_path, cache, small, monkeypatch):
+    """The code block of CONTRIBUTING.md, saved where it says, run as it says, with mu=0 reduced to FedAvg."""
+    import importlib
+
+    import algorithms
+
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    source = text.split("```python\n", 1)[1].split("```", 1)[0]
+    command = text.split("```bash\n", 1)[1].split("```", 1)[0].strip()
+    folder = tmp_path / "algorithms"
+    folder.mkdir()
+    (folder / "fedl1.py").write_text(source)
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(folder)])
+    importlib.invalidate_caches()
+    assert "fedl1" in method_names()
+    program, *overrides = command.removeprefix("python -m ").split()
+    assert program == "rayfed.run"
+    assert small("algorithm=fedl1", "local.mu=0").sha256 == small().sha256
+    assert small(*overrides, "local.mu=5").sha256 != small().sha256
+    assert load_method("fedl1").local().mu == 0.001
+    assert not (Path(algorithms.__path__[0]) / "fedl1.py").exists()

@@ -1,0 +1,206 @@
+"""Fitting actors onto nodes: arithmetic first, then real clusters in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from rayfed.errors import ConfigError, ResourceError
+from rayfed.executors.cluster import GB, Plan, Wish, plan, probe
+from tests.conftest import ROOT, SMALL
+
+
+def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0):
+    return Wish(actors=actors, cpus=cpus, gpus=gpus, memory=memory)
+
+
+def node(cpus, gpus=0, memory=64 * GB):
+    return {"CPU": cpus, "GPU": gpus, "memory": memory}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "found"),
+    [
+        (wish(), [node(2)], (2, 1, 0)),  # one actor per CPU
+        (wish(), [node(64)], (10, 1, 0)),  # never more than clients work at the same time
+        (wish(), [node(2), node(1)], (3, 1, 0)),  # nodes add up
+        (
+            wish(actors=3),
+            [node(2)],
+            (3, 1 / 2, 0),
+        ),  # more than CPUs: each gets half (two on one, one on the other)
+        (wish(actors="per_client"), [node(2)], (20, 1 / 10, 0)),
+        (wish(actors=4, gpus=0.25), [node(2, 1)], (4, 1 / 2, 0.25)),
+        (wish(gpus=0.25), [node(2, 1)], (4, 1 / 2, 0.25)),  # the GPU share decides the number
+        (wish(), [node(4, 1)], (4, 1, 0.25)),  # auto: the GPU is shared evenly
+        (wish(actors=3), [node(8, 2)], (3, 1, 0.5)),  # three actors on two GPUs: halves
+        (wish(gpus=0.3), [node(8, 2)], (6, 1, 0.3)),  # three on each GPU, not 6.67 in total
+        (wish(memory=2 * GB), [node(8, memory=5 * GB)], (2, 1, 0)),  # memory limits auto
+    ],
+)
+def test_plan(asked, nodes, found):
+    got = plan(asked, clients=20, per_round=10, nodes=nodes)
+    assert (got.actors, got.cpus, got.gpus) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "words"),
+    [
+        (
+            wish(actors=4, gpus=0.3),
+            [node(8, 1)],
+            ["gpus_per_actor", "4 actors", "0.3", "1 GPU", "actors=3", "=0.25"],
+        ),
+        (wish(actors=2, gpus=1), [node(8)], ["gpus_per_actor", "0 GPU", "gpus_per_actor=0"]),
+        (wish(actors=5, cpus=1), [node(4)], ["cluster.actors", "5 actors", "4 CPU", "cluster.actors=4"]),
+        # 3 + 3 CPUs do not hold three actors of two CPUs each: one CPU is left over on each node
+        (wish(actors=3, cpus=2), [node(3), node(3)], ["cluster.actors=2", "2 node(s)"]),
+        (wish(actors=2, memory=40 * GB), [node(8)], ["40 GB", "cluster.actors=1"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(asked, nodes, words):
+    with pytest.raises(ResourceError) as err:
+        plan(asked, clients=20, per_round=10, nodes=nodes)
+    message = str(err.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_what_the_refusal_proposes_fits():
+    nodes = [node(8, 1)]
+    for better in (wish(actors=3, gpus=0.3), wish(actors=4, gpus=0.25)):
+        assert plan(better, 20, 10, nodes).gpus == better.gpus
+
+
+def test_bundle():
+    assert Plan(actors=1, cpus=0.5, gpus=0).bundle == {"CPU": 0.5}
+    assert Plan(actors=1, cpus=0.5, gpus=0.25).bundle == {"CPU": 0.5, "GPU": 0.25}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
+def test_an_address_that_does_not_answer(address):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="nothing answers"):
+        probe(address, timeout=5)
+    assert time.monotonic() - began < 6
+
+
+def python(script, timeout=240, **env):
+    """Run a script in a process of its own, with its own Ray."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.ray
+def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
+    script = f"""
+        import ray
+        from ray.cluster_utils import Cluster
+        cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level="error")
+        cluster.wait_for_nodes()
+
+        import rayfed.launch as launch
+        where = []
+        class Driver(launch.DriverActor):
+            def start(self, *args):
+                seconds = super().start(*args)
+                self.nodes = [lane["node"] for lane in self._executor.where()]
+                print("NODES", len(set(self.nodes)), len(self.nodes), flush=True)
+                return seconds
+        launch.DriverActor = Driver
+        import rayfed
+        result = rayfed.simulate({[*SMALL, f"data.cache={cache}"]!r} + ["output={tmp_path / "run"}"])
+        print("HASH", result.sha256)
+    """
+    out = python(script)
+    assert f"HASH {small().sha256}" in out
+    assert "NODES 2 2" in out
+
+
+@pytest.mark.ray
+def test_four_actors_share_a_declared_gpu(tmp_path, cache, small):
+    arguments = [
+        *SMALL,
+        f"data.cache={cache}",
+        "cluster.num_cpus=2",
+        "cluster.num_gpus=1",
+        "cluster.dashboard=false",
+    ]
+    command = [sys.executable, "-m", "rayfed.run", *arguments, "cluster.actors=4", "rounds=1"]
+    fits = subprocess.run(
+        [*command, "cluster.gpus_per_actor=0.25", f"output={tmp_path / 'fits'}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    assert fits.returncode == 0, fits.stderr[-2000:]
+    assert "4 client actors with 0.5 CPU and 0.25 GPU each" in fits.stdout
+    refused = subprocess.run(
+        [*command, "cluster.gpus_per_actor=0.3", f"output={tmp_path / 'refused'}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    assert refused.returncode == 2
+    assert "cluster.gpus_per_actor=0.25" in refused.stderr
+    assert "cluster.actors=3" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def children_of(pid):
+    """Living descendants of a process."""
+    import psutil
+
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
+    import psutil
+
+    overrides = [
+        *SMALL,
+        f"data.cache={cache}",
+        "rounds=500",
+        f"output={tmp_path / 'run'}",
+        "cluster.dashboard=false",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfed.run", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round   2"):
+            break
+    started = children_of(process.pid)
+    assert started
+    process.send_signal(number)
+    assert process.wait(60) == 130
+    assert "interrupted" in process.stderr.read()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
+    rows = (tmp_path / "run" / "result.json").read_text().splitlines()
+    assert len(rows) >= 2
+    assert (tmp_path / "run" / "clients.parquet").exists()
