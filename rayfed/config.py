@@ -1,37 +1,32 @@
-"""From YAML and overrides to typed, checked dataclasses. The only module that knows Hydra and pydantic.
+"""The typed schema of an experiment, checked against the dataclasses that the code runs on.
 
-Hydra's compose API puts groups together (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are
-YAML values merged on top; the result is checked against the dataclasses that the code runs on.
+The only module that knows pydantic; `rayfed.compose` puts the YAML together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-import yaml
 from annotated_types import Ge
 from pydantic import TypeAdapter, ValidationError
 
 from rayfed.capacity import CapacityConfig
 from rayfed.client import TrainConfig
+from rayfed.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
 from rayfed.local import Local
-from rayfed.method import load_method, method_names
+from rayfed.method import load_method
 from rayfed.models.config import ModelConfig
 from rayfed.server import Server
 from rayfed.tuning.base import Tuning, load_tuning
 from rayfed.types import Count, NonNegative, Positive
 
 T = TypeVar("T")
-
-SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
-"""Which sections a group fills, where that is not the section of the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +95,8 @@ class Config:
         seed: Seed of everything random.
         clients_per_round: How many clients take part in a round, or all.
         sampling: uniform draws, or one client of each domain a round.
-        capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth, dynamic
-            (drawn each round); none: all.
+        capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth,
+            dynamic (drawn each round); none: all.
         deterministic: Refuse nondeterministic kernels.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
@@ -135,13 +130,6 @@ class Parts:
     tuning: Tuning
 
 
-def folder() -> Path:
-    """Where the YAML groups are: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
 def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -> Config:
     """Compose, override and check one experiment.
 
@@ -152,21 +140,7 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
-    pairs = [_split(text) for text in overrides]
-    groups = {key: value for key, value in pairs if key in _groups()}
-    values = [(key, value) for key, value in pairs if key not in groups]
-    if file is None:
-        tree = _compose(groups)
-    else:
-        tree = _read_yaml(Path(file), "--config")
-        for group in groups:
-            composed = _compose({group: groups[group]})
-            sections = tuple(tree) if group == "experiment" else SECTIONS_OF_GROUP.get(group, (group,))
-            tree = {k: v for k, v in tree.items() if k not in sections}
-            tree |= {k: v for k, v in composed.items() if group == "experiment" or k in sections}
-    for key, value in values:
-        _set(tree, key, value)
-    return resolve(tree)
+    return resolve(compose(overrides, file))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
@@ -276,73 +250,3 @@ def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
 def _named(name: str, part: object) -> dict[str, Any]:
     plain: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
     return {"name": name, **plain}
-
-
-def _groups() -> set[str]:
-    return {p.name for p in folder().iterdir() if p.is_dir()}
-
-
-def _split(text: str) -> tuple[str, str]:
-    key, sep, value = text.partition("=")
-    if not sep or not key:
-        raise ConfigError(f"{text!r} is not an override; write key=value")
-    return key.strip(), value.strip()
-
-
-def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    chosen: list[str] = []
-    extra: dict[str, str] = {}
-    for group, value in groups.items():
-        if (folder() / group / f"{value}.yaml").is_file():
-            chosen.append(f"{'+' if group == 'experiment' else ''}{group}={value}")
-        else:
-            extra |= _without_file(group, value)
-            if group == "model":
-                chosen.append("model=timm")
-    with initialize_config_dir(str(folder().resolve()), version_base=None):
-        tree: Any = OmegaConf.to_container(compose("config", overrides=chosen), resolve=True)
-    for key, value in extra.items():
-        _set(tree, key, value)
-    return dict(tree)
-
-
-def _without_file(group: str, value: str) -> dict[str, str]:
-    """A name without a YAML file of its own, where the group allows that."""
-    if group == "algorithm" and (":" in value or value in method_names()):
-        return {"algorithm": value}
-    if group == "model":
-        return {"model.name": value}
-    files = {str(p.relative_to(folder() / group).with_suffix("")) for p in (folder() / group).rglob("*.yaml")}
-    names = files | set(method_names()) if group == "algorithm" else files
-    raise ConfigError(unknown(group, value, {n for n in names if not n.startswith("_")}))
-
-
-def _set(tree: dict[str, Any], key: str, text: str) -> None:
-    """Put the YAML value of `a.b.c=text` into nested mappings."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as err:
-        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
-    *path, last = key.split(".")
-    node = tree
-    for part in path:
-        inner = node.setdefault(part, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: {part} is a value, not a section")
-        node = inner
-    node[last] = value
-
-
-def _read_yaml(path: Path, key: str) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except OSError as err:
-        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {str(err).splitlines()[0]}") from err
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
-    return tree

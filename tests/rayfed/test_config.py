@@ -1,0 +1,91 @@
+"""Composition: groups, values, saved configs, and the frozen surface."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from rayfed.compose import compose, folder
+from rayfed.config import Config, ConfigError, build_parts, load_config, to_dict
+
+
+def test_the_default_experiment():
+    config = load_config()
+    assert (config.data.name, config.model.name, config.tuning["name"]) == (
+        "digits-five-mini",
+        "vit_mini",
+        "lora",
+    )
+    assert config.cluster.executor == "ray"
+
+
+def test_values_win_over_groups_whatever_the_order():
+    for overrides in (["local.mu=0.5", "algorithm=fedprox"], ["algorithm=fedprox", "local.mu=0.5"]):
+        assert load_config(overrides).local == {"name": "fedprox", "mu": 0.5}
+
+
+def test_halves_are_exchanged_by_name():
+    config = load_config(["algorithm=fedprox", "server.name=fedavg", "server.weighting=uniform"])
+    parts = build_parts(config)
+    assert (type(parts.local).__name__, parts.server.weighting) == ("FedProx", "uniform")
+
+
+def test_any_timm_model_by_name():
+    assert (
+        load_config(["model=deit_tiny_patch16_224", "model.pretrained=false"]).model.name
+        == "deit_tiny_patch16_224"
+    )
+
+
+def test_numbers_are_read_as_people_write_them():
+    config = load_config(["train.lr=1e-3", "train.clip_norm=null", "train.local_steps=5", "data.val=0"])
+    assert (config.train.lr, config.train.clip_norm, config.train.local_steps) == (0.001, None, 5)
+
+
+def test_a_saved_config_is_complete_and_loads_to_the_same(tmp_path):
+    config = load_config(
+        ["algorithm=fedprox", "local.mu=0.5", "capacity={12: 1, 6: 2}", "clients_per_round=3"]
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_dict(config)))
+    assert load_config([], file) == config
+    assert set(to_dict(config)) == {f.name for f in dataclasses.fields(Config)}
+
+
+def test_a_group_on_top_of_a_saved_config_replaces_its_sections(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_dict(load_config(["algorithm=fedprox", "tuning=head", "rounds=3"]))))
+    config = load_config(["algorithm=fedavg"], file)
+    assert (config.algorithm, config.local, config.tuning["name"], config.rounds) == (
+        "fedavg",
+        {"name": "fedavg"},
+        "head",
+        3,
+    )
+    assert load_config(["tuning=lora", "tuning.rank=3"], file).tuning["rank"] == 3
+
+
+FILES = [(p.relative_to(folder()).parts[0], p) for p in sorted(folder().rglob("*/*.yaml"))]
+NEEDS = {"timm": ["model.name=resnet18"], "image_folder": ["data.root=x"], "pacs": ["data.root=x"]}
+
+
+@pytest.mark.parametrize(("group", "path"), FILES, ids=[str(p.relative_to(folder())) for _, p in FILES])
+def test_every_config_that_ships_composes(group, path):
+    name = str(path.relative_to(folder() / group).with_suffix(""))
+    config = load_config([f"{group}={name}", *NEEDS.get(path.stem, [])])
+    build_parts(config)
+
+
+def test_unknown_names_suggest_and_list():
+    with pytest.raises(ConfigError, match=r"did you mean 'fedprox'.*fedavg"):
+        compose(["algorithm=fedprx"])
+
+
+SURFACE = """
+algorithm server local tuning model data train evaluation cluster rounds seed clients_per_round sampling capacity
+deterministic output overwrite
+""".split()
+
+
+def test_the_surface_grows_on_purpose_only():
+    assert [f.name for f in dataclasses.fields(Config)] == SURFACE

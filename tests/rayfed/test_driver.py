@@ -1,0 +1,163 @@
+"""Choosing clients, depths and statistics: pure parts of the loop, with numbers worked out by hand."""
+
+import pytest
+
+from rayfed.capacity import assign, draw
+from rayfed.cohort import Answer, ClientInfo
+from rayfed.driver import Experiment, headline, is_due, sample
+from rayfed.errors import ConfigError
+from rayfed.evaluation.metrics import evaluation, personal, pool, summary
+from rayfed.evaluation.protocol import EvaluationSet
+from rayfed.local import Local
+from rayfed.server import Server
+from rayfed.types import Update
+
+CLIENTS = {f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=10) for i in range(6)}
+
+
+def experiment(per_round=6, sampling="uniform", seed=0, clients=CLIENTS):
+    return Experiment(
+        server=Server(),
+        local=Local(),
+        clients=clients,
+        sets=(),
+        seed=seed,
+        rounds=3,
+        clients_per_round=per_round,
+        sampling=sampling,
+    )
+
+
+def test_full_participation_is_everybody_in_order():
+    assert sample(experiment(), 0) == tuple(CLIENTS)
+
+
+def test_partial_participation_is_fair_and_depends_on_seed_and_round_only():
+    seen = [sample(experiment(per_round=2), r) for r in range(300)]
+    assert all(len(ids) == 2 and list(ids) == sorted(ids) for ids in seen)
+    counts = {cid: sum(cid in ids for ids in seen) for cid in CLIENTS}
+    assert all(70 <= n <= 130 for n in counts.values())  # 100 expected, standard deviation 8
+    assert seen[5] == sample(experiment(per_round=2), 5)
+    assert seen != [sample(experiment(per_round=2, seed=1), r) for r in range(300)]
+
+
+def test_one_per_domain():
+    seen = [sample(experiment(sampling="one_per_domain"), r) for r in range(100)]
+    assert all([CLIENTS[c].domain for c in ids] == ["a", "b"] for ids in seen)
+    assert {c for ids in seen for c in ids} == set(CLIENTS)
+
+
+def test_the_last_round_is_always_due():
+    assert [is_due(2, r, 5) for r in range(5)] == [False, True, False, True, True]
+    assert not any(is_due(0, r, 5) for r in range(5))
+
+
+def answer(accuracy, loss, num):
+    return Update(client="x", num_examples=num, metrics={"accuracy": accuracy, "loss": loss, "num": num})
+
+
+def unit(cid, domain, clients):
+    return EvaluationSet(id=cid, domain=domain, clients=clients)
+
+
+def test_statistics_over_clients_and_domains():
+    """Domain a pools 0.5 of 10 and 1.0 of 30 to 35/40; b is 0.25; sigma over (0.875, 0.25) is 0.3125."""
+    sets = (unit("c0", "a", ("c0",)), unit("c1", "a", ("c1",)), unit("c2", "b", ("c2",)), unit("h", "c", ()))
+    found = evaluation(sets, [answer(0.5, 1, 10), answer(1.0, 2, 30), answer(0.25, 3, 4), answer(0.1, 9, 5)])
+    row = summary(found)
+    assert row["accuracy"] == pytest.approx((0.5 + 1 + 0.25) / 3)
+    assert row["accuracy_domain"] == pytest.approx((0.875 + 0.25) / 2)
+    assert row["sigma_type"] == pytest.approx(0.3125)
+    assert row["sigma_client"] == pytest.approx(0.3118048)  # of 0.5, 1, 0.25 with ddof 0
+    assert (row["worst_domain"], row["worst_domain_accuracy"]) == ("b", 0.25)
+    assert row["worst_client_accuracy"] == 0.25
+    assert row["held_out_accuracy"] == 0.1
+    assert row["loss"] == 2
+
+
+def test_clients_that_share_a_test_set_share_its_score_and_weigh_as_clients():
+    sets = (unit("domain:a", "a", ("c0", "c1", "c2")), unit("domain:b", "b", ("c3",)))
+    row = summary(evaluation(sets, [answer(0.8, 1, 10), answer(0.4, 1, 10)]))
+    assert row["accuracy"] == pytest.approx(0.7)
+    assert row["accuracy_domain"] == pytest.approx(0.6)
+
+
+def test_empty_test_sets_are_left_out():
+    empty = Update(client="c0", num_examples=0)
+    found = evaluation((unit("c0", "a", ("c0",)), unit("c1", "b", ("c1",))), [empty, answer(0.5, 1, 2)])
+    assert list(found.clients) == ["c1"]
+    assert list(found.domains) == ["b"]
+
+
+def test_personal_scores_are_the_last_known_ones():
+    def scored(client, accuracy):
+        return Answer(
+            "fit", client, {"personal/accuracy": accuracy, "personal/loss": 1.0, "personal/num": 10}
+        )
+
+    first = personal(None, [scored("c0", 0.2), scored("c3", 0.6)], CLIENTS)
+    second = personal(first, [scored("c0", 0.4), Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS)
+    assert {c: s.accuracy for c, s in second.clients.items()} == {"c0": 0.4, "c3": 0.6}
+    assert {d: s.accuracy for d, s in second.domains.items()} == {"a": 0.4, "b": 0.6}
+    assert personal(None, [Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS) is None
+
+
+def test_the_headline_is_that_of_the_deployed_model():
+    sets = (unit("c0", "a", ("c0",)),)
+    scores = {
+        "global": evaluation(sets, [answer(0.1, 1, 1)]),
+        "personal": evaluation(sets, [answer(0.9, 1, 1)]),
+    }
+    assert headline(scores, "global")["accuracy"] == 0.1
+    assert headline(scores, "personal")["accuracy"] == 0.9
+    assert headline(scores, "personal")["global_accuracy"] == 0.1
+
+
+def test_pool():
+    assert pool([evaluation((unit("c", "a", ("c",)),), [answer(0.5, 2, 4)]).clients["c"]]).num == 4
+
+
+DOMAINS = {"c0": "a", "c1": "a", "c2": "b", "c3": "b"}
+
+
+@pytest.mark.parametrize(
+    ("config", "depths"),
+    [
+        (None, [12, 12, 12, 12]),
+        (6, [6, 6, 6, 6]),
+        ([12, 3], [12, 12, 3, 3]),
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+    ],
+)
+def test_capacities(config, depths):
+    assert list(assign(config, DOMAINS, 12, 0).values()) == depths
+
+
+def test_tiers_have_exact_sizes_and_are_drawn_by_the_seed():
+    domains = {f"c{i}": "a" for i in range(7)}
+    found = [assign({12: 1, 3: 2}, domains, 12, seed) for seed in range(20)]
+    # 7/3 = 2.33 and 14/3 = 4.67: the larger remainder gets the client that is left
+    assert all(sorted(f.values()) == [3] * 5 + [12] * 2 for f in found)
+    assert len({tuple(f.values()) for f in found}) > 1
+    assert found[3] == assign({12: 1, 3: 2}, domains, 12, 3)
+
+
+@pytest.mark.parametrize("config", [0, 13, [12, 0], [1, 2, 3], {13: 1.0}, {3: -1.0, 4: 2.0}, {3: 0.0}])
+def test_impossible_capacities(config):
+    with pytest.raises(ConfigError, match="capacity"):
+        assign(config, DOMAINS, 12, 0)
+
+
+def test_a_backbone_without_blocks_has_no_capacities():
+    assert assign(None, DOMAINS, 0, 0) == dict.fromkeys(DOMAINS, 0)
+    with pytest.raises(ConfigError, match="no uniform blocks"):
+        assign(3, DOMAINS, 0, 0)
+
+
+def test_dynamic_depths_are_uniform_from_1_to_all():
+    assert assign("dynamic", DOMAINS, 12, 0) is None
+    drawn = [d for r in range(600) for d in draw(("c0", "c1"), 12, 0, r).values()]
+    counts = [drawn.count(d) for d in range(1, 13)]
+    assert sum(counts) == 1200
+    assert all(60 <= n <= 140 for n in counts)  # 100 expected, standard deviation 9.6
+    assert draw(("c0",), 12, 0, 5)["c0"] == draw(("c1", "c0"), 12, 0, 5)["c0"]

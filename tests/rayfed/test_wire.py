@@ -1,0 +1,90 @@
+"""Messages across processes, and errors: what goes in comes out."""
+
+import pickle
+
+import pytest
+import torch
+
+from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
+from rayfed.executors.wire import decode, decode_update, encode, encode_update, pack, unpack
+from rayfed.types import Update
+
+
+def test_packing_keeps_names_types_shapes_and_bits():
+    params = {
+        "a": torch.randn(3, 4),
+        "empty": torch.zeros(0, 5),
+        "half": torch.randn(2, dtype=torch.float16),
+        "brain": torch.randn(2, 3).bfloat16(),
+        "scalar": torch.tensor(3.5),
+        "count": torch.tensor([1, 2, 3]),
+        "b": torch.randn(7).t(),
+    }
+    back = unpack(pickle.loads(pickle.dumps(pack(params))))
+    assert list(back) == list(params)
+    for name, value in params.items():
+        assert back[name].dtype == value.dtype
+        assert torch.equal(back[name], value)
+    assert len(pack(params).flat) == 4  # one array per type, not one per tensor
+
+
+def test_packing_copies():
+    value = torch.zeros(3)
+    packed = pack({"a": value})
+    value += 1
+    assert unpack(packed)["a"].tolist() == [0, 0, 0]
+
+
+def test_containers_of_tensors_pass_through():
+    thing = {"a": [torch.ones(2), 3, "text"], "b": (torch.zeros(1), {"c": torch.tensor(2.0)}), "n": None}
+    back = decode(pickle.loads(pickle.dumps(encode(thing))))
+    assert torch.equal(back["a"][0], torch.ones(2))
+    assert back["a"][1:] == [3, "text"]
+    assert isinstance(back["b"], tuple)
+    assert float(back["b"][1]["c"]) == 2
+    assert back["n"] is None
+
+
+def test_a_copied_store_can_be_written():
+    packed = encode({"w": torch.zeros(2)})
+    decode(packed, copy=True)["w"].add_(1)
+    assert decode(packed)["w"].tolist() == [0, 0]
+
+
+def test_updates():
+    update = Update(
+        client="c",
+        params={"a": torch.ones(2)},
+        num_examples=3,
+        metrics={"m": 1.0},
+        extra={"h": torch.ones(1)},
+    )
+    back = decode_update(pickle.loads(pickle.dumps(encode_update(update))))
+    assert (back.client, back.num_examples, back.metrics) == ("c", 3, {"m": 1.0})
+    assert torch.equal(back.params["a"], torch.ones(2))
+    assert torch.equal(back.extra["h"], torch.ones(1))
+
+
+def children(cls):
+    return [cls, *(c for sub in cls.__subclasses__() for c in children(sub))]
+
+
+@pytest.mark.parametrize("cls", children(RayFedError))
+def test_errors_survive_pickling(cls):
+    error = (
+        ClientError("c1", 2, "fit", "boom", "trace") if cls is ClientError else cls("what, where, what to do")
+    )
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is cls
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
+
+
+def test_bad_input_is_one_family():
+    assert issubclass(DataError, ConfigError)
+    assert issubclass(ResourceError, ConfigError)
+    assert not issubclass(ClientError, ConfigError)
+
+
+def test_unknown_names_have_a_nearest_match():
+    assert unknown("model", "xyz", ["vit"]) == "model: 'xyz' does not exist. Choose one of: vit"
