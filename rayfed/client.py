@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ class TrainConfig:
         max_steps: No call takes more steps than this; none: no limit.
         batch_norm: Running statistics of trained BatchNorm layers: `average` sends and averages them like
             parameters, `local` keeps them with the client.
+        cache_features: Features of a frozen network are computed once per process and image, not in every
+            round: `auto`: wherever that is exact; `on`: refuse to run where it is not; `off`: never.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -50,6 +52,7 @@ class TrainConfig:
     local_steps: Literal["full_epoch", "min_over_clients_plus_one"] | Count = "full_epoch"
     max_steps: Count | None = None
     batch_norm: Literal["average", "local"] = "average"
+    cache_features: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass
@@ -64,6 +67,8 @@ class Client:
         rng: The stream of this (seed, tag, round, client); lives on the CPU.
         store: Private, survives rounds, travels with the client: tensors, numbers, strings and containers of
             them.
+        cache: Of the process, for what depends on data and frozen weights only; may be empty at any time.
+        transform: Changes the inputs of every batch; set by `Local.prepare`.
         personal_split: Split on which `fit` scores the model this client would deploy; empty: not this time.
     """
 
@@ -74,19 +79,49 @@ class Client:
     rng: torch.Generator
     store: dict[str, Any] = field(default_factory=dict)
     personal_split: str = ""
+    cache: dict[Any, Tensor] = field(default_factory=dict, repr=False)
+    transform: Callable[[Tensor], Tensor] | None = None
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Shuffled: the training batches of one call, `num_steps` of them. Else: one pass in order."""
         n = self.data.size(split)
         if not shuffle:
             for rows in torch.arange(n).split(self.config.eval_batch_size) if n else ():
-                yield self.data.batch(split, rows)
+                yield self.batch(split, rows)
             return
         step, total = 0, self.num_steps(split) if n else 0
         while step < total:
             for rows in torch.randperm(n, generator=self.rng).split(self.config.batch_size)[: total - step]:
                 step += 1
-                yield self.data.batch(split, rows)
+                yield self.batch(split, rows)
+
+    def batch(self, split: str, positions: Tensor) -> Batch:
+        """The examples at these positions of a split, transformed."""
+        x, y = self.data.batch(split, positions)
+        if self.transform is not None:
+            return self.transform(x), y
+        if self._keeps_features:
+            self.model.note_frozen(x, self._frozen_features(split)[positions].to(x.device))
+        return x, y
+
+    @property
+    def _keeps_features(self) -> bool:
+        model = self.model
+        return model.gc_net is not None or (self.config.cache_features != "off" and model.has_frozen_features)
+
+    @torch.no_grad()
+    def _frozen_features(self, split: str) -> Tensor:
+        """Frozen features of a whole split, shape (n, width), computed once per process.
+
+        Always in the batches of one pass in order: the last bits depend on the batch, so features computed in
+        whatever batch came first would make results depend on where a client ran.
+        """
+        key = (self.id, split, self.model.active)
+        if key not in self.cache:
+            parts = torch.arange(self.data.size(split)).split(self.config.eval_batch_size)
+            found = [self.model.frozen_features(self.data.batch(split, rows)[0]).cpu() for rows in parts]
+            self.cache[key] = torch.cat(found)
+        return self.cache[key]
 
     def num_steps(self, split: str = "train") -> int:
         """Optimisation steps of one call."""
@@ -131,10 +166,10 @@ class Client:
         load(self.model, params)
 
     @torch.no_grad()
-    def reference(self, params: Mapping[str, Tensor], x: Tensor) -> Any:
-        """Output of the same model under other parameters, without copying or changing it."""
+    def reference(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
+        """Output (headless: features) of the same model under other parameters, without changing it."""
         values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
-        return torch.func.functional_call(self.model, values, (x,))
+        return torch.func.functional_call(self.model, values, (x,), {"headless": headless})
 
     def update(self, **parts: Any) -> Update:
         """Answer with the trained values of this client."""

@@ -20,7 +20,7 @@ from rayfed.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
 from rayfed.local import Local
-from rayfed.method import load_method
+from rayfed.method import check, load_method
 from rayfed.models.config import ModelConfig
 from rayfed.server import Server
 from rayfed.tuning.base import Tuning, load_tuning
@@ -97,6 +97,8 @@ class Config:
         sampling: uniform draws, or one client of each domain a round.
         capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth,
             dynamic (drawn each round); none: all.
+        compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
+            table and into compare/<name> of the run's folder.
         deterministic: Refuse nondeterministic kernels.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
@@ -116,6 +118,7 @@ class Config:
     clients_per_round: Literal["all"] | Count = "all"
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
     capacity: CapacityConfig = None
+    compare: str | tuple[str, ...] = ()
     deterministic: bool = False
     output: str | None = None
     overwrite: bool = False
@@ -155,6 +158,28 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     )
 
 
+def comparisons(config: Config, path: Path) -> dict[str, Config]:
+    """The other experiments of `compare`, by algorithm: the same but for the method, which has its defaults.
+
+    Args:
+        config: The main experiment.
+        path: Folder of the main run.
+
+    Raises:
+        ConfigError: An algorithm does not exist, or does not fit the tuning.
+    """
+    names = (config.compare,) if isinstance(config.compare, str) else config.compare
+    found = {}
+    for name in names:
+        load_method(name, "compare")
+        place = {"output": str(path / "compare" / name), "overwrite": True}
+        change = {"algorithm": name, "server": {}, "local": {}, "compare": ()}
+        found[name] = resolve({**to_dict(config), **change, **place})
+        parts = build_parts(found[name])
+        check(parts.server, parts.local, parts.tuning)
+    return found
+
+
 def build_parts(config: Config) -> Parts:
     """The halves and the tuning a config names, with their hyperparameters.
 
@@ -177,10 +202,20 @@ def _tuning(section: Mapping[str, Any], where: str) -> Tuning:
     if "name" not in values:
         raise ConfigError(f"{where}.name: missing; set tuning=lora or another scheme")
     cls = load_tuning(values.pop("name"), f"{where}.name")
-    if isinstance(inner := values.get("inner"), Mapping) and "inner" in get_type_hints(cls):
-        values["inner"] = _named(inner.get("name", ""), _tuning(inner, f"{where}.inner"))
+    if "inner" in (hints := get_type_hints(cls)):
+        values = _with_inner(values, set(hints), where)
     scheme: Tuning = parse(cls, values, where)
     return scheme
+
+
+def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, Any]:
+    """The section `inner`, complete; keys that the wrapper does not have go to the inner scheme."""
+    inner = values.get("inner", {"name": "lora"})
+    if not isinstance(inner, Mapping) or "name" not in inner:
+        raise ConfigError(f"{where}.inner: {inner!r} is not a section with a name, such as lora")
+    inner = {**inner, **{key: value for key, value in values.items() if key not in own}}
+    scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
+    return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -138,7 +138,8 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
     """Score the global model on every test set; what we look at is not what the method costs."""
     ids = tuple(s.id for s in experiment.sets)
     looking = replace(cohort, ids=ids, ledger=Ledger())
-    answers = looking.run(partial(evaluate, split="test"), state.broadcast(), tag="report")
+    task = partial(evaluate, split="test", local=experiment.local)
+    answers = looking.run(task, state.broadcast(), tag="report")
     for name in ("accuracy_ensemble", "accuracy_last_exit"):
         if found := [a.metrics[name] for a in answers if name in a.metrics]:
             cohort.measure(**{name: sum(found) / len(found)})

@@ -34,6 +34,9 @@ class Local:
         """Driver side, before training: learn from clients what all of them must know, and share it."""
         return state
 
+    def prepare(self, client: Client, sent: Broadcast) -> None:
+        """Before a model is scored or trained at a client: set `client.transform` here."""
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()
         for batch in client.batches():

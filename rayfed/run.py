@@ -91,6 +91,7 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
 
 def execute(config: Config, quiet: bool = False) -> Result:
     """Prepare, run and report one checked config."""
+    from rayfed.config import comparisons
     from rayfed.launch import launch
     from rayfed.report.folder import create
     from rayfed.setup import prepare
@@ -99,6 +100,7 @@ def execute(config: Config, quiet: bool = False) -> Result:
     path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
     began = time.perf_counter()
     try:
+        others = comparisons(config, path)
         setup = prepare(config)
     except ConfigError:
         _remove_if_empty(path)
@@ -110,7 +112,10 @@ def execute(config: Config, quiet: bool = False) -> Result:
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
         save(Result(path, digest).params, config.model.name, path / "model")
-    _report(path, tell)
+    for name, other in others.items():
+        tell(f"\ncompare={name}")
+        execute(other, quiet)
+    _report(path, tell, tuple(others))
     tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
@@ -137,12 +142,13 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
         tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
 
-def _report(path: Path, tell: Callable[[str], None]) -> None:
+def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:
+    from rayfed.report.comparison import with_others
     from rayfed.report.figures import draw
     from rayfed.report.files import write_text
     from rayfed.report.table import final_table
 
-    table = final_table(path)
+    table = with_others(final_table(path), path, others)
     pictures = (f"\n![{title}](figures/{file.name})\n" for title, file in draw(path).items())
     write_text(path / "report.md", table.markdown() + "".join(pictures))
     tell("\n" + table.text())

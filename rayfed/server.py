@@ -42,7 +42,8 @@ class Server:
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         """One communication round: any number of exchanges, then the next state."""
         state = local.exchange(state, cohort)
-        updates = cohort.run(self.visit(local), self.send(state, cohort))
+        # One name for the training exchange, so that all methods draw the same random numbers in it.
+        updates = cohort.run(self.visit(local), self.send(state, cohort), tag="fit")
         return self.aggregate(state, cohort, updates)
 
     def visit(self, local: Local) -> Task:
@@ -55,7 +56,14 @@ class Server:
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         """From trained updates, in the order of the cohort, to the next state. May run more exchanges."""
-        return self.average(state, updates, self.base_weights(updates))
+        weights = self.base_weights(updates)
+        self.record_weights(cohort, updates, weights)
+        return self.average(state, updates, weights)
+
+    def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:
+        """Add each client's weight to the table `aggregation`."""
+        for update, weight in zip(updates, weights, strict=True):
+            cohort.record("aggregation", client=update.client, weight=float(weight))
 
     def base_weights(self, updates: Sequence[Update]) -> list[float]:
         """One weight per update, as `weighting` says, summing to 1."""

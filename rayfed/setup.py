@@ -66,6 +66,7 @@ def prepare(config: Config) -> Setup:
     )
     world = _world(config, parts, dataset, partition)
     model = world.build()
+    _check_cache(config.train, model)
     experiment = _experiment(config, parts, partition, model)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
@@ -85,6 +86,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         model=config.model,
         tuning=parts.tuning,
         num_classes=len(dataset.classes),
+        classes=tuple(dataset.classes),
         train=_train(config.train, partition),
         shard=Path(dataset.path),
         splits=all_splits(partition),
@@ -93,6 +95,15 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
+
+
+def _check_cache(train: TrainConfig, model: Backbone) -> None:
+    if train.cache_features == "on" and not model.has_frozen_features:
+        why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
+        raise ConfigError(
+            f"train.cache_features: on is not exact with this tuning: {why}; set auto, or tune only the head "
+            f"or an adapter"
+        )
 
 
 def _train(train: TrainConfig, partition: Partition) -> TrainConfig:

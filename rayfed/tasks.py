@@ -34,8 +34,10 @@ def score(client: Client, split: str) -> dict[str, float]:
     return {"loss": loss / n, "num": n, **{name: count / n for name, count in correct.items()}} if n else {}
 
 
-def evaluate(client: Client, sent: Broadcast, split: str = "val") -> Update:
-    """Score the broadcast model."""
+def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
+    """Score the broadcast model, on the inputs that `local` prepares."""
+    if local is not None:
+        local.prepare(client, sent)
     return Update(client=client.id, num_examples=client.data.size(split), metrics=score(client, split))
 
 
@@ -50,6 +52,7 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
         end: Split for the trained parameters, as end/...
     """
     metrics: dict[str, float] = {}
+    local.prepare(client, sent)
     if start:
         metrics |= _named("start", score(client, start))
     update = local.train(client, sent)

@@ -38,6 +38,7 @@ class World:
         model: Which backbone.
         tuning: Which of its tensors train.
         num_classes: Width of the head.
+        classes: Names of the classes, where the model may want to read them.
         train: Local optimisation.
         shard: The Arrow file of the images.
         splits: Row numbers by client (or evaluation set) and split.
@@ -54,6 +55,7 @@ class World:
     train: TrainConfig
     shard: Path
     splits: Mapping[str, Splits]
+    classes: tuple[str, ...] = ()
     personal_every: int = 0
     rounds: int = 1
     threads: int = 1
@@ -61,7 +63,7 @@ class World:
 
     def build(self) -> Backbone:
         """The tuned model with its start values."""
-        model = build_backbone(self.model, self.num_classes, self.seed)
+        model = build_backbone(self.model, self.classes or self.num_classes, self.seed)
         return apply_tuning(model, self.tuning, self.seed)
 
     def skeleton(self) -> Backbone:
@@ -103,6 +105,7 @@ class Worker:
         dataset = open_dataset(world.shard)
         self._images, self._labels = dataset.images, np.asarray(dataset.labels)
         self._normalize = Normalizer(self._model.mean, self._model.std)
+        self._cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
         """What travels, at its start values."""
@@ -143,7 +146,7 @@ class Worker:
         splits = world.splits[call.client]
         data = ClientData(self._images, self._labels, splits, self._normalize, self._device)
         personal = "test" if world.scores_personal(sent.round) else ""
-        return Client(call.client, model, data, world.train, rng, store, personal)
+        return Client(call.client, model, data, world.train, rng, store, personal, self._cache)
 
     def _keep_buffers(self, client: Client) -> None:
         if self._float_buffers and not client.buffers_travel:

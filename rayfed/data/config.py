@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
 
 
@@ -14,17 +15,26 @@ class PartitionConfig:
     """How the images of a domain are dealt to its clients.
 
     Attributes:
-        scheme: `by_domain` deals at random in nearly equal parts; `dirichlet` skews labels within a domain.
+        scheme: `by_domain` deals at random in nearly equal parts; `dirichlet` skews labels within a domain;
+            `imbalanced` gives domains very different numbers of clients and clients very different sizes,
+            and cuts the test samples off each domain before it is dealt.
         clients_per_domain: One number for all domains, or a list with one number per domain that has clients.
         alpha: Concentration of the Dirichlet, > 0; small is skewed, 100 is nearly uniform.
         min_samples: Fewest training samples of a client under `dirichlet`.
+        factor: Under `imbalanced`: clients of the first domain for one of the last, e.g. 1, 5, 10.
+        order: Under `imbalanced`: domains from the largest to the smallest; None: as in `data.domains`.
+        within: Under `imbalanced`: sizes of a domain's clients fall by the same `ratio` as the counts do
+            (Digit-Five, DomainNet), or over a range of `factor` (PACS).
         pooled: Train one client on everything (the centralised reference); tests stay as they are.
     """
 
-    scheme: Literal["by_domain", "dirichlet"] = "by_domain"
+    scheme: Literal["by_domain", "dirichlet", "imbalanced"] = "by_domain"
     clients_per_domain: int | list[int] = 1
     alpha: float = 0.5
     min_samples: int = 10
+    factor: float = 5
+    order: list[str] | None = None
+    within: Literal["ratio", "factor"] = "ratio"
     pooled: bool = False
 
 
@@ -38,6 +48,7 @@ class DataConfig:
         root: Folder of the data set, for readers that read one.
         cache: Folder for decoded images; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
+        classes: Classes to use, in this order; None means all. Only for readers that can choose.
         held_out: Domain or domains that no client owns: all their images test the global model.
         on_bad_image: What to do with an image that cannot be decoded.
         limit: At most this many images of each domain, chosen by the seed in the proportions of the classes.
@@ -51,6 +62,7 @@ class DataConfig:
     root: str | None = None
     cache: str | None = None
     domains: list[str] | None = None
+    classes: list[str] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"
     limit: int | None = None
@@ -88,13 +100,15 @@ def _check_share(key: str, share: object) -> None:
 
 
 def _check_partition(partition: PartitionConfig) -> None:
-    schemes = ("by_domain", "dirichlet")
+    schemes = ("by_domain", "dirichlet", "imbalanced")
     if partition.scheme not in schemes:
         raise ConfigError(unknown("data.partition.scheme", partition.scheme, schemes))
     if not 0 < partition.alpha < float("inf"):
         raise ConfigError(f"data.partition.alpha: {partition.alpha} is not a finite number > 0; try 0.5")
     if partition.min_samples < 1:
         raise ConfigError(f"data.partition.min_samples: {partition.min_samples} must be at least 1")
+    if not 1 <= partition.factor < float("inf"):
+        raise ConfigError(f"data.partition.factor: {partition.factor} is not a finite number >= 1; try 5")
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
@@ -120,6 +134,8 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
             if name in names[:position]:
                 raise ConfigError(f"{key}: {name!r} is listed twice; list each domain once")
     owners = [name for name in chosen if name not in held_out]
+    if config.partition.scheme == "imbalanced" and config.partition.order is not None:
+        owners = _ordered(owners, config.partition.order)
     if not owners:
         raise ConfigError(
             f"data.held_out: {', '.join(held_out) or 'nothing'} of data.domains {', '.join(chosen) or '[]'} "
@@ -128,12 +144,22 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
     return owners, list(held_out)
 
 
+def _ordered(owners: list[str], order: list[str]) -> list[str]:
+    if sorted(order) != sorted(owners):
+        raise ConfigError(
+            f"data.partition.order: {order} must list each domain that has clients once: {', '.join(owners)}"
+        )
+    return order
+
+
 def client_counts(partition: PartitionConfig, owners: Sequence[str]) -> list[int]:
     """Number of clients of each domain that has clients.
 
     Raises:
         ConfigError: A list of another length than there are such domains.
     """
+    if partition.scheme == "imbalanced":
+        return imbalanced_counts(len(owners), partition.factor)
     counts = partition.clients_per_domain
     if isinstance(counts, int):
         return [counts] * len(owners)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rayfed.data import manifest
 from rayfed.data.config import DataConfig, check, client_counts, client_domains
+from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
 from rayfed.data.skew import Indices, deal_by_dirichlet, deal_evenly, stratified_order
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rayfed.data.shards import Dataset
+
+__all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,13 +130,14 @@ def make_partition(
     dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
     width = len(str(sum(counts) - 1))
     clients: list[ClientSplit] = []
+    sizes = dealer.sizes(owners, counts)
     for name, count in zip(owners, counts, strict=True):
-        for part in dealer.deal(name, count):
+        for part in dealer.deal(name, count, sizes.get(name)):
             clients.append(ClientSplit(id=f"c{len(clients):0{width}d}-{name}", domain=name, **part))
     return Partition(
         clients=tuple(clients),
         held_out={name: dealer.samples(name) for name in held_out},
-        official_test=config.test == "official",
+        official_test=config.test == "official" or config.partition.scheme == "imbalanced",
         pooled=config.partition.pooled,
     )
 
@@ -158,24 +162,58 @@ class _Dealer:
         order = stratified_order(strata, generator(self.seed, "partition", name, "limit"))
         return np.sort(found[order[: self.config.limit]])
 
-    def deal(self, name: str, count: int) -> list[dict[str, Indices]]:
+    def sizes(self, owners: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
+        """Under `imbalanced`: samples of each client, by domain; otherwise nothing."""
+        partition = self.config.partition
+        if partition.scheme != "imbalanced":
+            return {}
+        ratio = ratio_of(len(owners), partition.factor)
+        used = pools([len(self.halves(name)[0]) for name in owners], ratio)
+        found = {}
+        for name, count, pool, step in zip(
+            owners, counts, used, steps(counts, ratio, partition.within), strict=True
+        ):
+            smallest = _smallest_part(self.config, 1, pool)
+            if pool < count * smallest:
+                raise ConfigError(_too_few(self.config, name, count, pool, smallest))
+            found[name] = raised(client_sizes(pool, count, step), smallest)
+        return found
+
+    def halves(self, name: str) -> tuple[Indices, Indices | None]:
+        """What is dealt to a domain's clients, and the test samples they share, if they do."""
+        samples, config = self.samples(name), self.config
+        if config.test == "official":
+            is_test = self.test[samples]
+        elif config.partition.scheme == "imbalanced":
+            order = stratified_order(self.labels[samples], generator(self.seed, "partition", name, "test"))
+            share = config.test
+            count = share if isinstance(share, int) else int(np.floor(share * len(samples) + 0.5))
+            is_test = np.zeros(len(samples), dtype=np.bool_)
+            is_test[order[:count]] = True
+        else:
+            return samples, None
+        return samples[~is_test], samples[is_test]
+
+    def deal(
+        self, name: str, count: int, sizes: Sequence[int] | None = None
+    ) -> list[dict[str, Indices]]:
         """Training, validation and test samples of each of a domain's clients."""
-        samples = self.samples(name)
-        official = self.config.test == "official"
-        pool, shared = (
-            (samples[~self.test[samples]], samples[self.test[samples]]) if official else (samples, None)
-        )
+        pool, shared = self.halves(name)
         if shared is not None and not len(shared):
             raise ConfigError(
                 f"data.test: official, but domain {name!r} has no test split of its own; "
                 "set data.test to a fraction, e.g. 0.2"
             )
-        splits = [self.split(name, number, part) for number, part in enumerate(self.cut(name, pool, count))]
+        parts = self.cut(name, pool, count, sizes)
+        splits = [self.split(name, number, part) for number, part in enumerate(parts)]
         return splits if shared is None else [split | {"test": shared} for split in splits]
 
-    def cut(self, name: str, pool: Indices, count: int) -> list[Indices]:
+    def cut(self, name: str, pool: Indices, count: int, sizes: Sequence[int] | None) -> list[Indices]:
         """The parts of a domain's clients, each large enough for what is taken from it."""
         partition = self.config.partition
+        if sizes is not None:
+            order = generator(self.seed, "partition", name).permutation(pool)
+            return [np.sort(part) for part in np.split(order, np.cumsum(sizes))[:-1]]
         by_dirichlet = partition.scheme == "dirichlet"
         smallest = _smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
         if len(pool) < count * smallest:
@@ -203,7 +241,8 @@ def _taken(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
             return np.full_like(sizes, share)
         return np.maximum(np.floor(share * sizes + 0.5), float(share > 0)).astype(np.int64)
 
-    return count(0 if config.test == "official" else config.test), count(config.val)
+    test = 0 if config.test == "official" or config.partition.scheme == "imbalanced" else config.test
+    return count(test), count(config.val)
 
 
 def _smallest_part(config: DataConfig, num_train: int, num_samples: int) -> int:
@@ -224,6 +263,13 @@ def _too_many(config: DataConfig, name: str, count: int, num_samples: int, small
         f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
         f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
         f"test={config.test}); {advice}"
+    )
+
+
+def _too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int) -> str:
+    return (
+        f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
+        f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
     )
 
 

@@ -82,6 +82,8 @@ def make_source(config: DataConfig) -> Source:
         ConfigError: There is no such reader, or the reader refuses its options.
     """
     reader = _find(config.reader)
+    if config.classes is not None and "classes" not in {option.name for option in fields(reader)}:
+        raise ConfigError(f"data.classes: the reader {config.reader!r} cannot choose classes; leave it out")
     return reader(**{option.name: getattr(config, option.name) for option in fields(reader)})
 
 

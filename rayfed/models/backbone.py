@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
+from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.exits import ExitHeads
+from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import is_trained_norm, trained_modules
 from rayfed.types import block_of
 
@@ -65,12 +70,16 @@ class Slot:
 
 
 class Backbone(nn.Module):
-    """A network without its classifier, and one linear head.
+    """A network without its classifier, and one head.
 
     Attributes:
-        net: timm's or torchvision's model; maps images (B, 3, size, size) to features (B, width).
-        head: The classifier, PyTorch's default initialisation.
+        net: timm's or torchvision's model, or the image tower of a CLIP model; maps images
+            (B, 3, size, size) to features (B, width).
+        head: The classifier, PyTorch's default initialisation; of a CLIP model: cosines with class features.
+        text: Class prompts and text tower of a CLIP model.
+        adapter: Changes features before the head, where a tuning scheme has put one.
         exits: Classifiers within the network, where a tuning scheme has put some.
+        gc_net: Makes prompts that depend on the image, where a tuning scheme has put one.
         size: Input height and width in pixels.
         mean, std: What inputs are normalised with, by channel.
         width: Size of the features.
@@ -78,28 +87,110 @@ class Backbone(nn.Module):
         label: The model's name, for messages.
     """
 
-    def __init__(self, net: nn.Module, head: nn.Linear, label: str = "this model") -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        head: nn.Linear | ClipHead,
+        label: str = "this model",
+        text: TextSide | None = None,
+    ) -> None:
         super().__init__()
         self.label, self.width = label, head.in_features
         self.size: int = 224
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
         self.std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-        if has_uniform_blocks(net):
+        if has_uniform_blocks(net) and not isinstance(net.blocks, BlockStack):
             net.blocks = BlockStack(*net.get_submodule("blocks").children())
-        self.net, self.head = net, head
+        self.net, self.head, self.text = net, head, text
+        self.adapter: nn.Module | None = None
         self.exits: ExitHeads | None = None
+        self.gc_net: GCNet | None = None
+        self._frozen_of: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
+        self._facts: dict[str, bool] = {}
         self._slots: dict[str, Slot] | None = None
         self._mode_plan: tuple[tuple[bool, ...], list[nn.Module], list[nn.Module]] | None = None
 
     def features(self, x: Tensor) -> Tensor:
         """Pooled features before the head, shape (B, width), of the active blocks."""
-        return self.net(x)
+        return self.encode(x)[0]
 
-    def forward(self, x: Tensor) -> Any:
-        """Logits, shape (B, C); with exits a list of them, one per exit that the active blocks have."""
-        if self.exits is None:
-            return self.head(self.features(x))
+    def encode(self, x: Tensor, customize: bool = True) -> tuple[Tensor, Tensor]:
+        """Features, and what groups of clients are told apart by; both of shape (B, width).
+
+        With a GC-Net: the features under the prompts it makes, and its output. Otherwise the features, twice.
+
+        Args:
+            x: Images.
+            customize: Whether the GC-Net's output is added to the prompts.
+        """
+        if self.gc_net is None:
+            known = self.net_is_frozen and not x.requires_grad
+            features = self.frozen_features(x) if known else self.net(x)
+            features = features if self.adapter is None else self.adapter(features)
+            return features, features
+        h = self.gc_net(self.frozen_features(x))
+        prompt = self.stack.prompt
+        with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
+            return self.gc_net.dropout(self.net(x)), h
+
+    @torch.no_grad()
+    def frozen_features(self, x: Tensor) -> Tensor:
+        """Features without prompts, of the frozen network; those of the last two batches are remembered."""
+        for of, blocks, features in self._frozen_of:
+            if of is x and blocks == self.active:
+                return features
+        with self.stack.prompted(None) if self.num_blocks else nullcontext():
+            found: Tensor = self.net(x)
+        self.note_frozen(x, found)
+        return found
+
+    def note_frozen(self, x: Tensor, features: Tensor) -> None:
+        """Say what `frozen_features` of this very tensor are."""
+        self._frozen_of.append((x, self.active, features.detach()))
+
+    def forward(self, x: Tensor, headless: bool = False) -> Any:
+        """Logits, shape (B, C); with exits a list of them, one per exit that the active blocks have.
+
+        Args:
+            x: Images.
+            headless: Answer with `features` instead.
+        """
+        if headless or self.exits is None:
+            features = self.features(x)
+            return features if headless else self.classify(features)
         return self.exits.logits(self.net, self.head, x)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, C) of features (B, width)."""
+        return self.head(features, self.class_features()) if self.text_is_live else self.head(features)
+
+    def class_features(self) -> Tensor:
+        """Raw text features of the class prompts of a CLIP model, shape (C, width)."""
+        if self.text is None:
+            raise ConfigError(
+                f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
+            )
+        return self.text.features(self.head.weight) if self.text_is_live else self.head.weight
+
+    @property
+    def net_is_frozen(self) -> bool:
+        """Whether an image's features before the adapter never change: nothing in `net` trains."""
+        return self._fact("net", lambda: not any(p.requires_grad for p in self.net.parameters()))
+
+    @property
+    def has_frozen_features(self) -> bool:
+        """Whether `frozen_features` of an image are all that a forward pass needs to know about it."""
+        return self.net_is_frozen and self.exits is None and self.gc_net is None
+
+    @property
+    def text_is_live(self) -> bool:
+        """Whether class features change while the model is tuned."""
+        return self.text is not None and self._fact("text", lambda: bool(self.text and self.text.is_live))
+
+    def _fact(self, name: str, ask: Callable[[], bool]) -> bool:
+        if name not in self._facts:
+            self._facts[name] = ask()
+        return self._facts[name]
 
     def predict(self, output: Any) -> Tensor:
         """Logits (B, C) to decide by, from what `forward` returned."""
@@ -150,8 +241,12 @@ class Backbone(nn.Module):
         return self._slots
 
     def refresh(self) -> None:
-        """Forget the table of `slots`: needed when modules come or go, not when a tensor is replaced."""
+        """Forget the table of `slots`: needed when modules come or go, not when a tensor is replaced.
+
+        Needed too when other parameters than before require gradients.
+        """
         self._slots = self._mode_plan = None
+        self._facts = {}
 
     def module_name(self, name: str) -> str:
         """The name in this model's state dict, as torch.func.functional_call wants it, for a global name.

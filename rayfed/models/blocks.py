@@ -30,15 +30,30 @@ class BlockStack(nn.Sequential):
         self.active: tuple[int, ...] = tuple(range(len(self)))
         self.register_parameter("prompt", None)
         self._taps: dict[int, Tensor | None] | None = None
+        self._instead: tuple[Tensor | None] | None = None
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Prompt tokens of the next forward pass: (P, D) for all samples, (B, P, D), or none."""
+        return self.prompt if self._instead is None else self._instead[0]
+
+    @contextmanager
+    def prompted(self, tokens: Tensor | None) -> Iterator[None]:
+        """Within it, these tokens, one set (B, P, D) per sample, or none, take the place of `prompt`."""
+        self._instead = (tokens,)
+        try:
+            yield
+        finally:
+            self._instead = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self.prompt is not None:
+        if self.tokens is not None:
             yield self._append_prompt
         for j in self.active:
             yield self._modules[str(j)]
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
-        if self.prompt is not None:
+        if self.tokens is not None:
             yield self._remove_prompt
 
     def __getitem__(self, index: Any) -> Any:
@@ -64,17 +79,17 @@ class BlockStack(nn.Sequential):
 
     def _keep(self, block: int, x: Tensor, **_: Any) -> Tensor:
         assert self._taps is not None
-        self._taps[block] = x if self.prompt is None else self._remove_prompt(x)
+        self._taps[block] = x if self.tokens is None else self._remove_prompt(x)
         return x
 
     def _append_prompt(self, x: Tensor, **_: Any) -> Tensor:
-        assert self.prompt is not None
-        prompt = self.prompt.to(x.dtype).expand(x.shape[0], -1, -1)
+        assert self.tokens is not None
+        prompt = self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
         return torch.cat((x, prompt), dim=1)  # (B, N + P, D)
 
     def _remove_prompt(self, x: Tensor, **_: Any) -> Tensor:
-        assert self.prompt is not None
-        return x[:, : -self.prompt.shape[0]]  # (B, N, D)
+        assert self.tokens is not None
+        return x[:, : -self.tokens.shape[-2]]  # (B, N, D)
 
 
 def has_uniform_blocks(net: nn.Module) -> bool:

@@ -1,9 +1,9 @@
-"""From a name to a backbone: small ones of our own, torchvision's AlexNet, anything in timm."""
+"""From a name to a backbone: small ones of our own, torchvision's AlexNet, anything in timm or open_clip."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rayfed.errors import ConfigError
+from rayfed.models import clip
 from rayfed.models.backbone import Backbone
 from rayfed.models.checkpoints import Published, load_into, locate
 from rayfed.models.config import ModelConfig
@@ -37,6 +38,8 @@ class Bare:
         published: Where its weights are; None: nowhere.
         packaged: File in rayfed/models/weights/ that holds them instead.
         load: How a published file in the first authors' own format is read; None: it is a state dict.
+        is_tag: `model.pretrained` names the published weights, it is not a path.
+        tokenizer: Of a CLIP model, which `net` then is as a whole.
     """
 
     net: nn.Module
@@ -48,9 +51,11 @@ class Bare:
     published: Published | None = None
     packaged: str = ""
     load: Callable[[str], None] | None = None
+    is_tag: bool = False
+    tokenizer: clip.Tokenizer | None = None
 
 
-def build_backbone(config: ModelConfig, num_classes: int, seed: int) -> Backbone:
+def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int) -> Backbone:
     """A float32 backbone with a new head.
 
     Random weights depend on the seed only, and the head does not depend on where the other weights come from.
@@ -58,29 +63,38 @@ def build_backbone(config: ModelConfig, num_classes: int, seed: int) -> Backbone
 
     Args:
         config: Which backbone.
-        num_classes: Width of the head.
+        classes: Names of the classes, which CLIP models read, or only their number.
         seed: Seed of the experiment.
 
     Raises:
         ConfigError: No such model, it refuses the options, or its weights are missing or do not fit.
     """
+    names = [""] * classes if isinstance(classes, int) else list(classes)
     with seeded(derive(seed, "model")):
-        bare = _BUILDERS.get(config.name, _timm)(config)
+        other = _open_clip if config.name.startswith(clip.PREFIX) else _timm
+        bare = _BUILDERS.get(config.name, other)(config)
     if torch.get_default_device().type != "meta":
         _load(config, bare)
-    with seeded(derive(seed, "model", "head")):
-        # Drawn here: timm's own classifiers start at zero or from a truncated normal, by family.
-        head = nn.Linear(bare.width, num_classes)
-    model = Backbone(bare.net, head, config.name)
+    model = _assemble(config, bare, names, seed)
     model.size = bare.size
     model.mean, model.std = config.mean or bare.mean, config.std or bare.std
     return model
 
 
+def _assemble(config: ModelConfig, bare: Bare, names: Sequence[str], seed: int) -> Backbone:
+    if bare.tokenizer is not None:
+        tower, head, text = clip.take_apart(bare.net, names, config.template, bare.tokenizer)
+        return Backbone(tower, head, config.name, text)
+    with seeded(derive(seed, "model", "head")):
+        # Drawn here: timm's own classifiers start at zero or from a truncated normal, by family.
+        head = nn.Linear(bare.width, len(names))
+    return Backbone(bare.net, head, config.name)
+
+
 def _load(config: ModelConfig, bare: Bare) -> None:
     if config.pretrained is False:
         return
-    if isinstance(config.pretrained, str):
+    if isinstance(config.pretrained, str) and not bare.is_tag:
         load_into(bare.net, Path(config.pretrained).expanduser(), bare.classifiers)
     elif bare.packaged:
         with as_file(files("rayfed.models") / "weights" / bare.packaged) as path:
@@ -228,8 +242,46 @@ def _construct(config: ModelConfig, make: Callable[[], Any]) -> Any:
         raise ConfigError(f"model.options: {config.options} do not fit {config.name!r}: {reason}") from err
 
 
+def _clip_mini(config: ModelConfig) -> Bare:
+    from rayfed.models.captions import tokenize
+
+    depth = {"depth": 12, **config.options}
+    return Bare(
+        net=_construct(config, lambda: clip.mini(**depth)),
+        width=64,
+        size=_fixed_pixels(config, 32),
+        mean=HALF,
+        std=HALF,
+        classifiers=(),
+        packaged="clip_mini.safetensors",
+        tokenizer=tokenize,
+    )
+
+
+def _open_clip(config: ModelConfig) -> Bare:
+    known = clip.known(config.name, config.pretrained)
+    return Bare(
+        net=_construct(config, lambda: known.build(config.options)),
+        width=known.width,
+        size=_fixed_pixels(config, known.size),
+        mean=known.mean,
+        std=known.std,
+        classifiers=(),
+        published=known.published,
+        is_tag=known.is_tag,
+        tokenizer=known.tokenizer,
+    )
+
+
+def _fixed_pixels(config: ModelConfig, size: int) -> int:
+    if config.size not in (None, size):
+        raise ConfigError(f"model.size: {config.size} is not {size}, which {config.name!r} is made for")
+    return size
+
+
 _BUILDERS: Mapping[str, Callable[[ModelConfig], Bare]] = {
     "alexnet": _alexnet,
+    "clip_mini": _clip_mini,
     "mixer_mini": _mixer_mini,
     "vit_mini": _vit_mini,
 }

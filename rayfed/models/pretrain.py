@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +25,8 @@ from torch import Tensor, nn
 
 from rayfed.data.embedded.pool import GlyphPool, PoolStyle
 from rayfed.errors import ConfigError, unknown
+from rayfed.models import clip
+from rayfed.models.captions import Captioner
 from rayfed.seeds import derive, generator, seeded
 from rayfed.types import Params
 
@@ -29,19 +34,20 @@ log = logging.getLogger(__name__)
 
 _LOG_EVERY = 50
 _WARM_UP = 0.05
-_EASED = 0.4
+_LARGEST_SCALE = 100.0
 _TIMED_STEPS = 10
 
 
 class Learner(nn.Module):
     """A network with its pre-training loss; the base of one class per kind of backbone."""
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, images: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
         """Loss of a batch of the pool.
 
         Args:
             images: Shape (n, 3, 32, 32), in [-1, 1].
             labels: Shape (n,).
+            kinds: Kind of paper, shape (n,); see `GlyphPool.described_batch`.
         """
         raise NotImplementedError
 
@@ -89,11 +95,69 @@ class GlyphClassifier(Learner):
         self.backbone.blocks = SkippingBlocks(list(self.backbone.blocks), layer_skip, rng)
         self.head = nn.Linear(64, num_classes)
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, images: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
         return F.cross_entropy(self.head(self.backbone(images)), labels, label_smoothing=0.1)
 
     def export(self) -> Params:
         return {name: value.detach().clone() for name, value in self.backbone.state_dict().items()}
+
+
+class CaptionMatcher(Learner):
+    """An open_clip model that finds the caption of each picture of the batch, and the picture of each caption.
+
+    Its image tower begins as vit_mini. The loss is CLIP's; captions that occur twice in a batch are no
+    negatives of each other: their targets are shared.
+    """
+
+    def __init__(self, num_classes: int, rng: np.random.Generator) -> None:
+        super().__init__()
+        self.clip: Any = clip.mini()
+        load_vit(self.clip.visual, _packaged("vit_mini.safetensors"))
+        self.captioner = Captioner(rng)
+
+    def forward(self, images: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+        tokens, row = torch.unique(self.captioner(labels, kinds), dim=0, return_inverse=True)
+        pictures = F.normalize(self.clip.encode_image(images), dim=-1)
+        texts = F.normalize(self.clip.encode_text(tokens), dim=-1)
+        scores = self.clip.logit_scale.exp().clamp(max=_LARGEST_SCALE) * pictures @ texts.T
+        count = torch.bincount(row, minlength=len(tokens))
+        # log n: a caption that occurs n times stands in n columns of the full matrix
+        by_picture = F.cross_entropy(scores + count.log(), row)
+        by_text = -(F.log_softmax(scores, dim=0)[torch.arange(len(row)), row]).mean()
+        return (by_picture + by_text) / 2
+
+    def export(self) -> Params:
+        state = {name: value.detach().clone() for name, value in self.clip.state_dict().items()}
+        return state | {"logit_scale": state["logit_scale"].clamp(max=math.log(_LARGEST_SCALE))}
+
+
+def load_vit(visual: Any, state: Params) -> None:
+    """Give open_clip's vision transformer the weights of the timm one of the same size, exactly.
+
+    timm's patch embedding has a bias, which goes into the position embedding of the patches. The projection
+    to the features of both towers, which timm does not have, becomes the identity.
+    """
+    state = {name: value.clone() for name, value in state.items()}
+    position = state.pop("pos_embed")[0]
+    position[1:] += state.pop("patch_embed.proj.bias")
+    new = {"positional_embedding": position, "class_embedding": state.pop("cls_token")[0, 0]}
+    new["proj"] = torch.eye(len(new["class_embedding"]))
+    renamed = {
+        "patch_embed.proj.": "conv1.", "norm.": "ln_post.", "blocks.": "transformer.resblocks.",
+        "norm1.": "ln_1.", "norm2.": "ln_2.", "attn.qkv.": "attn.in_proj_", "attn.proj.": "attn.out_proj.",
+        "mlp.fc1.": "mlp.c_fc.", "mlp.fc2.": "mlp.c_proj.",
+    }  # fmt: skip
+    for name, value in state.items():
+        for old, now in renamed.items():
+            name = re.sub(rf"(^|\.){re.escape(old)}", rf"\g<1>{now}", name)  # noqa: PLW2901
+        new[name] = value
+    visual.load_state_dict(new)
+
+
+def _packaged(name: str) -> Params:
+    from safetensors.torch import load
+
+    return load((files("rayfed.models") / "weights" / name).read_bytes())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +170,7 @@ class Recipe:
         batch_size: Pictures per step.
         lr: Peak learning rate of AdamW; warm-up over the first 5 % of the steps, then a cosine to zero.
         weight_decay: Weight decay of matrices; vectors have none.
+        eased: Share of the steps over which pictures become as hard as they get.
     """
 
     learner: Callable[[int, np.random.Generator], Learner]
@@ -113,9 +178,13 @@ class Recipe:
     batch_size: int = 128
     lr: float = 2e-3
     weight_decay: float = 0.05
+    eased: float = 0.4
 
 
-RECIPES = {"vit_mini": Recipe(learner=GlyphClassifier)}
+RECIPES = {
+    "vit_mini": Recipe(learner=GlyphClassifier),
+    "clip_mini": Recipe(learner=CaptionMatcher, steps=4000, lr=1e-3, eased=0.1),
+}
 """Recipes by model name."""
 
 
@@ -145,9 +214,9 @@ def pretrain(
     while step < total:
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * schedule(step, total)
-        style = PoolStyle().eased(min(1.0, step / (_EASED * total)))
-        images, labels = pool.batch(recipe.batch_size, rng, style)
-        loss = learner(images * 2 - 1, labels)
+        style = PoolStyle().eased(min(1.0, step / (recipe.eased * total)))
+        images, labels, kinds = pool.described_batch(recipe.batch_size, rng, style)
+        loss = learner(images * 2 - 1, labels, kinds)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)

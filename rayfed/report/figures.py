@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayfed.report.files import write_whole
+from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow
 
 
 def accuracy_by_domain(folder: Path) -> Path | None:
@@ -41,3 +43,65 @@ def accuracy_by_domain(folder: Path) -> Path | None:
     write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
     plt.close(figure)
     return path
+
+
+MOST_PANELS = 15  # more clients than this share one panel
+
+
+def allocations(folder: Path) -> Path | None:
+    """Who trained which block, round by round: a panel with the number of holders, then one per client."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import numpy as np
+    import pyarrow.parquet as pq
+    from matplotlib import pyplot as plt
+
+    table = folder / "allocations.parquet"
+    rows = pq.read_table(table).to_pylist() if table.exists() else []
+    if not rows:
+        return None
+    size = 1 + max(max(row["blocks"], default=0) for row in rows), max(row["round"] for row in rows)
+    grids = {cid: np.zeros(size) for cid in dict.fromkeys(row["client"] for row in rows)}
+    for row in rows:
+        grids[row["client"]][row["blocks"], row["round"] - 1] = 1
+    panels = {"holders": sum(grids.values())} | (grids if len(grids) <= MOST_PANELS else {})
+    across = min(len(panels), 4)
+    down = -(-len(panels) // across)
+    figure, axes = plt.subplots(down, across, figsize=(3.4 * across, 2.6 * down), squeeze=False, sharey=True)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (name, grid) in zip(axes.flat, panels.items(), strict=False):
+        top = max(1, len(grids)) if name == "holders" else 1
+        extent = (0.5, size[1] + 0.5, -0.5, size[0] - 0.5)
+        picture = axis.imshow(
+            grid, aspect="auto", origin="lower", vmin=0, vmax=top, cmap="viridis", extent=extent
+        )
+        axis.set(title=name, xlabel="round", ylabel="block")
+        if name == "holders":
+            figure.colorbar(picture, ax=axis)
+    figure.tight_layout()
+    (folder / "figures").mkdir(exist_ok=True)
+    path = folder / "figures" / "allocations.png"
+    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
+    plt.close(figure)
+    return path
+
+
+FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
+    "accuracy by domain": accuracy_by_domain,
+    "blocks by client and round": allocations,
+    "aggregation weights": aggregation_weights,
+    "groups of clients over the rounds": cluster_flow,
+    "representations of clients": client_map,
+}
+"""Every picture there is, by title. Each is drawn where the run has the table it needs."""
+
+
+def draw(folder: Path) -> dict[str, Path]:
+    """Draw what the tables of a run allow; the files by title."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    drawn = {title: figure(folder) for title, figure in FIGURES.items()}
+    return {title: path for title, path in drawn.items() if path}

@@ -46,7 +46,7 @@ def create(path: Path, overwrite: bool = False) -> Path:
 
 def _clear(path: Path) -> None:
     """Remove the files of an earlier run, and nothing that a run does not write."""
-    for name in ("model", "figures", "tensorboard", "checkpoints"):
+    for name in ("model", "figures", "tensorboard", "checkpoints", "compare"):
         shutil.rmtree(path / name, ignore_errors=True)
     for pattern in (
         "*.parquet",

@@ -1,4 +1,4 @@
-"""Full fine-tuning: every parameter trains and travels."""
+"""Full fine-tuning: every parameter trains and travels; of a CLIP model both towers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ class Full:
 
     def apply(self, model: Backbone) -> Backbone:
         model.requires_grad_(True)
+        if model.text is not None:  # class features come from the tower; the scale of the cosines stays
+            model.head.requires_grad_(False)
+            model.text.tower.logit_scale.requires_grad_(False)
         return model
 
 

@@ -1,5 +1,6 @@
 """What every file of algorithms/ promises. A new file is tested without writing a test."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from rayfed.config import load_config
 from rayfed.driver import run
 from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.wire import encode
 from rayfed.method import check, load_method, method_names
 from rayfed.params import digest
 from rayfed.setup import prepare
@@ -15,7 +17,8 @@ from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 
 METHODS = method_names()
-CONTRACT = (*SMALL, "data.limit=12", "data.val=2", "train.batch_size=4")
+CONTRACT = tuple(o for o in SMALL if not o.startswith("tuning."))  # a method brings its own scheme
+CONTRACT += ("data.limit=12", "data.val=2", "train.batch_size=4")
 
 
 def setup_of(name, cache, *overrides):
@@ -32,13 +35,9 @@ class Watching(InlineExecutor):
         return updates
 
 
-def frozen(sent: Broadcast) -> str:
-    """Everything a method shares, as text with all digits."""
-    torch.set_printoptions(profile="full", precision=12)
-    try:
-        return repr(sent.shared)
-    finally:
-        torch.set_printoptions(profile="default")
+def frozen(sent: Broadcast) -> bytes:
+    """Everything a method shares, to the bit."""
+    return pickle.dumps(encode(dict(sent.shared)))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -124,6 +124,12 @@ class GlyphPool:
         Returns:
             Pictures, (n, 3, SIDE, SIDE) float32 in [0, 1]; labels, (n,) int64.
         """
+        return self.described_batch(n, rng, style)[:2]
+
+    def described_batch(
+        self, n: int, rng: np.random.Generator, style: PoolStyle | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `batch`, and the kind of paper of each picture, (n,): 0 coloured, 1 black, 2 a photograph."""
         style = style or PoolStyle()
         labels = rng.integers(len(self.classes), size=n)
         middle = _coarsen(self._draw(labels, rng), style.coarse, rng)
@@ -132,7 +138,8 @@ class GlyphPool:
             present = torch.from_numpy(rng.random(n) < style.neighbours)[:, None, None]
             sides.append(self._masks[torch.from_numpy(rng.integers(len(self._masks), size=n))] * present)
         ink = warp(strip(sides[0], middle, sides[1]), style.jitter, rng)
-        return self._colour(ink, style, rng), torch.from_numpy(labels)
+        images, kinds = self._colour(ink, style, rng)
+        return images, torch.from_numpy(labels), kinds
 
     def _draw(self, labels: np.ndarray, rng: np.random.Generator) -> Tensor:
         masks = torch.empty(len(labels), CANVAS, CANVAS)
@@ -145,7 +152,7 @@ class GlyphPool:
         masks[torch.from_numpy(scribbled)] = _trace(paths, rng)
         return masks
 
-    def _colour(self, ink: Tensor, style: PoolStyle, rng: np.random.Generator) -> Tensor:
+    def _colour(self, ink: Tensor, style: PoolStyle, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         n = len(ink)
         dark, light = styles.colour_pairs(n, style.contrast, rng)
         front, back = styles.swap(dark, light, 0.5, rng)
@@ -160,7 +167,10 @@ class GlyphPool:
         strength = uniform(rng, 0.0, 0.3, len(photo), 3)
         paper[photo], front[photo] = patches, torch.where(is_dark[:, None], 1 - strength, strength)
         paper = torch.where(black[:, :, None, None], torch.zeros(1), paper)
-        return styles.grain(styles.soften(styles.paint(ink, front, paper), style.blur, rng), style.grain, rng)
+        kinds = black[:, 0].long()
+        kinds[photo] = 2
+        images = styles.soften(styles.paint(ink, front, paper), style.blur, rng)
+        return styles.grain(images, style.grain, rng), kinds
 
 
 def _bank() -> tuple[Tensor, np.ndarray]:

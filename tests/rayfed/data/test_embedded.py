@@ -157,6 +157,16 @@ def test_pool_batches_follow_the_generator(pool):
     assert a[0].max() <= 1
 
 
+def test_pool_styles_show_photographs_and_neighbours(pool):
+    flat = PoolStyle(jitter=Jitter(), coarse=0, neighbours=0, photo=0, black=1, blur=(0, 0), grain=0)
+    for style, sees in ((flat, False), (PoolStyle(**{**vars(flat), "black": 0, "photo": 1.0}), True)):
+        images = pool.batch(32, np.random.default_rng(0), style)[0]
+        assert bool((images.std(dim=1) > 0.02).float().mean() > 0.1) == sees
+    alone = pool.batch(64, np.random.default_rng(0), flat)[0]
+    crowd = pool.batch(64, np.random.default_rng(0), PoolStyle(**{**vars(flat), "neighbours": 1.0}))[0]
+    assert crowd[..., [0, -1]].mean() > 10 * alone[..., [0, -1]].mean() + 0.01
+
+
 def test_pool_classes_are_told_apart(pool):
     # The mean of each class's easy pictures is closest to new pictures of that class, for most of them.
     style, rng = PoolStyle().eased(0.0), np.random.default_rng(0)

@@ -1,0 +1,36 @@
+"""AllSmall: everybody, the global model included, has only the blocks that the smallest client can hold."""
+
+from dataclasses import dataclass, replace
+
+from algorithms._blocks import Blocks, BlockServer
+from rayfed.cohort import Cohort
+from rayfed.errors import ConfigError
+from rayfed.local import Local
+from rayfed.method import Method
+from rayfed.types import Count, ServerState
+
+
+@dataclass(frozen=True)
+class AllSmall(BlockServer):
+    """FedAvg of the first blocks, the final norm and the head.
+
+    Attributes:
+        depth: Blocks of the model; none: the smallest capacity (of the first round's participants where
+            capacities are drawn each round).
+    """
+
+    depth: Count | None = None
+
+    def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
+        if state.blocks is None:
+            depth = min(cohort.capacity.values()) if self.depth is None else self.depth
+            if depth > cohort.depth:
+                raise ConfigError(f"server.depth: {depth} is more than the {cohort.depth} blocks there are")
+            state = replace(state, blocks=tuple(range(depth)))
+        return super().round(state, cohort, local)
+
+    def allocate(self, state: ServerState, cohort: Cohort) -> Blocks:
+        return dict.fromkeys(cohort.ids, state.blocks or ())
+
+
+METHOD = Method(server=AllSmall)

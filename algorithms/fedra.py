@@ -1,0 +1,76 @@
+"""FedRA: every round each client gets a random subset of the blocks; a block is averaged over its holders.
+
+Su, Li, Xue, FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous
+Clients, ECCV 2024, Algorithm 1.
+
+Differs from the paper: LoRA factors are averaged as in the paper, but they are not the mean of the products
+(`rayfed.lora_mean`); Eq. 4 is sampled exactly, over the participants. Differs from the released code: frozen
+norms are not uploaded; the code averages uniformly (`server.weighting=uniform`).
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from algorithms._allocation import (
+    Infeasible,
+    Matrix,
+    check_depths,
+    draw_allocation,
+    draw_disjoint,
+    draw_independent,
+)
+from algorithms._blocks import Blocks, BlockServer
+from rayfed.cohort import Cohort
+from rayfed.errors import ConfigError
+from rayfed.method import Method
+from rayfed.seeds import generator
+from rayfed.types import ServerState
+
+__all__ = ["METHOD", "RandomAllocation", "draw_allocation"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RandomAllocation(BlockServer):
+    """Draws an allocation matrix every round, for its participants.
+
+    Attributes:
+        cover: Eq. 4: every block has a holder in every round; else Eq. 3: a block without one keeps its
+            value.
+        on_infeasible: With `cover`, when the participants hold fewer blocks than there are: cover as many as
+            possible, draw as without `cover`, or stop.
+        prefer_stale: When as many as possible are covered, take the blocks trained longest ago.
+    """
+
+    frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "none"
+    cover: bool = False
+    on_infeasible: Infeasible = "cover_max"
+    prefer_stale: bool = False
+
+    def allocate(self, state: ServerState, cohort: Cohort) -> Blocks:
+        depths = [cohort.capacity[cid] for cid in cohort.ids]
+        rng = generator(cohort.seed, "fedra", cohort.round)
+        last = state.memory.get("last_round", [-1] * cohort.depth)
+        matrix = self._draw(depths, cohort.depth, rng, last)
+        held = (tuple(np.flatnonzero(row).tolist()) for row in matrix)
+        return dict(zip(cohort.ids, held, strict=True))
+
+    def _draw(self, depths: list[int], depth: int, rng: np.random.Generator, last: list[int]) -> Matrix:
+        if not self.cover or sum(depths) >= depth:
+            return draw_allocation(depths, depth, rng, self.cover)
+        if self.on_infeasible == "error":
+            raise ConfigError(
+                f"server.on_infeasible=error: participants hold {sum(depths)} blocks and cannot cover {depth}"
+            )
+        log.warning("the participants hold %d blocks and cannot cover %d", sum(depths), depth)
+        check_depths(depths, depth)
+        if self.on_infeasible == "eq3":
+            return draw_independent(depths, depth, rng)
+        return draw_disjoint(depths, depth, rng, last if self.prefer_stale else None)
+
+
+METHOD = Method(server=RandomAllocation)

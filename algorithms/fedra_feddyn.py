@@ -1,0 +1,18 @@
+"""FedRA with FedDyn: random allocation, dynamic regularisation per block, the server correction per block."""
+
+from dataclasses import dataclass
+
+from algorithms.feddyn import DynamicRegularization
+from algorithms.fedra import RandomAllocation
+from rayfed.method import Method
+from rayfed.types import NonNegative
+
+
+@dataclass(frozen=True)
+class DynamicAllocation(RandomAllocation):
+    """Random allocation with FedDyn's correction, uniform over holders."""
+
+    feddyn_alpha: NonNegative = 0.1
+
+
+METHOD = Method(server=DynamicAllocation, local=DynamicRegularization)

@@ -1,0 +1,110 @@
+"""InclusiveFL: prefix models; the last block of a smaller one follows deeper blocks of a larger one.
+
+Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022, section
+3.3, as the baseline of FedRA (Su et al., 2024).
+
+Differs from the released codes: there the momentum is computed and never added (KDD) or never called (FedRA);
+here it is added, and `md=false` gives what the released codes do, plain prefix averaging.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+
+from algorithms._blocks import BlockServer
+from rayfed.cohort import Cohort
+from rayfed.errors import ConfigError
+from rayfed.method import Method
+from rayfed.params import mean_by_name, subtract
+from rayfed.types import Fraction, Params, ServerState, Update, block_of
+
+Moves = dict[int, Params]
+"""Mean change of every tensor, by size of the sub-model."""
+
+
+@dataclass(frozen=True)
+class InclusiveServer(BlockServer):
+    """Averaging over the first blocks, with momentum distillation.
+
+    Attributes:
+        md: Whether deeper blocks of the next larger size move the last block of a smaller one.
+        beta: Share of that movement.
+        range: Blocks it is the mean over: those above the smaller model's last block (exclusive), or from
+            that block on (inclusive).
+        memory: What is remembered for the next round: the change after injection, or as it came.
+    """
+
+    md: bool = True
+    beta: Fraction = 0.2
+    range: Literal["exclusive", "inclusive"] = "exclusive"
+    memory: Literal["injected", "raw"] = "injected"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.md and self.lora_agg != "factor_mean":
+            raise ConfigError(
+                f"server.lora_agg: {self.lora_agg!r} changes coordinates that moves are remembered in; use "
+                f"factor_mean or server.md=false"
+            )
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        if not self.md:
+            return super().aggregate(state, cohort, updates)
+        plan: Mapping[str, Any] = state.memory["plan"]
+        sizes = [len(plan[u.client]["blocks"]) for u in updates]
+        weights = self.base_weights(updates)
+        raw = size_moves(state.params, updates, weights, sizes)
+        moves = inject(raw, state.memory.get("moves", {}), self.beta, self.range == "inclusive")
+        mass = {s: sum(w for w, size in zip(weights, sizes, strict=True) if size == s) for s in moves}
+        mean = apply_moves(state.params, moves, mass)
+        kept = moves if self.memory == "injected" else raw
+        # A checkpoint keeps names as strings.
+        after = replace(state, params=mean).remember(moves={str(s): move for s, move in kept.items()})
+        return self.correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
+
+
+def size_moves(
+    start: Params, updates: Sequence[Update], weights: Sequence[float], sizes: Sequence[int]
+) -> Moves:
+    """Weighted mean change within each size, sizes ascending."""
+    moves: Moves = {}
+    for size in sorted(set(sizes)):
+        of_size = [(u, w) for u, w, s in zip(updates, weights, sizes, strict=True) if s == size]
+        changes = [replace(u, params=subtract(u.params, start)) for u, _ in of_size]
+        moves[size] = mean_by_name(changes, [w for _, w in of_size])
+    return moves
+
+
+def inject(moves: Moves, memory: Mapping[str, Params], beta: float, inclusive: bool) -> Moves:
+    """Mix the last round's mean move of a larger size's deeper blocks into each smaller size's last block.
+
+    Args:
+        moves: This round's moves by size, ascending.
+        memory: The moves remembered from the round before, by size as text; a missing size is skipped.
+        beta: Share of the momentum.
+        inclusive: Whether the mean begins at the smaller model's last block.
+    """
+    result = {size: dict(move) for size, move in moves.items()}
+    for small, large in pairwise(sorted(moves)):
+        past, last = memory.get(str(large)), small - 1
+        if past is None:
+            continue
+        for name in [n for n in result[small] if block_of(n) == last]:
+            leaf = name.removeprefix(f"blocks.{last}.")
+            deeper = [past[f"blocks.{j}.{leaf}"] for j in range(last if inclusive else small, large)]
+            momentum = torch.stack(deeper).mean(0)
+            result[small][name] = (1 - beta) * result[small][name] + beta * momentum
+    return result
+
+
+def apply_moves(start: Params, moves: Moves, mass: Mapping[int, float]) -> Params:
+    """Add to every name the mean move of the sizes that have it, weighted by the clients behind each size."""
+    each = [Update(client=str(size), params=move) for size, move in moves.items()]
+    mean = mean_by_name(each, [mass[size] for size in moves])
+    return {**start, **{name: start[name] + move for name, move in mean.items()}}
+
+
+METHOD = Method(server=InclusiveServer)

@@ -1,0 +1,155 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms.depthfl import MutualDistillation, exit_loss, imitation, ramp
+from rayfed import simulate
+from rayfed.config import load_config
+from rayfed.errors import ConfigError
+from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
+from rayfed.tuning.base import apply_tuning, export
+from rayfed.tuning.exits import Exits
+from rayfed.types import ServerState
+from tests.algorithms.depth import cohort
+
+LOGITS = [
+    [[1.0, 0.0, -1.0], [0.2, 0.1, 0.0]],
+    [[2.0, -1.0, 0.5], [0.0, 1.5, -0.5]],
+    [[0.5, 0.5, 0.0], [-1.0, 2.0, 1.0]],
+]
+LABELS = torch.tensor([0, 1])
+
+
+def exits():
+    return [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in LOGITS]
+
+
+def test_cross_entropy_and_divergences():
+    z = exits()
+    assert [F.cross_entropy(o, LABELS).item() for o in z] == pytest.approx(
+        [0.754774, 0.273834, 0.653516], abs=2e-6
+    )
+    expected = [[0, 0.259607, 0.296399], [0.320592, 0, 0.415553], [0.413236, 0.306746, 0]]
+    found = [[imitation(s, t).item() if s is not t else 0 for t in z] for s in z]
+    for row, values in zip(found, expected, strict=True):
+        assert row == pytest.approx(values, abs=2e-6)
+    assert sum(map(sum, found)) == pytest.approx(2.012132, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("end", "weights"),
+    [
+        (500, {0: 0.006738, 20: 0.009972, 50: 0.017422, 99: 0.040114, 299: 0.445740, 500: 1.0}),
+        (300, {0: 0.006738, 20: 0.012835, 50: 0.031048, 99: 0.105981, 299: 0.999944, 500: 1.0}),
+    ],
+)
+def test_ramp(end, weights):
+    assert {t: ramp(t, end) for t in weights} == pytest.approx(weights, abs=2e-6)
+
+
+def test_loss_and_gradient():
+    for t, total in {0: 1.688903, 50: 1.699652, 99: 1.722482}.items():
+        assert exit_loss(exits(), LABELS, ramp(t, 500)).item() == pytest.approx(total, abs=2e-6)
+    z = exits()
+    loss = exit_loss(z, LABELS, 1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(2.688190, abs=2e-6)
+    expected = [-0.127071, 0.139037, -0.011966, 0.317323, -0.528152, 0.210830]
+    assert z[0].grad.flatten().tolist() == pytest.approx(expected, abs=2e-6)
+
+
+def test_one_exit_has_nobody_to_imitate():
+    z = exits()[:1]
+    assert exit_loss(z, LABELS, 1.0).item() == pytest.approx(0.754774, abs=2e-6)
+
+
+def test_the_fraction_replaces_the_constant():
+    world, state = cohort({"a": 12}, round=3), ServerState(round=3, params={})
+    shared = MutualDistillation(T0_frac=0.5).exchange(state, world).shared["distillation"]
+    assert shared == ramp(3, 5.0)
+    assert MutualDistillation(T0=500).exchange(state, world).shared["distillation"] == ramp(3, 500)
+
+
+def tuned(kind="vit_mini", **options):
+    model = build_backbone(ModelConfig(name=kind, pretrained=False), 5, 0)
+    return apply_tuning(model, Exits(**options), 0)
+
+
+PLACES = {
+    "paper": {
+        12: [3, 6, 9, 12],
+        10: [3, 6, 9, 10],
+        8: [3, 6, 8],
+        6: [3, 6],
+        4: [3, 4],
+        3: [3],
+    },
+    "authors_code": {12: [4, 7, 10, 12], 10: [4, 7, 10, 10], 8: [4, 7, 8], 6: [4, 6], 4: [4, 4], 3: [3]},
+}
+
+
+@pytest.mark.parametrize("kind", ["vit_mini", "mixer_mini"])
+@pytest.mark.parametrize("variant", PLACES)
+def test_where_exits_sit(variant, kind):
+    model = tuned(kind, variant=variant).eval()
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for depth, places in PLACES[variant].items():
+        model.active = range(depth)
+        with torch.no_grad():
+            outputs = model(x)
+            names = [n for n in export(model) if n.startswith("exits.") and n.endswith("weight")]
+            assert len(outputs) == len(places)
+            assert len(names) == len(places) - (variant == "authors_code")
+            heads = [model.exits[n.split(".")[1]] for n in names] + [model.head]
+            for output, place, head in zip(outputs, places, heads, strict=False):
+                model.active = range(place)
+                assert torch.allclose(output, head(model.features(x)), atol=1e-6)
+            model.active = range(depth)
+            assert torch.equal(model.predict(outputs), torch.stack(outputs).mean(0))
+
+
+def test_the_last_exit_can_predict_alone():
+    model = tuned(predict="last").eval()
+    outputs = model(torch.zeros(1, 3, 32, 32))
+    assert torch.equal(model.predict(outputs), outputs[-1])
+
+
+def test_exits_are_averaged_over_their_owners_and_the_head_travels_only_where_it_trains():
+    names = export(tuned())
+    assert {n for n in names if not n.startswith("blocks.")} == {
+        f"exits.{span}.{leaf}" for span in ("0-2", "3-5", "6-8", "9-11") for leaf in ("weight", "bias")
+    }
+    assert {"head.weight", "exits.3-3.weight", "exits.6-6.bias"} <= export(
+        tuned(variant="authors_code")
+    ).keys()
+
+
+def test_any_selection_of_blocks_has_the_exits_of_the_groups_it_reaches():
+    model = tuned(variant="paper", every=2)
+    model.active = (0, 5)
+    assert len(model(torch.zeros(1, 3, 32, 32))) == 2
+    assert model.exits.places((0, 5)) == {"0-1": 0, "4-5": 5}
+
+
+def test_depthfl_needs_exits(tmp_path):
+    with pytest.raises(ConfigError, match="MutualDistillation needs exits"):
+        simulate(["algorithm=depthfl", "tuning=lora", "cluster=inline", f"output={tmp_path}/r"])
+    with pytest.raises(ConfigError, match=r"tuning\.inner"):
+        simulate(["algorithm=depthfl", "tuning.inner.rank=0", "cluster=inline", f"output={tmp_path}/r"])
+
+
+@pytest.mark.parametrize("variant", ["paper", "authors_code"])
+def test_a_run_reports_both_predictions(tmp_path, variant):
+    common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
+    common += ["model.pretrained=false", f"tuning.variant={variant}", "tuning.predict=last"]
+    result = simulate([*common, "algorithm=depthfl", f"output={tmp_path}/r"])
+    assert result.metrics["accuracy_last_exit"] == pytest.approx(result.metrics["accuracy"])
+    assert 0 <= result.metrics["accuracy_ensemble"] <= 1
+
+
+def test_keys_of_the_inner_scheme_may_be_written_without_inner():
+    config = load_config(["algorithm=depthfl", "tuning.rank=2", "tuning.every=4"])
+    assert (config.tuning["inner"]["rank"], config.tuning["every"]) == (2, 4)
+    with pytest.raises(ConfigError, match=r"tuning\.inner\.rnak.*did you mean 'rank'"):
+        load_config(["algorithm=depthfl", "tuning.rnak=2"])

@@ -1,0 +1,108 @@
+"""FedCLIP's loss and gate against the numbers of the specification, and short runs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms.fedclip import symmetric_loss
+from rayfed.errors import ConfigError
+from rayfed.params import mean_by_name
+from rayfed.tuning.attention_adapter import AttentionAdapter
+from rayfed.types import Update
+
+LOGITS = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.3], [-0.5, 0.2, 1.0]], dtype=torch.float64)
+CLASSES = torch.tensor([[2.0, 0.5], [0.0, 1.5], [1.0, 0.2]], dtype=torch.float64)
+
+
+def features_with(logits, scale=10.0):
+    """Image features of length 1 whose cosines with the axes are logits / scale."""
+    images = logits / scale
+    rest = (1 - images.square().sum(1, keepdim=True)).sqrt()
+    texts = torch.eye(logits.shape[1], logits.shape[1] + 1, dtype=logits.dtype)
+    return torch.cat((images, rest), dim=1), texts, scale
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "expected"), [(LOGITS, [0, 1, 2], 0.393099), (CLASSES, [0, 1, 0], 0.728978)]
+)
+def test_symmetric_loss_vectors(logits, labels, expected):
+    images, texts, scale = features_with(logits)
+    loss = symmetric_loss(images, texts, torch.tensor(labels), scale)
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+    longer = symmetric_loss(3 * images.numpy(), 0.2 * texts.numpy(), labels, scale)
+    assert isinstance(longer, np.floating)
+    assert float(longer) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_floor_is_the_mean_of_log_counts():
+    texts = torch.eye(4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 0, 3])
+    assert float(symmetric_loss(texts[labels], texts, labels, 1000.0)) == pytest.approx(
+        (2 * math.log(2)) / 4, abs=1e-9
+    )
+    # V2: two images of label 0 among three
+    assert 2 * math.log(2) / 3 == pytest.approx(0.462098, abs=1e-6)
+
+
+def gate():
+    adapter = AttentionAdapter(3).double()
+    values = {
+        "inner.weight": [[0.2, -0.1, 0.0], [0.0, 0.3, 0.1], [-0.2, 0.1, 0.4]],
+        "inner.bias": [0.01, -0.02, 0.03],
+        "outer.weight": [[0.5, 0.0, -0.5], [0.1, 0.2, 0.3], [-0.3, 0.4, 0.0]],
+        "outer.bias": [0.0, 0.1, -0.1],
+    }
+    adapter.load_state_dict({k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()})
+    return adapter
+
+
+def test_gate_vector():
+    x = torch.tensor([[1.0, -2.0, 3.0]], dtype=torch.float64)
+    adapter = gate()
+    close = {"abs": 1e-6}
+    assert adapter.attention(x)[0].tolist() == pytest.approx([0.297959, 0.456709, 0.245332], **close)
+    gated = adapter(x)
+    assert gated[0].tolist() == pytest.approx([0.297959, -0.913418, 0.735996], **close)
+    texts = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1]], dtype=torch.float64)
+    logits = 10 * F.normalize(gated, dim=-1) @ F.normalize(texts, dim=-1).T
+    assert logits[0].tolist() == pytest.approx([2.461881, -1.036577, 0.575006], **close)
+    assert logits.softmax(-1)[0].tolist() == pytest.approx([0.846175, 0.025592, 0.128233], **close)
+
+
+def test_gate_size_and_the_uniform_gate():
+    assert sum(p.numel() for p in AttentionAdapter(512).parameters()) == 525_312
+    adapter = AttentionAdapter(8)
+    torch.nn.init.zeros_(adapter.outer.weight)
+    torch.nn.init.constant_(adapter.outer.bias, 0.7)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(F.normalize(adapter(x), dim=-1), F.normalize(x, dim=-1), atol=1e-6)
+
+
+def test_aggregation_by_data_and_uniform():
+    clients = [[1.0, -2.0], [3.0, 0.5], [0.0, 4.0]]
+    updates = [
+        Update(client=str(i), params={"g": torch.tensor(v, dtype=torch.float64)})
+        for i, v in enumerate(clients)
+    ]
+    by_data = mean_by_name(updates, [1406, 1002, 2357])["g"]
+    assert by_data.tolist() == pytest.approx([0.925918, 1.493599], abs=1e-6)
+    assert mean_by_name(updates, [1, 1, 1])["g"].tolist() == pytest.approx([4 / 3, 2.5 / 3], abs=1e-6)
+
+
+RANDOM = ("model.options={depth: 1}", "rounds=2")
+
+
+@pytest.mark.parametrize("name", ["fedclip", "promptfl", "fft_gp_clip", "fft_gp_prompt", "zero_shot"])
+def test_runs_by_name_and_only_small_tensors_travel(short, name):
+    result = short(name, *RANDOM)
+    names = {"fedclip": "adapter.", "fft_gp_clip": "adapter.", "zero_shot": "head.weight"}
+    assert all(n.startswith(names.get(name, "text.context")) for n in result.params)
+    assert 0 <= result.metrics["accuracy"] <= 1
+
+
+def test_a_clip_method_on_a_plain_model_is_refused(short):
+    with pytest.raises(ConfigError, match=r"model\.name: 'vit_mini' has no text tower"):
+        short("fedclip", "model=vit_mini", "rounds=1")

@@ -1,0 +1,51 @@
+"""What a run that groups clients leaves behind, and other algorithms beside it."""
+
+import json
+
+import pytest
+import yaml
+
+from rayfed.errors import ConfigError
+from rayfed.report.group_figures import matched_groups
+
+
+def test_figures_and_comparison(short):
+    clients = "data.partition.clients_per_domain=2"
+    result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2")
+    names = {path.name for path in (result.path / "figures").iterdir()}
+    assert {"aggregation_weights.png", "cluster_flow.png", "client_map.png", "accuracy.png"} <= names
+    report = (result.path / "report.md").read_text()
+    assert "fedavg: global accuracy %" in report
+    assert "afl: mean over clients" in report
+    assert all(f"figures/{name}" in report for name in names)
+    for name in ("fedavg", "afl"):
+        folder = result.path / "compare" / name
+        alone = short(name, clients, "tuning=gc_prompt", "rounds=2")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert (config["algorithm"], config["tuning"]["name"], config["compare"]) == (name, "gc_prompt", [])
+        ours, theirs = (
+            json.loads((f / "result.json").read_text().splitlines()[-1]) for f in (folder, alone.path)
+        )
+        assert ours["accuracy"] == theirs["accuracy"]
+        assert ours["loss"] == theirs["loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("fedavgg", "compare.*fedavg"), ("fedgcr", "centers|prompts by image")]
+)
+def test_a_comparison_that_cannot_run_is_found_first(short, tmp_path, name, words):
+    with pytest.raises(ConfigError, match=words):
+        short("fedavg", f"compare={name}", f"output={tmp_path / 'none'}")
+    assert not list(tmp_path.glob("none/*"))
+
+
+def test_groups_keep_their_numbers_in_pictures():
+    rounds = [[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 2, 2]]
+    rows = [
+        {"round": r + 1, "client": str(c), "cluster": group}
+        for r, groups in enumerate(rounds)
+        for c, group in enumerate(groups)
+    ]
+    found = matched_groups(rows)
+    assert found[2] == found[1]
+    assert (found[3]["2"], found[3]["3"]) == (found[1]["2"], found[1]["3"])

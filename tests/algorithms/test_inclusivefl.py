@@ -1,0 +1,114 @@
+import pytest
+import torch
+
+from algorithms.inclusivefl import InclusiveServer, inject, size_moves
+from rayfed import simulate
+from rayfed.errors import ConfigError
+from rayfed.types import ServerState
+from tests.algorithms.depth import block, cohort, numbers, scalars, update
+
+START = [0.5, 0.6, 0.7, 0.8, 0.9]
+ROUND1 = {2: [0.10, 0.20], 3: [0.30, -0.10, 0.40], 5: [0.05, 0.15, -0.20, 0.60, 1.00]}
+ROUND2 = {2: [-0.10, 0.30], 3: [0.20, 0.10, -0.30], 5: [0.25, -0.05, 0.10, 0.40, -0.80]}
+SIZES = {"c2": 2, "c3": 3, "c5": 5}
+
+
+def play(server, state, moves, round):
+    world = cohort(SIZES, depth=5, round=round)
+    state = server.plan(state, world)
+    updates = [
+        update(cid, {j: state.params[block(j)].item() + d for j, d in enumerate(moves[size])})
+        for cid, size in SIZES.items()
+    ]
+    return server.aggregate(state, world, updates)
+
+
+def start():
+    return ServerState(round=0, params=scalars(dict(enumerate(START))))
+
+
+def close(params, expected):
+    assert numbers(params, 5) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("span", "after"),
+    [
+        ("exclusive", [0.766667, 0.806667, 0.810000, 1.800000, 1.100000]),
+        ("inclusive", [0.766667, 0.790000, 0.776667, 1.800000, 1.100000]),
+    ],
+)
+def test_momentum_distillation_by_hand(span, after):
+    server = InclusiveServer(range=span)
+    one = play(server, start(), ROUND1, 0)
+    close(one.params, [0.650000, 0.683333, 0.800000, 1.400000, 1.900000])
+    close(play(server, one, ROUND2, 1).params, after)
+
+
+def test_without_distillation_it_is_prefix_averaging():
+    server = InclusiveServer(md=False)
+    one = play(server, start(), ROUND1, 0)
+    close(one.params, [0.650000, 0.683333, 0.800000, 1.400000, 1.900000])
+    close(play(server, one, ROUND2, 1).params, [0.766667, 0.800000, 0.700000, 1.800000, 1.100000])
+
+
+@pytest.mark.parametrize(
+    ("inclusive", "momentum", "injected"),
+    [
+        (False, {2: 0.400000, 3: 0.800000}, {2: 0.320000, 3: -0.080000}),
+        (True, {2: 0.150000, 3: 0.466667}, {2: 0.270000, 3: -0.146667}),
+    ],
+)
+def test_only_the_last_block_of_the_smaller_sizes_is_changed(inclusive, momentum, injected):
+    moves = {size: scalars(dict(enumerate(d))) for size, d in ROUND2.items()}
+    memory = {str(size): scalars(dict(enumerate(d))) for size, d in ROUND1.items()}
+    changed = inject(moves, memory, 0.2, inclusive)
+    for size in (2, 3):
+        value = changed[size][block(size - 1)].item()
+        assert value == pytest.approx(injected[size], abs=2e-6)
+        assert (value - 0.8 * ROUND2[size][-1]) / 0.2 == pytest.approx(momentum[size], abs=2e-6)
+        assert all(changed[size][block(j)] == moves[size][block(j)] for j in range(size - 1))
+    assert changed[5] == moves[5]
+
+
+@pytest.mark.parametrize(("memory", "momentum"), [("injected", -0.080000), ("raw", -0.300000)])
+def test_what_is_remembered(memory, momentum):
+    server = InclusiveServer(memory=memory)
+    two = play(server, play(server, start(), ROUND1, 0), ROUND2, 1)
+    assert two.memory["moves"]["3"][block(2)].item() == pytest.approx(momentum, abs=2e-6)
+
+
+def test_a_size_that_was_absent_gives_no_momentum():
+    moves = {size: scalars(dict(enumerate(d))) for size, d in ROUND2.items()}
+    changed = inject(moves, {"2": scalars({0: 1.0, 1: 1.0})}, 0.2, inclusive=False)
+    assert changed == moves
+
+
+def test_two_clients_of_one_size_count_by_weight():
+    updates = [update("a", {0: 1.0}), update("b", {0: 4.0})]
+    moves = size_moves(scalars({0: 0.0}), updates, [2.0, 1.0], [1, 1])
+    assert moves[1][block(0)].item() == pytest.approx(2.0)
+
+
+def test_refactored_coordinates_cannot_be_remembered():
+    with pytest.raises(ConfigError, match="lora_agg"):
+        InclusiveServer(lora_agg="product_svd")
+    assert InclusiveServer(lora_agg="product_svd", md=False).lora_agg == "product_svd"
+
+
+def test_a_run(tmp_path):
+    common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
+    common += ["model.pretrained=false"]
+    runs = {
+        name: simulate([*common, f"output={tmp_path}/{name}", *overrides])
+        for name, overrides in {
+            "plain": ["algorithm=fedavg"],
+            "off": ["algorithm=inclusivefl", "server.md=false"],
+            "on": ["algorithm=inclusivefl"],
+        }.items()
+    }
+    assert runs["plain"].sha256 == runs["off"].sha256
+    on, off = runs["on"].params, runs["off"].params
+    changed = {name for name in on if not torch.allclose(on[name], off[name], atol=1e-6)}
+    assert changed
+    assert {int(name.split(".")[1]) for name in changed} <= {2, 5, 7, 9}  # last blocks of the smaller sizes
