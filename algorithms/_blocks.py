@@ -112,7 +112,7 @@ class BlockServer(Server):
         return super().base_weights(updates)
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        after = self.average(state, updates, self.base_weights(updates))
+        after = super().aggregate(state, cohort, updates)
         return self.correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
 
     def correct(

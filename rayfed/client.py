@@ -36,7 +36,7 @@ class TrainConfig:
         batch_norm: Running statistics of trained BatchNorm layers: `average` sends and averages them like
             parameters, `local` keeps them with the client.
         cache_features: Features of a frozen network are computed once per process and image, not in every
-            round: `auto`: wherever that is exact; `on`: refuse to run where it is not; `off`: never.
+            round: `auto`: wherever that is exact; on: refuse to run where it is not; off: never.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -52,7 +52,7 @@ class TrainConfig:
     local_steps: Literal["full_epoch", "min_over_clients_plus_one"] | Count = "full_epoch"
     max_steps: Count | None = None
     batch_norm: Literal["average", "local"] = "average"
-    cache_features: Literal["auto", "on", "off"] = "auto"
+    cache_features: Literal["auto"] | bool = "auto"
 
 
 @dataclass
@@ -107,7 +107,9 @@ class Client:
     @property
     def _keeps_features(self) -> bool:
         model = self.model
-        return model.gc_net is not None or (self.config.cache_features != "off" and model.has_frozen_features)
+        return model.gc_net is not None or (
+            self.config.cache_features is not False and model.has_frozen_features
+        )
 
     @torch.no_grad()
     def _frozen_features(self, split: str) -> Tensor:

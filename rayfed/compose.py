@@ -19,6 +19,9 @@ from rayfed.method import method_names
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Which sections a group fills, where that is not the section of the same name."""
 
+WITHOUT_FILE = {"algorithm": "fedavg", "model": "timm"}
+"""What a name without a YAML file of its own starts from."""
+
 
 def folder() -> Path:
     """Where the YAML groups are: inside the installed package, or beside it in a checkout."""
@@ -79,8 +82,7 @@ def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
             chosen.append(f"{'+' if group == 'experiment' else ''}{group}={value}")
         else:
             extra |= _without_file(group, value)
-            if group == "model":
-                chosen.append("model=timm")
+            chosen += [f"{group}={WITHOUT_FILE[group]}"]
     with initialize_config_dir(str(folder().resolve()), version_base=None):
         tree: Any = OmegaConf.to_container(hydra_compose("config", overrides=chosen), resolve=True)
     for key, value in extra.items():

@@ -98,7 +98,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
 
 
 def _check_cache(train: TrainConfig, model: Backbone) -> None:
-    if train.cache_features == "on" and not model.has_frozen_features:
+    if train.cache_features is True and not model.has_frozen_features:
         why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
         raise ConfigError(
             f"train.cache_features: on is not exact with this tuning: {why}; set auto, or tune only the head "

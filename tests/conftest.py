@@ -18,7 +18,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
-SMALL = ("data.limit=24", "rounds=2", "model.options={depth: 4}", "model.pretrained=false", "tuning.rank=2")
+SMALL = (
+    "algorithm=fedavg",
+    "data.limit=24",
+    "rounds=2",
+    "model.options={depth: 4}",
+    "model.pretrained=false",
+    "tuning.rank=2",
+)
 """Overrides of an experiment that takes about a second in one process."""
 
 

@@ -83,8 +83,8 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
 
 def _assemble(config: ModelConfig, bare: Bare, names: Sequence[str], seed: int) -> Backbone:
     if bare.tokenizer is not None:
-        tower, head, text = clip.take_apart(bare.net, names, config.template, bare.tokenizer)
-        return Backbone(tower, head, config.name, text)
+        tower, scores, text = clip.take_apart(bare.net, names, config.template, bare.tokenizer)
+        return Backbone(tower, scores, config.name, text)
     with seeded(derive(seed, "model", "head")):
         # Drawn here: timm's own classifiers start at zero or from a truncated normal, by family.
         head = nn.Linear(bare.width, len(names))

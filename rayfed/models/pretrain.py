@@ -103,7 +103,7 @@ class GlyphClassifier(Learner):
 
 
 class CaptionMatcher(Learner):
-    """An open_clip model that finds the caption of each picture of the batch, and the picture of each caption.
+    """An open_clip model that finds the caption of each picture, and the picture of each caption.
 
     Its image tower begins as vit_mini. The loss is CLIP's; captions that occur twice in a batch are no
     negatives of each other: their targets are shared.
@@ -149,7 +149,7 @@ def load_vit(visual: Any, state: Params) -> None:
     }  # fmt: skip
     for name, value in state.items():
         for old, now in renamed.items():
-            name = re.sub(rf"(^|\.){re.escape(old)}", rf"\g<1>{now}", name)  # noqa: PLW2901
+            name = re.sub(rf"(^|\.){re.escape(old)}", rf"\g<1>{now}", name)
         new[name] = value
     visual.load_state_dict(new)
 

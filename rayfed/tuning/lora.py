@@ -98,7 +98,7 @@ class Lora:
             target_modules="|".join(map(re.escape, layers)),
             inference_mode=True,
         )
-        config.save_pretrained(folder)
+        config.save_pretrained(str(folder))
         named = {f"base_model.model.{name}.weight": value for name, value in factors.items()}
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 

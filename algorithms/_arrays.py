@@ -1,0 +1,36 @@
+"""Pure functions take tensors or numpy arrays and answer in kind."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array: TypeAlias = Any
+"""A tensor, a numpy array or a nested list of numbers."""
+
+
+def to_numpy(values: Array) -> npt.NDArray[np.float64]:
+    """A float64 array, detached, on the CPU."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    return np.asarray(values, dtype=np.float64)
+
+
+def like(result: npt.NDArray[np.float64], *inputs: Array) -> Array:
+    """The result as a float64 tensor if any input is a tensor, else as it is."""
+    return torch.from_numpy(result) if any(isinstance(value, Tensor) for value in inputs) else result
+
+
+def to_tensors(*values: Array) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Array]]:
+    """All values as tensors of the type and on the device of the first one, and the way back.
+
+    Without any tensor everything is computed in float64 and the answer is a numpy array.
+    """
+    if not any(isinstance(value, Tensor) for value in values):
+        return tuple(torch.from_numpy(to_numpy(v)) for v in values), lambda result: result.numpy()[()]
+    first = values[0] if isinstance(values[0], Tensor) else torch.from_numpy(to_numpy(values[0]))
+    rest = (torch.as_tensor(value).to(first.device, first.dtype) for value in values[1:])
+    return (first, *rest), lambda result: result

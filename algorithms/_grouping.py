@@ -1,0 +1,179 @@
+"""Servers that put clients into groups by what their images look like to the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms._arrays import Array, to_tensors
+from algorithms._clustering import Clustering, Matrix, cluster, purity
+from algorithms._losses import RECEIVED, LossWeighted
+from rayfed.client import Client
+from rayfed.cohort import Cohort, Task
+from rayfed.local import Local
+from rayfed.seeds import derive
+from rayfed.tasks import fit
+from rayfed.tuning.base import train_mode
+from rayfed.types import Broadcast, Count, ServerState, Update
+
+REPRESENTATION, GROUP, CENTERS, PREVIOUS = "representation", "group", "centers", "previous"
+ROUNDS = "rounds"
+Empty: TypeAlias = Literal["drop", "zero"]
+
+
+@dataclass(frozen=True)
+class GroupingServer(LossWeighted):
+    """FedAvg that also groups clients every round and tells each its group, if its objective needs that.
+
+    A client's representation is the mean over classes of the mean of its images' representations: GC-Net's
+    output under the tuning `gc_prompt`, else the features before the head. Clients that have ever taken part
+    are grouped together, those absent by their last representation.
+
+    Attributes:
+        clustering: gmm, kmeans, or finch, which chooses the number of groups itself.
+        num_groups: Groups; none: as many as there are domains.
+        rep_model: Which model makes the representations: the received one, the same for all, or the client's
+            own after training.
+        rep_batches: Use only so many batches, drawn at random; none: the whole training split.
+        empty_groups: Centres of groups without members: left out, or zero.
+    """
+
+    clustering: Clustering = "gmm"
+    num_groups: Count | None = None
+    rep_model: Literal["received", "local"] = "received"
+    rep_batches: Count | None = None
+    empty_groups: Empty = "drop"
+
+    offers: ClassVar[frozenset[str]] = frozenset({CENTERS})
+
+    def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
+        state = local.exchange(state, cohort)
+        messages = dict(self.send(state, cohort))
+        if CENTERS in local.needs:
+            messages = {cid: self._tell(sent, state, cid, cohort.rounds) for cid, sent in messages.items()}
+        updates = cohort.run(self.visit(local), messages, tag="fit")
+        return self.aggregate(state, cohort, updates)
+
+    def _tell(self, message: Broadcast, state: ServerState, cid: str, rounds: int) -> Broadcast:
+        """The message with the last grouping's centres and the client's group and representation there."""
+        group, known = state.memory.get(GROUP, {}), state.memory.get(REPRESENTATION, {})
+        if cid not in group:
+            return message
+        private = {CENTERS: state.memory[CENTERS], GROUP: group[cid], PREVIOUS: known[cid], ROUNDS: rounds}
+        return replace(message, shared={**message.shared, **private})
+
+    def visit(self, local: Local) -> Task:
+        return partial(fit_represented, local=local, when=self.rep_model, batches=self.rep_batches)
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        state = self.group(state, cohort, updates)
+        losses, groups = self.losses(cohort, updates), [state.memory[GROUP][u.client] for u in updates]
+        weights = self.weigh(cohort, updates, losses, groups)
+        self.record_weights(cohort, updates, weights)
+        for update, loss, group, weight in zip(updates, losses, groups, weights, strict=True):
+            cohort.record(
+                "clusters",
+                client=update.client,
+                domain=cohort.clients[update.client].domain,
+                cluster=group,
+                weight=weight,
+                loss=loss,
+                representation=update.extra[REPRESENTATION].tolist(),
+            )
+        return self.average(state, updates, weights)
+
+    def weigh(
+        self, cohort: Cohort, updates: Sequence[Update], losses: Sequence[float], groups: Sequence[int]
+    ) -> list[float]:
+        """Weight of each update, summing to 1."""
+        return self.base_weights(updates)
+
+    def group(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        """Group everybody known, remember groups and centres, and measure how pure the groups are."""
+        found = {u.client: u.extra[REPRESENTATION].cpu().clone() for u in updates}
+        known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **found}
+        ordered = [cid for cid in cohort.all_ids if cid in known]
+        h: Matrix = torch.stack([known[cid] for cid in ordered]).double().numpy()
+        domains = [cohort.clients[cid].domain for cid in ordered]
+        wanted = self.num_groups or len({info.domain for info in cohort.clients.values()})
+        labels = cluster(h, wanted, self.clustering, derive(cohort.seed, "cluster", cohort.round))
+        cohort.measure(cluster_accuracy=purity(labels.tolist(), domains), clusters=float(labels.max() + 1))
+        return state.remember(
+            **{
+                REPRESENTATION: {cid: known[cid] for cid in ordered},
+                GROUP: dict(zip(ordered, labels.tolist(), strict=True)),
+                CENTERS: centers(h, labels, wanted if self.empty_groups == "zero" else 0),
+            }
+        )
+
+
+def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:
+    """Plain mean of each group's members, shape (T, D), float32; rows of zeros up to `at_least`."""
+    means = [h[labels == label].mean(axis=0) for label in range(int(labels.max()) + 1)]
+    means += [np.zeros(h.shape[1])] * (at_least - len(means))
+    return torch.from_numpy(np.stack(means)).float()
+
+
+def client_representation(h: Array, y: Array) -> Array:
+    """Mean over the classes that occur of the mean over their samples; FedGCR, Eq. 4. Shape (D,).
+
+    Args:
+        h: One row per sample, shape (n, D).
+        y: Labels, shape (n,).
+    """
+    (rows, labels), back = to_tensors(h, y)
+    means = [rows[labels == label].mean(0) for label in labels.unique()]
+    return back(torch.stack(means).mean(0))
+
+
+def fit_represented(
+    client: Client,
+    sent: Broadcast,
+    local: Local,
+    when: Literal["received", "local"] = "received",
+    batches: int | None = None,
+) -> Update:
+    """A visit that also reports the loss of the received model and the client's representation."""
+    local.prepare(client, sent)
+    loss, representation = look(client, batches if when == "received" else None)
+    update = fit(client, sent, local)
+    if when == "local":
+        client.load(update.params)
+        representation = look(client, batches)[1]
+    return replace(
+        update,
+        metrics={**update.metrics, RECEIVED: loss},
+        extra={**update.extra, REPRESENTATION: representation},
+    )
+
+
+@torch.no_grad()
+def look(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
+    """Mean cross entropy over the training split and the representation, in evaluation mode.
+
+    Args:
+        client: Whose model looks at whose images.
+        batches: Use so many batches of a random pass for the representation; none: all images.
+    """
+    model, total, rows, labels = client.model, 0.0, [], []
+    model.eval()
+    for x, y in client.batches(shuffle=False):
+        features, h = model.encode(x)
+        output = model.classify(features) if model.exits is None else model.predict(model(x))
+        total += F.cross_entropy(output, y, reduction="sum").item()
+        rows.append(h)
+        labels.append(y)
+    every, classes = torch.cat(rows), torch.cat(labels)
+    if batches is not None:
+        order = torch.randperm(len(every), generator=client.rng)[: batches * client.config.batch_size]
+        chosen = order.to(every.device)
+        representation = client_representation(every[chosen], classes[chosen])
+    else:
+        representation = client_representation(every, classes)
+    train_mode(model)
+    return total / len(classes), representation.cpu()

@@ -1,0 +1,91 @@
+"""Servers that weigh clients by their losses: where the loss comes from, and what is done about odd ones.
+
+Policy: a loss is clipped to at least SMALLEST, so that a client without loss keeps a weight; a loss that is
+NaN or infinite stops the run and names the client, because any weight would hide that its model or data are
+broken.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from algorithms._arrays import Array, to_numpy
+from rayfed.client import Client
+from rayfed.cohort import Cohort, Task
+from rayfed.errors import ClientError
+from rayfed.local import Local
+from rayfed.server import Server
+from rayfed.tasks import fit
+from rayfed.types import Batch, Broadcast, Update
+
+SMALLEST = 1e-10
+RECEIVED, RUNNING = "start/loss", "running/loss"
+
+
+@dataclass(frozen=True)
+class LossWeighted(Server):
+    """FedAvg whose weights depend on the clients' losses; override `weigh`.
+
+    Attributes:
+        loss: Which loss of a client counts: that of the received model on its training split, in evaluation
+            mode, or the mean over the batches of this round's training.
+    """
+
+    loss: Literal["received", "running"] = "received"
+
+    def visit(self, local: Local) -> Task:
+        return partial(fit, local=local, start="train") if self.loss == "received" else watching(local)
+
+    def losses(self, cohort: Cohort, updates: Sequence[Update]) -> list[float]:
+        """One loss per update, at least SMALLEST.
+
+        Raises:
+            ClientError: A loss is NaN or infinite.
+        """
+        key = RECEIVED if self.loss == "received" else RUNNING
+        for update in updates:
+            if not math.isfinite(update.metrics[key]):
+                cause = f"its loss is {update.metrics[key]}; a smaller train.lr may help, or look at its data"
+                raise ClientError(update.client, cohort.round, "loss", cause)
+        return [max(update.metrics[key], SMALLEST) for update in updates]
+
+
+def watching(local: Local) -> Task:
+    """A visit that also reports the mean loss over the training batches."""
+    return partial(fit_watched, local=local)
+
+
+def fit_watched(client: Client, sent: Broadcast, local: Local) -> Update:
+    """As `fit`, with the metric running/loss: the mean of everything `local.loss` returned."""
+    seen: list[Tensor] = []
+    watched = copy.copy(local)
+
+    def loss(client: Client, sent: Broadcast, batch: Batch) -> Tensor:
+        value = local.loss(client, sent, batch)
+        seen.append(value.detach())
+        return value
+
+    object.__setattr__(watched, "loss", loss)  # the halves are frozen; this one lives for one call
+    update = fit(client, sent, watched)
+    mean = sum(value.item() for value in seen) / max(len(seen), 1)
+    return replace(update, metrics={**update.metrics, RUNNING: mean})
+
+
+def checked(losses: Array) -> npt.NDArray[np.float64]:
+    """Losses as float64, at least SMALLEST.
+
+    Raises:
+        ValueError: A loss is NaN, infinite or negative.
+    """
+    values = to_numpy(losses)
+    bad = values[~np.isfinite(values) | (values < 0)]
+    if bad.size:
+        raise ValueError(f"loss {bad[0]} is not a finite number >= 0")
+    return np.maximum(values, SMALLEST)

@@ -1,0 +1,90 @@
+"""Two-step updates: a step on one batch, and a second one with the gradient found after it."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+MetaUpdate: TypeAlias = Literal["sequential", "fo_restore", "second_order"]
+Loss: TypeAlias = Callable[[], Tensor]
+
+
+def meta_step(
+    optimizer: torch.optim.Optimizer,
+    first: Loss,
+    second: Loss,
+    update: MetaUpdate,
+    inner_lr: float | None = None,
+    clip: Callable[[], None] = lambda: None,
+) -> None:
+    """Change the optimizer's parameters w by two losses.
+
+    w' = w - inner_lr * grad first(w); then, with g = grad second(w'):
+    `sequential`: w <- w' - lr * g (BGP, Algorithm 2); `fo_restore`: w <- w - lr * g (first-order MAML);
+    `second_order`: w <- w - lr * (I - inner_lr * H) g with the Hessian H of the first loss at w (MAML).
+
+    Args:
+        optimizer: Takes both steps; the first one is plain SGD with `second_order`.
+        first: Loss of the first batch at the present values; called twice with `second_order`.
+        second: Loss of the second batch.
+        update: Where the second step starts.
+        inner_lr: Learning rate of the first step; None: the optimizer's.
+        clip: Called before each step, to limit gradients.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    start = [p.detach().clone() for p in params]
+    rate = float(optimizer.param_groups[0]["lr"]) if inner_lr is None else inner_lr
+    optimizer.zero_grad()
+    first().backward()
+    clip()
+    if update == "second_order":
+        _descend(params, rate)
+    else:
+        _step_at(optimizer, rate)
+    optimizer.zero_grad()
+    second().backward()
+    if update != "sequential":
+        _put(params, start)
+    if update == "second_order":
+        _subtract_curvature(params, first, rate)
+    clip()
+    optimizer.step()
+
+
+def _step_at(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    own = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    for group, lr in zip(optimizer.param_groups, own, strict=True):
+        group["lr"] = lr
+
+
+@torch.no_grad()
+def _descend(params: list[Tensor], rate: float) -> None:
+    for p in params:
+        if p.grad is not None:
+            p.sub_(p.grad, alpha=rate)
+
+
+@torch.no_grad()
+def _put(params: list[Tensor], values: list[Tensor]) -> None:
+    for p, value in zip(params, values, strict=True):
+        p.copy_(value)
+
+
+def _subtract_curvature(params: list[Tensor], first: Loss, rate: float) -> None:
+    """From the gradients g, subtract rate * H g."""
+    live = [p for p in params if p.grad is not None]
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        slopes = torch.autograd.grad(
+            first(), live, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        found = [p.grad.detach() for p in live if p.grad is not None]
+        curved = torch.autograd.grad(
+            slopes, live, grad_outputs=found, allow_unused=True, materialize_grads=True
+        )
+    for p, g, c in zip(live, found, curved, strict=True):
+        p.grad = g - rate * c

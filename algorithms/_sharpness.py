@@ -1,0 +1,54 @@
+"""Local training with the gradient at a point uphill: shared by FedSAM and HarmoFL."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayfed.client import Client
+from rayfed.local import Local
+from rayfed.types import Batch, Broadcast
+
+
+@dataclass(frozen=True)
+class UphillLocal(Local):
+    """Each step uses the gradient at the current point plus `radius` along the normalised gradient.
+
+    Foret et al., Sharpness-Aware Minimization, ICLR 2021, Eq. 2 and 3, not adaptive. Both passes see the same
+    batch and the same random numbers (dropout), so a radius of 0 is plain training.
+    """
+
+    @property
+    def radius(self) -> float:
+        raise NotImplementedError
+
+    def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        live = list(client.trainable().values())
+        devices = {p.device for p in live if p.device.type == "cuda"}
+        optimizer.zero_grad()
+        with torch.random.fork_rng(devices=devices):
+            self.loss(client, sent, batch).backward()
+        before = climb(live, self.radius)
+        optimizer.zero_grad()
+        self.loss(client, sent, batch).backward()
+        with torch.no_grad():
+            for parameter, value in before:
+                parameter.copy_(value)
+        client.clip_gradients()
+        optimizer.step()
+
+
+@torch.no_grad()
+def climb(parameters: list[torch.nn.Parameter], radius: float) -> list[tuple[torch.nn.Parameter, Tensor]]:
+    """Move along the gradients, normalised by their global L2 norm (+ 1e-12), in place.
+
+    Returns:
+        Every parameter that has a gradient, with its value before.
+    """
+    moved = [(p, p.detach().clone(), p.grad) for p in parameters if p.grad is not None]
+    if not moved:
+        return []
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for _, _, grad in moved]))
+    for parameter, _, grad in moved:
+        parameter.add_(grad * (radius / (norm + 1e-12)))
+    return [(parameter, value) for parameter, value, _ in moved]

@@ -1,0 +1,76 @@
+"""AFL: weights of the mixture move towards the clients with the largest losses, on the simplex.
+
+Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Algorithm 1 (the lambda step), with FedAvg's
+local training. Differs from the paper: local epochs, and the last model instead of the mean of the iterates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from algorithms._arrays import Array, like, to_numpy
+from algorithms._losses import LossWeighted
+from rayfed.cohort import Cohort
+from rayfed.method import Method
+from rayfed.types import NonNegative, ServerState, Update
+
+MIXTURE = "mixture"
+
+
+@dataclass(frozen=True)
+class AgnosticServer(LossWeighted):
+    """Projected ascent on the weights of the mixture.
+
+    Attributes:
+        lr_lambda: Step of the weights; 0 is FedAvg.
+        memoryless: Start from the shares of the data in every round (the FedGCR authors' baseline), instead
+            of from the weights of the round before.
+    """
+
+    lr_lambda: NonNegative = 0.1
+    memoryless: bool = False
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        losses = self.losses(cohort, updates)
+        before = self._mixture(state, cohort)
+        for update, loss in zip(updates, losses, strict=True):
+            before[update.client] += self.lr_lambda * loss
+        after = dict(zip(before, project_to_simplex(list(before.values())).tolist(), strict=True))
+        weights = [after[update.client] for update in updates]
+        if sum(weights) <= 0:  # all mass is on clients that do not take part in this round
+            weights = self.base_weights(updates)
+        self.record_weights(cohort, updates, weights)
+        return self.average(state, updates, weights).remember(**{MIXTURE: after})
+
+    def _mixture(self, state: ServerState, cohort: Cohort) -> dict[str, float]:
+        known: dict[str, Any] = {} if self.memoryless else dict(state.memory.get(MIXTURE, {}))
+        if known:
+            return known
+        ids = cohort.ids if self.memoryless else cohort.all_ids
+        counts = {
+            cid: 1.0 if self.weighting == "uniform" else cohort.clients[cid].num_examples for cid in ids
+        }
+        total = sum(counts.values())
+        return {cid: count / total for cid, count in counts.items()}
+
+
+def project_to_simplex(v: Array) -> Array:
+    """The nearest point, in the Euclidean sense, with entries >= 0 that sum to 1.
+
+    Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008, Figure 1.
+
+    Raises:
+        ValueError: An entry is NaN or infinite, or there is none.
+    """
+    values = to_numpy(v)
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError(f"cannot project {values.tolist()} onto the simplex: give finite numbers")
+    ordered = np.sort(values)[::-1]
+    room = (1 - np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
+    last = np.flatnonzero(ordered + room > 0)[-1]
+    return like(np.maximum(values + room[last], 0), v)
+
+
+METHOD = Method(server=AgnosticServer)

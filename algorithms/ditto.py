@@ -1,0 +1,57 @@
+"""Ditto: beside the global model every client keeps one of its own, pulled towards the received one.
+
+Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
+Algorithm 1. Both models see the same batches.
+
+Differs from the code: the server weighs clients by their data, not all the same.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rayfed.client import Client
+from rayfed.local import Local
+from rayfed.method import Method
+from rayfed.params import sq_distance
+from rayfed.types import Broadcast, NonNegative, Params, Update
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Ditto(Local):
+    """Ordinary training of the global model, then of the client's own.
+
+    Attributes:
+        lam: Strength of the pull; 0: a purely local model.
+    """
+
+    deploys: ClassVar[Literal["global", "personal"]] = "personal"
+
+    lam: NonNegative = 0.1
+
+    def train(self, client: Client, sent: Broadcast) -> Update:
+        seen = client.rng.get_state()
+        update = super().train(client, sent)
+        client.rng.set_state(seen)
+        client.load({**sent_part(client, sent), **client.store.get(OWN, {})})
+        optimizer = client.optimizer()
+        for batch in client.batches():
+            optimizer.zero_grad()
+            pull = sq_distance(client.trainable(), sent.params)
+            (self.loss(client, sent, batch) + self.lam / 2 * pull).backward()
+            client.clip_gradients()
+            optimizer.step()
+        client.store[OWN] = client.params()
+        return update
+
+    def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
+        client.load(client.store[OWN])
+
+
+def sent_part(client: Client, sent: Broadcast) -> Params:
+    """What was received of the tensors this client holds."""
+    return {name: sent.params[name] for name in client.params() if name in sent.params}
+
+
+METHOD = Method(local=Ditto)

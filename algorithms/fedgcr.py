@@ -1,0 +1,21 @@
+"""FedGCR: group customisation at the clients, group reweighting at the server.
+
+Gong et al., FedGCR: Achieving Performance and Fairness for Federated Learning with Distinct Client Types via
+Group Customization and Reweighting, AAAI 2024, Algorithm 1.
+"""
+
+from algorithms._grouping import client_representation
+from algorithms.fedgc import GroupCustomization, group_customization_loss, representation_alignment_loss
+from algorithms.fedgr import GroupReweighting, beta, group_weights
+from rayfed.method import Method
+
+__all__ = [
+    "METHOD",
+    "beta",
+    "client_representation",
+    "group_customization_loss",
+    "group_weights",
+    "representation_alignment_loss",
+]
+
+METHOD = Method(server=GroupReweighting, local=GroupCustomization)

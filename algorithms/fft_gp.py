@@ -1,0 +1,13 @@
+"""FFT-GP: weights that make all clients' generalization gaps equal, and two-step local training.
+
+Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithms 1 and 2: the server of `faa`
+with the clients of `bgp`, on any backbone.
+"""
+
+from algorithms.bgp import MetaLocal, coral
+from algorithms.faa import FairnessAware, fairness_aware_weights
+from rayfed.method import Method
+
+__all__ = ["METHOD", "coral", "fairness_aware_weights"]
+
+METHOD = Method(server=FairnessAware, local=MetaLocal)

@@ -1,0 +1,79 @@
+"""GRACE: clients whose moves agree with the others' count more, and they train by two aligned steps.
+
+Zhang et al., GRACE: A Generalized and Personalized Federated Learning Method for Medical Imaging, MICCAI
+2023, as far as its released code shows it: first-order meta steps with CORAL at the client, and weights by the mean
+cosine with the other clients at the server.
+
+Differs from the code: all BatchNorm statistics are averaged with the new weights, not only those of layers
+whose name contains bn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from algorithms._arrays import Array, like, to_numpy
+from algorithms.bgp import MetaLocal
+from rayfed.cohort import Cohort
+from rayfed.method import Method
+from rayfed.server import Server
+from rayfed.types import ServerState, Update
+
+SHIFT = 1e-3
+
+
+@dataclass(frozen=True)
+class GradientCorrection(Server):
+    """FedAvg whose weights grow with the agreement of a client's move with the others'."""
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        names = [n for n in state.params if all(n in u.params for u in updates) and not _is_statistic(n)]
+        moves = [
+            np.concatenate([to_numpy(state.params[n] - u.params[n]).ravel() for n in names]) for u in updates
+        ]
+        weights = consistent_weights(moves, self.base_weights(updates)).tolist()
+        self.record_weights(cohort, updates, weights)
+        return self.average(state, updates, weights)
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith(("running_mean", "running_var"))
+
+
+def consistent_weights(moves: Sequence[Array], weights: Array) -> Array:
+    """Weights times the mean cosine of a client's move with each other one's, scaled to sum 1.
+
+    Where a mean cosine is negative, all are shifted so that the smallest is SHIFT. A client without company,
+    or whose move is zero, has cosine 0 with everybody.
+
+    Args:
+        moves: Received minus trained parameters of each client, flattened.
+        weights: Of each client, summing to 1.
+    """
+    rows = np.stack([to_numpy(move) for move in moves])
+    p = to_numpy(weights)
+    if len(rows) < 2:
+        return like(p, weights)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    cosines = rows @ rows.T
+    c = (cosines.sum(1) - np.diag(cosines)) / (len(rows) - 1)
+    if c.min() < 0:
+        c = c - c.min() + SHIFT
+    if c.max() > 1:
+        c = c / c.max()
+    q = c * p
+    return like(q / q.sum() if q.sum() > 0 else p, weights)
+
+
+@dataclass(frozen=True)
+class ClientCorrection(MetaLocal):
+    """First-order meta steps on the halves of each batch, the second half aligned."""
+
+    meta_update: Literal["sequential", "fo_restore", "second_order", "none"] = "fo_restore"
+    meta_batch: Literal["fresh", "half"] = "half"
+
+
+METHOD = Method(server=GradientCorrection, local=ClientCorrection)

@@ -1,0 +1,85 @@
+"""HarmoFL: images of all clients get the same channel amplitudes, and local steps look uphill.
+
+Jiang, Wang, Dou, HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
+Images, AAAI 2022. In the released code the replaced window of the spectrum has half-width 0, so that only the
+constant component changes: that is a shift of each channel, and needs no Fourier transform.
+
+Differs from the released code: the amplitude of a client is the mean over all its training images, not that
+of its first batch (`amplitude=first_batch`), and the server weighs clients by their data.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from algorithms._sharpness import UphillLocal
+from rayfed.client import Client
+from rayfed.cohort import Cohort
+from rayfed.method import Method
+from rayfed.types import Broadcast, NonNegative, ServerState, Update
+
+AMPLITUDE = "amplitude"
+
+
+@dataclass(frozen=True)
+class Harmonized(UphillLocal):
+    """Amplitude normalisation of inputs, in training and testing, and weight perturbation.
+
+    Attributes:
+        alpha: Size of the perturbation.
+        amplitude: What a client's amplitude is the mean over.
+    """
+
+    alpha: NonNegative = 0.05
+    amplitude: Literal["train_split", "first_batch"] = "train_split"
+
+    @property
+    def radius(self) -> float:
+        return self.alpha
+
+    def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
+        """Once, before the first round: everybody's mean amplitudes become one, which then stays."""
+        if AMPLITUDE in state.shared:
+            return state
+        task = partial(measure_amplitude, first_batch=self.amplitude == "first_batch")
+        answers = cohort.everyone.run(task, state.broadcast(params={}), tag=AMPLITUDE)
+        total = sum(answer.num_examples for answer in answers)
+        mean = sum(
+            (answer.extra[AMPLITUDE] * (answer.num_examples / total) for answer in answers), torch.zeros(3)
+        )
+        return state.share(**{AMPLITUDE: mean})
+
+    def prepare(self, client: Client, sent: Broadcast) -> None:
+        if AMPLITUDE in sent.shared:
+            client.transform = partial(shift_channels, amplitude=sent.shared[AMPLITUDE])
+
+
+def measure_amplitude(client: Client, sent: Broadcast, first_batch: bool) -> Update:
+    """Mean over images of the constant component's amplitude, by channel."""
+    total, num = torch.zeros(3), 0
+    for x, _ in client.batches(shuffle=first_batch):
+        total += x.sum(dim=(2, 3)).abs().sum(0).cpu()
+        num += len(x)
+        if first_batch:
+            break
+    return Update(
+        client=client.id, num_examples=client.data.size("train"), extra={AMPLITUDE: total / max(num, 1)}
+    )
+
+
+def shift_channels(x: Tensor, amplitude: Tensor) -> Tensor:
+    """Shift each channel so that its constant component has this amplitude and keeps its sign.
+
+    Args:
+        x: Images, shape (B, C, H, W).
+        amplitude: |sum over pixels| that each channel shall have, shape (C,).
+    """
+    mean = x.mean(dim=(2, 3), keepdim=True)
+    target = amplitude.to(x).view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])
+    return x + (torch.where(mean < 0, -target, target) - mean)
+
+
+METHOD = Method(local=Harmonized)

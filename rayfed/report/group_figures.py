@@ -1,0 +1,140 @@
+"""Pictures of runs that weigh and group clients: weights, flow between groups, representations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfed.report.files import write_whole
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def aggregation_weights(folder: Path) -> Path | None:
+    """Weight of every client over the rounds, coloured by domain."""
+    rows = _rows(folder, "aggregation")
+    if not rows:
+        return None
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    domains, colours = _domains(folder)
+    figure, axis = plt.subplots(figsize=(6.4, 4))
+    labelled: set[str] = set()
+    for cid in dict.fromkeys(row["client"] for row in rows):
+        points = [(row["round"], row["weight"]) for row in rows if row["client"] == cid]
+        domain = domains.get(cid, cid)
+        label = None if domain in labelled else domain
+        labelled.add(domain)
+        colour = colours.get(domain, "grey")
+        axis.plot(*zip(*points, strict=True), "-", marker=".", color=colour, label=label, alpha=0.7)
+    axis.set(xlabel="round", ylabel="aggregation weight", ylim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return _save(figure, folder, "aggregation_weights")
+
+
+def cluster_flow(folder: Path) -> Path | None:
+    """Which group each client was in, round by round; groups keep their numbers where most members stay."""
+    rows = _rows(folder, "clusters")
+    if not rows:
+        return None
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    domains, colours = _domains(folder)
+    lanes = matched_groups(rows)
+    clients = list(dict.fromkeys(row["client"] for row in rows))
+    figure, axis = plt.subplots(figsize=(8, 4))
+    labelled: set[str] = set()
+    for place, cid in enumerate(clients):
+        shift = 0.7 * (place / max(len(clients) - 1, 1) - 0.5)
+        points = [(number, lanes[number][cid] + shift) for number in sorted(lanes) if cid in lanes[number]]
+        domain = domains.get(cid, cid)
+        label = None if domain in labelled else domain
+        labelled.add(domain)
+        colour = colours.get(domain, "grey")
+        axis.plot(*zip(*points, strict=True), "-", marker=".", color=colour, label=label, alpha=0.7)
+    axis.set(xlabel="round", ylabel="group")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
+    return _save(figure, folder, "cluster_flow")
+
+
+def client_map(folder: Path) -> Path | None:
+    """t-SNE of the clients' representations in the last round, coloured by true domain, marked by group."""
+    rows = _rows(folder, "clusters")
+    last = [row for row in rows if row["round"] == max(r["round"] for r in rows)]
+    if len(last) < 4:
+        return None
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from sklearn.manifold import TSNE
+
+    h = np.array([row["representation"] for row in last])
+    places = TSNE(perplexity=min(10.0, (len(last) - 1) / 3), random_state=0, init="pca").fit_transform(h)
+    colours = _domains(folder)[1]
+    figure, axis = plt.subplots(figsize=(5, 4.5))
+    for domain in dict.fromkeys(row["domain"] for row in last):
+        chosen = [i for i, row in enumerate(last) if row["domain"] == domain]
+        axis.scatter(*places[chosen].T, color=colours.get(domain, "grey"), label=domain)
+    for (x, y), row in zip(places, last, strict=True):
+        axis.annotate(str(row["cluster"]), (x, y), fontsize=8, xytext=(3, 3), textcoords="offset points")
+    axis.set(xticks=[], yticks=[], title="clients: colour is the type, number the group")
+    axis.legend(fontsize=8)
+    return _save(figure, folder, "client_map")
+
+
+def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
+    """Group of each client by round, renumbered so that a group keeps the number of the one it overlaps most.
+
+    Group numbers are arbitrary in every round; this is for pictures only.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    found: dict[int, dict[str, int]] = {}
+    before: dict[str, int] = {}
+    for number in sorted({row["round"] for row in rows}):
+        now = {row["client"]: row["cluster"] for row in rows if row["round"] == number}
+        size = 1 + max([*now.values(), *before.values()])
+        overlap = [
+            [sum(now[c] == i and before.get(c) == j for c in now) for j in range(size)] for i in range(size)
+        ]
+        old, new = linear_sum_assignment(overlap, maximize=True)
+        renamed = dict(zip(old.tolist(), new.tolist(), strict=True))
+        found[number] = before = {cid: renamed[group] for cid, group in now.items()}
+    return found
+
+
+def _rows(folder: Path, table: str) -> Rows:
+    import pyarrow.parquet as pq
+
+    path = folder / f"{table}.parquet"
+    rows: Rows = pq.read_table(path).to_pylist() if path.exists() else []
+    return rows
+
+
+def _domains(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Domain of every client that is listed in the manifest, and a colour for every domain."""
+    import matplotlib as mpl
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / "partition.parquet", columns=["client", "domain"])
+    pairs = table.group_by(["client", "domain"]).aggregate([]).to_pylist()
+    of = {pair["client"]: pair["domain"] for pair in pairs if pair["client"]}
+    palette = mpl.colormaps["tab10"]
+    return of, {domain: palette(i % 10) for i, domain in enumerate(sorted(set(of.values())))}
+
+
+def _save(figure: Any, folder: Path, name: str) -> Path:
+    from matplotlib import pyplot as plt
+
+    figure.tight_layout()
+    (folder / "figures").mkdir(exist_ok=True)
+    path = folder / "figures" / f"{name}.png"
+    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
+    plt.close(figure)
+    return path

@@ -1,0 +1,59 @@
+"""CLIP-Adapter: a small network beside the features of a frozen model.
+
+Gao et al., CLIP-Adapter: Better Vision-Language Models with Feature Adapters, IJCV 2024, Eq. 5 and 6:
+ratio * MLP(f) + (1 - ratio) * f, with two linear layers without bias and a ReLU after each.
+
+Differs from the paper: the hidden width is a multiple of the feature width (0.5 M numbers at 512, as in
+FFT-GP, Table 5) instead of a quarter of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.base import freeze
+from rayfed.types import Fraction, Positive
+
+
+class ResidualAdapter(nn.Module):
+    """Features (B, width) to features of the same size."""
+
+    def __init__(self, width: int, hidden: int, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.inner = nn.Linear(width, hidden, bias=False)
+        self.outer = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        changed = torch.relu(self.outer(torch.relu(self.inner(features))))
+        return self.ratio * changed + (1 - self.ratio) * features
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipAdapter:
+    """The adapter; on a model without text tower also the head.
+
+    Attributes:
+        multiplier: Hidden width, as a multiple of the feature width.
+        ratio: Share of the network in the sum; 0 is the frozen model.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset({"adapter"})
+
+    multiplier: Positive = 1.0
+    ratio: Fraction = 0.2
+
+    def apply(self, model: Backbone) -> Backbone:
+        freeze(model, train_head=model.text is None)
+        hidden = max(1, round(self.multiplier * model.width))
+        with torch.device(model.head.weight.device):
+            model.adapter = ResidualAdapter(model.width, hidden, self.ratio)
+        return model
+
+
+TUNING = ClipAdapter

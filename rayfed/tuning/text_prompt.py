@@ -1,0 +1,53 @@
+"""CoOp: learned vectors in front of the class name take the place of a prompt's words.
+
+Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2, with one context for all
+classes and the class name at the end; both towers are frozen. As a federated scheme: Guo et al., PromptFL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.base import freeze
+from rayfed.types import Count, NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPrompt:
+    """The context.
+
+    Attributes:
+        length: Vectors M; the parameter `text.context` has shape (M, width of the text tower's tokens).
+        init_std: Deviation of their start values.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset({"text features"})
+
+    length: Count = 16
+    init_std: NonNegative = 0.02
+
+    def apply(self, model: Backbone) -> Backbone:
+        if model.text is None:
+            raise ConfigError(
+                f"tuning.name: text_prompt needs a text tower, which {model.label!r} has not; use "
+                f"clip_mini or open_clip/<name>"
+            )
+        freeze(model, train_head=False)
+        room = model.text.bare.shape[1] - 2
+        if self.length >= room:
+            raise ConfigError(
+                f"tuning.length: {self.length} leaves no room for the class name; choose less than {room}"
+            )
+        values = torch.empty(self.length, model.text.token_width, device=model.head.weight.device)
+        nn.init.normal_(values, std=self.init_std)
+        model.text.context = nn.Parameter(values)
+        return model
+
+
+TUNING = TextPrompt

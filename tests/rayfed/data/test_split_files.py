@@ -1,0 +1,59 @@
+"""DomainNet's layout: lists of training and test images beside the folders."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rayfed.data.config import DataConfig
+from rayfed.data.readers.split_files import SplitFiles
+from rayfed.data.source import make_source
+from rayfed.errors import ConfigError, DataError
+
+
+def write(root, lists="."):
+    (root / lists).mkdir(exist_ok=True)
+    for domain in ("clipart", "real"):
+        lines = {"train": [], "test": []}
+        for label, name in enumerate(("zebra", "bird", "whale")):
+            (root / domain / name).mkdir(parents=True)
+            for i in range(4):
+                file = f"{domain}/{name}/{domain}_{i} x.png"
+                Image.new("RGB", (8, 8), (60 * label, i, 0)).save(root / file)
+                lines["test" if i == 3 else "train"].append(f"{file} {label}\n")
+        for half, rows in lines.items():
+            (root / lists / f"{domain}_{half}.txt").write_text("".join(rows))
+    (root / lists / "sketch_train.txt").write_text("")  # a domain without its second list
+
+
+@pytest.mark.parametrize("lists", [".", "splits"])
+def test_lists_say_what_is_tested(tmp_path, lists):
+    write(tmp_path, lists)
+    reader = SplitFiles(name="domainnet", root=str(tmp_path))
+    listing = reader.scan()
+    assert listing.domains == ("clipart", "real")
+    assert listing.classes == ("bird", "whale", "zebra")
+    assert np.bincount(listing.domain).tolist() == [12, 12]
+    assert listing.test.sum() == 6
+    assert all(key.endswith("_3 x.png") == test for key, test in zip(listing.keys, listing.test, strict=True))
+    for index in (0, 13, 23):
+        red = {"zebra": 0, "bird": 60, "whale": 120}[listing.classes[listing.labels[index]]]
+        assert reader.decode(listing, index, 8)[0, 0, 0] == red
+
+
+def test_classes_can_be_chosen(tmp_path):
+    write(tmp_path)
+    config = DataConfig(name="d", reader="split_files", root=str(tmp_path), classes=["zebra", "bird"])
+    listing = make_source(config).scan()
+    assert listing.classes == ("zebra", "bird")
+    assert len(listing.labels) == 16
+    with pytest.raises(ConfigError, match=r"data\.classes"):
+        make_source(DataConfig(name="d", reader="image_folder", root=str(tmp_path), classes=["bird"]))
+
+
+def test_bad_lists_are_explained(tmp_path):
+    with pytest.raises(DataError, match="no lists"):
+        SplitFiles(name="d", root=str(tmp_path)).scan()
+    write(tmp_path)
+    (tmp_path / "real_test.txt").write_text("real/bird.png 0\n")
+    with pytest.raises(DataError, match="line 1"):
+        SplitFiles(name="d", root=str(tmp_path)).scan()
