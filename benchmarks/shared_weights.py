@@ -101,9 +101,7 @@ def main() -> None:
     copies = count * size
     shared = sum(f["rss"] for f in found) - sum(f["private"] for f in found)
     print(f"weights: {size:.0f} MB, mapped once; {count} copies would take {copies:.0f} MB")
-    print(
-        f"private memory of an actor holds no copy: {per_actor:.0f} MB, shared mappings {shared / count:.0f} MB"
-    )
+    print(f"an actor: {per_actor:.0f} MB private, {shared / count:.0f} MB mapped together with others")
     ray.shutdown()
 
 

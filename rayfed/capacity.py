@@ -1,4 +1,4 @@
-"""How many backbone blocks each client can hold: given by client, by domain, as tiers, or drawn anew each round."""
+"""How many backbone blocks each client can hold: by client, by domain, in tiers, or drawn each round."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 
 CapacityConfig: TypeAlias = int | list[int] | dict[int, float] | Literal["dynamic"] | None
-"""One depth for all; one per client or per domain; share of clients by depth; uniform in 1..L each round; all
-blocks for everybody."""
+"""One depth for all; one per client or domain; share of clients by depth; uniform in 1..L each round; all."""
 
 
-def assign(config: CapacityConfig, domain_of: Mapping[str, str], depth: int, seed: int) -> dict[str, int] | None:
+def assign(
+    config: CapacityConfig, domain_of: Mapping[str, str], depth: int, seed: int
+) -> dict[str, int] | None:
     """Blocks each client can hold; None when they are drawn each round.
 
     Args:
@@ -28,7 +29,7 @@ def assign(config: CapacityConfig, domain_of: Mapping[str, str], depth: int, see
     if config is None:
         return dict.fromkeys(domain_of, depth)
     if not depth:
-        raise ConfigError("capacity: this backbone has no uniform blocks; use one that has, or leave capacity out")
+        raise ConfigError("capacity: this backbone has no uniform blocks; choose another or leave it out")
     if config == "dynamic":
         return None
     domains = list(dict.fromkeys(domain_of.values()))
@@ -43,8 +44,8 @@ def assign(config: CapacityConfig, domain_of: Mapping[str, str], depth: int, see
         found = {cid: by_domain[domain] for cid, domain in domain_of.items()}
     else:
         raise ConfigError(
-            f"capacity: {len(config)} depths for {len(domain_of)} clients in {len(domains)} domains; give one "
-            f"depth per client or one per domain"
+            f"capacity: {len(config)} depths for {len(domain_of)} clients in {len(domains)} domains; "
+            f"give one depth per client or one per domain"
         )
     _check(found.values(), depth)
     return found

@@ -36,15 +36,14 @@ def group(name: str) -> list[str]:
 def catalog() -> str:
     """Everything as plain text."""
     parts = [_section("algorithm=", algorithms()), _section("tuning=", tunings())]
-    for name in ("model", "data", "experiment"):
-        if group(name):
-            parts.append(f"{name}=  {', '.join(group(name))}")
-    return "\n\n".join(parts)
+    groups = [(name, group(name)) for name in ("model", "data", "experiment")]
+    return "\n\n".join([*parts, *(f"{name}=  {', '.join(names)}" for name, names in groups if names)])
 
 
 def markdown(rows: Iterable[tuple[str, str]]) -> str:
     """Names and descriptions as a table."""
-    return "\n".join(["| name | what it is |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in rows)])
+    lines = [f"| `{name}` | {text} |" for name, text in rows]
+    return "\n".join(["| name | what it is |", "|---|---|", *lines])
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> str:

@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
-    parser.add_argument("--list", action="store_true", help="show every algorithm, tuning, model and data set")
+    parser.add_argument("--list", action="store_true", help="show every algorithm, tuning, model and data")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -35,7 +35,9 @@ def test_adapters_load_with_peft_and_give_the_same_features(small):
 
 
 def test_table_statistics_follow_from_its_rows(small):
-    result = small("model.pretrained=true", "model.options={}", "data.limit=60", "data.partition.clients_per_domain=2")
+    result = small(
+        "model.pretrained=true", "model.options={}", "data.limit=60", "data.partition.clients_per_domain=2"
+    )
     table = final_table(result.path)
     accuracies = torch.tensor([float(row[-1]) for row in table.rows])
     metrics = result.metrics
