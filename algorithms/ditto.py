@@ -6,8 +6,11 @@ Algorithm 1. Both models see the same batches.
 Differs from the code: the server weighs clients by their data, not all the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from torch import Tensor
 
 from rayfed.client import Client
 from rayfed.local import Local
@@ -38,8 +41,7 @@ class Ditto(Local):
         optimizer = client.optimizer()
         for batch in client.batches():
             optimizer.zero_grad()
-            pull = sq_distance(client.trainable(), sent.params)
-            (self.loss(client, sent, batch) + self.lam / 2 * pull).backward()
+            pulled(self.loss(client, sent, batch), client.trainable(), sent.params, self.lam).backward()
             client.clip_gradients()
             optimizer.step()
         client.store[OWN] = client.params()
@@ -47,6 +49,11 @@ class Ditto(Local):
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         client.load(client.store[OWN])
+
+
+def pulled(loss: Tensor, own: Mapping[str, Tensor], received: Mapping[str, Tensor], lam: float) -> Tensor:
+    """The loss of a client's own model: Ditto, Eq. 2."""
+    return loss + lam / 2 * sq_distance(own, received)
 
 
 def sent_part(client: Client, sent: Broadcast) -> Params:

@@ -1,8 +1,8 @@
 """GRACE: clients whose moves agree with the others' count more, and they train by two aligned steps.
 
 Zhang et al., GRACE: A Generalized and Personalized Federated Learning Method for Medical Imaging, MICCAI
-2023, as far as its released code shows it: first-order meta steps with CORAL at the client, and weights by the mean
-cosine with the other clients at the server.
+2023, as far as its released code shows it: first-order meta steps with CORAL at the client, and weights by
+the mean cosine with the other clients at the server.
 
 Differs from the code: all BatchNorm statistics are averaged with the new weights, not only those of layers
 whose name contains bn.

@@ -1,12 +1,16 @@
-"""Zero-shot: nothing trains; the start model is scored. The reference row of a CLIP model."""
+"""Zero-shot: nothing trains; a CLIP model is scored without adapters and learned prompts, for reference.
+
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, section 3.1.
+"""
 
 from dataclasses import dataclass
 
+from rayfed.client import Client
 from rayfed.cohort import Cohort
 from rayfed.local import Local
 from rayfed.method import Method
 from rayfed.server import Server
-from rayfed.types import ServerState
+from rayfed.types import Broadcast, ServerState
 
 
 @dataclass(frozen=True)
@@ -17,4 +21,12 @@ class Idle(Server):
         return state
 
 
-METHOD = Method(server=Idle)
+@dataclass(frozen=True)
+class Untuned(Local):
+    """Scores the model as it was before any tuning."""
+
+    def prepare(self, client: Client, sent: Broadcast) -> None:
+        client.model.untuned = True
+
+
+METHOD = Method(server=Idle, local=Untuned)

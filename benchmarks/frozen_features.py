@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from rayfed.cohort import Call
 from rayfed.config import load_config
 from rayfed.driver import run
 from rayfed.executors.inline import InlineExecutor
 from rayfed.params import digest
 from rayfed.setup import Setup, prepare
+from rayfed.types import Update
 
 MODEL = "open_clip/ViT-B-32-quickgelu"
 
@@ -25,8 +28,8 @@ MODEL = "open_clip/ViT-B-32-quickgelu"
 class Forgetful(InlineExecutor):
     """Keeps no features from call to call: every call encodes its images again, in the same batches."""
 
-    def map(self, calls):  # type: ignore[no-untyped-def]
-        answers = []
+    def map(self, calls: Sequence[Call]) -> Sequence[Update]:
+        answers: list[Update] = []
         for call in calls:
             self.worker._cache.clear()
             answers += super().map([call])

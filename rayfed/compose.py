@@ -47,10 +47,11 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None) -> di
         tree = _compose(groups)
     else:
         tree = _read_yaml(Path(file), "--config")
-        default = _compose({})
+        plain = {"algorithm": WITHOUT_FILE["algorithm"]}
+        before = _compose(plain)
         for group, name in groups.items():
-            composed = _compose({group: name})
-            changed = {key for key in composed if composed[key] != default.get(key)}
+            composed = _compose({**plain, group: name})
+            changed = {key for key in composed if composed[key] != before.get(key)}
             sections = changed.union(SECTIONS_OF_GROUP.get(group, (group,)))
             tree = {k: v for k, v in tree.items() if k not in sections}
             tree |= {k: v for k, v in composed.items() if k in sections}

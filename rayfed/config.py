@@ -71,10 +71,12 @@ class EvaluationConfig:
     Attributes:
         every: Score the global model in every such round and in the last one; 0: never.
         personal: Also score the model each client would deploy, on its own test split.
+        validation: Also score the global model on the clients' validation splits, to choose a round by.
     """
 
     every: Annotated[int, Ge(0)] = 1
     personal: bool = False
+    validation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,7 @@ class Config:
         compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
             table and into compare/<name> of the run's folder.
         deterministic: Refuse nondeterministic kernels.
+        protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
     """
@@ -120,6 +123,7 @@ class Config:
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
     deterministic: bool = False
+    protocol: Literal["single", "leave_one_out"] = "single"
     output: str | None = None
     overwrite: bool = False
 

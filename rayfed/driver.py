@@ -33,6 +33,7 @@ class Experiment:
         clients_per_round: Size of a cohort (per domain where `sampling` is one_per_domain it is not used).
         sampling: How a cohort is drawn.
         evaluate_every: Score the global model in every such round and in the last one; 0: never.
+        validate: Also score it on the clients' validation splits.
         depth: Blocks of the backbone.
         capacity: Blocks each client can hold; None: drawn anew each round.
         block_bytes: Size of the frozen weights of each block.
@@ -47,6 +48,7 @@ class Experiment:
     clients_per_round: int
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
     evaluate_every: int = 1
+    validate: bool = False
     depth: int = 0
     capacity: Mapping[str, int] | None = None
     block_bytes: tuple[int, ...] = ()
@@ -84,6 +86,8 @@ def run(
         scores: dict[str, Evaluation] = {}
         if is_due(experiment.evaluate_every, r, experiment.rounds):
             scores["global"] = score_global(experiment, cohort, state)
+            if experiment.validate:
+                cohort.measure(**validation(experiment, cohort, state))
         if own := personal(own, cohort.ledger.scores, experiment.clients):
             scores["personal"] = own
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
@@ -145,6 +149,16 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
         found = [a.metrics[name] for a in answers if name in a.metrics]
         cohort.measure(**{name: sum(found) / len(found)})
     return evaluation(experiment.sets, answers)
+
+
+def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
+    """Accuracy of the global model on the clients' validation splits, mean over the clients that have one."""
+    looking = replace(cohort, ids=cohort.all_ids, ledger=Ledger())
+    answers = looking.run(
+        partial(evaluate, local=experiment.local), state.broadcast(), tag="report_validation"
+    )
+    found = [a.metrics["accuracy"] for a in answers if "accuracy" in a.metrics]
+    return {"val_accuracy": sum(found) / len(found)} if found else {}
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:

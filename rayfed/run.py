@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import os
 import signal
@@ -98,6 +99,8 @@ def execute(config: Config, quiet: bool = False) -> Result:
 
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
+    if config.protocol == "leave_one_out":
+        return _each_domain_out(config, path, quiet, tell)
     began = time.perf_counter()
     try:
         others = comparisons(config, path)
@@ -118,6 +121,31 @@ def execute(config: Config, quiet: bool = False) -> Result:
     _report(path, tell, tuple(others))
     tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
+
+
+def _each_domain_out(config: Config, path: Path, quiet: bool, tell: Callable[[str], None]) -> Result:
+    """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
+    import yaml
+
+    from rayfed.config import to_dict
+    from rayfed.leave_one_out import folds, table_of
+    from rayfed.report.files import write_text
+    from rayfed.setup import prepare
+
+    try:
+        runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
+    except ConfigError:
+        _remove_if_empty(path)
+        raise
+    write_text(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+    done = {}
+    for name, fold in runs.items():
+        tell(f"\nheld out: {name}")
+        done[name] = execute(fold, quiet)
+    table = table_of(config, {name: result.path for name, result in done.items()})
+    write_text(path / "report.md", table.markdown())
+    tell("\n" + table.text())
+    return Result(path, hashlib.sha256("".join(r.sha256 for r in done.values()).encode()).hexdigest())
 
 
 def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]) -> None:

@@ -131,6 +131,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         clients_per_round=wanted,
         sampling=config.sampling,
         evaluate_every=config.evaluation.every,
+        validate=config.evaluation.validation,
         depth=depth,
         capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
         block_bytes=_block_bytes(model),

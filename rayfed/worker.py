@@ -141,6 +141,7 @@ class Worker:
         model.active = self._all_blocks if sent.blocks is None else sent.blocks
         values = {**store.get(BUFFERS, {}), **{n: v for n, v in sent.params.items() if sent.holds(n)}}
         load(model, {n: v for n, v in self._start.items() if n not in values} | values)
+        model.untuned = False
         model.zero_grad(set_to_none=True)
         train_mode(model)
         splits = world.splits[call.client]

@@ -70,8 +70,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
-    """A pool of two actors for any prepared experiment; the processes are kept, because imports take seconds.
-    """
+    """A pool of two actors for any prepared experiment; the processes are kept, because imports take seconds."""
     import ray
 
     from rayfed.executors.actors import RayExecutor
@@ -81,7 +80,7 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
     def make(setup: Any) -> RayExecutor:
         weights = ray.put(dict(setup.weights))
         if not pools:
-            pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0.5}] * 2))
+            pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2))
             return pools[0]
         pool = pools[0]
         pool._stores.clear()

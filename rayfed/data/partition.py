@@ -194,9 +194,7 @@ class _Dealer:
             return samples, None
         return samples[~is_test], samples[is_test]
 
-    def deal(
-        self, name: str, count: int, sizes: Sequence[int] | None = None
-    ) -> list[dict[str, Indices]]:
+    def deal(self, name: str, count: int, sizes: Sequence[int] | None = None) -> list[dict[str, Indices]]:
         """Training, validation and test samples of each of a domain's clients."""
         pool, shared = self.halves(name)
         if shared is not None and not len(shared):

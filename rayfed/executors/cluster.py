@@ -19,6 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayfed.errors import ConfigError, ResourceError
 
 GB = 1e9
+# What opens an HTTP/2 connection: the preface and empty settings, to which a server answers with its own.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 FINEST = 1000  # smallest share of a CPU or GPU that is tried: 1/1000
 Resources = Mapping[str, float]
 
@@ -96,7 +98,11 @@ def connection(
 
 
 def probe(address: str, timeout: float) -> None:
-    """Raise ConfigError unless something accepts connections at `host:port` within `timeout` seconds."""
+    """Raise ConfigError unless a gRPC server, which Ray's is, answers at `host:port` within `timeout`
+    seconds.
+
+    Ray itself would wait for minutes for a port that accepts connections and never speaks.
+    """
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -107,12 +113,16 @@ def probe(address: str, timeout: float) -> None:
     if not host or not port:
         raise ConfigError(f"cluster.address: {address!r} is not host:port")
     try:
-        socket.create_connection((host, port), timeout=min(timeout, 10.0)).close()
+        with socket.create_connection((host, port), timeout=min(timeout, 10.0)) as stream:
+            stream.sendall(HTTP2_HELLO)
+            reason = "" if stream.recv(1) else "the connection was closed"
     except OSError as err:
+        reason = str(err)
+    if reason:
         raise ConfigError(
-            f"cluster.address: nothing answers at {address!r} ({err}); start a head node there with "
-            f"`ray start --head --port={port}`, or leave cluster.address out"
-        ) from err
+            f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
+            f"with `ray start --head --port={port}`, or leave cluster.address out"
+        )
 
 
 def node_resources() -> list[dict[str, float]]:

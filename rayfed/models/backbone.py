@@ -78,6 +78,7 @@ class Backbone(nn.Module):
         head: The classifier, PyTorch's default initialisation; of a CLIP model: cosines with class features.
         text: Class prompts and text tower of a CLIP model.
         adapter: Changes features before the head, where a tuning scheme has put one.
+        untuned: Leave out what a tuning scheme has put beside a CLIP model; off at the begin of every call.
         exits: Classifiers within the network, where a tuning scheme has put some.
         gc_net: Makes prompts that depend on the image, where a tuning scheme has put one.
         size: Input height and width in pixels.
@@ -103,6 +104,7 @@ class Backbone(nn.Module):
             net.blocks = BlockStack(*net.get_submodule("blocks").children())
         self.net, self.head, self.text = net, head, text
         self.adapter: nn.Module | None = None
+        self.untuned = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
         self._frozen_of: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
@@ -126,7 +128,8 @@ class Backbone(nn.Module):
         if self.gc_net is None:
             known = self.net_is_frozen and not x.requires_grad
             features = self.frozen_features(x) if known else self.net(x)
-            features = features if self.adapter is None else self.adapter(features)
+            if self.adapter is not None and not self.untuned:
+                features = self.adapter(features)
             return features, features
         h = self.gc_net(self.frozen_features(x))
         prompt = self.stack.prompt
@@ -162,7 +165,9 @@ class Backbone(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, width)."""
-        return self.head(features, self.class_features()) if self.text_is_live else self.head(features)
+        if self.untuned or not self.text_is_live:
+            return self.head(features)
+        return self.head(features, self.class_features())
 
     def class_features(self) -> Tensor:
         """Raw text features of the class prompts of a CLIP model, shape (C, width)."""

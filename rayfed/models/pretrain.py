@@ -183,7 +183,7 @@ class Recipe:
 
 RECIPES = {
     "vit_mini": Recipe(learner=GlyphClassifier),
-    "clip_mini": Recipe(learner=CaptionMatcher, steps=4000, lr=1e-3, eased=0.1),
+    "clip_mini": Recipe(learner=CaptionMatcher, steps=2106, lr=1e-3, eased=0.1),
 }
 """Recipes by model name."""
 

@@ -8,7 +8,15 @@ import pytest
 import rayfed
 from rayfed.run import Result
 
-SHORT = ("data.limit=40", "rounds=3", "model.options={depth: 2}", "model.pretrained=false", "cluster=inline")
+SHORT = (
+    *("data.partition.scheme=by_domain", "train.optimizer=sgd", "train.lr=0.02"),
+    *("train.weight_decay=0", "train.batch_size=32"),
+    "data.limit=40",
+    "rounds=3",
+    "model.options={depth: 2}",
+    "model.pretrained=false",
+    "cluster=inline",
+)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.conftest import ROOT, SMALL
 
 METHODS = method_names()
 CONTRACT = tuple(o for o in SMALL if not o.startswith("tuning."))  # a method brings its own scheme
-CONTRACT += ("data.limit=12", "data.val=2", "train.batch_size=4")
+CONTRACT += ("data.partition.scheme=by_domain", "data.limit=12", "data.val=2", "train.batch_size=4")
 
 
 def setup_of(name, cache, *overrides):

@@ -103,6 +103,31 @@ def test_runs_by_name_and_only_small_tensors_travel(short, name):
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
+def test_zero_shot_is_the_same_under_every_tuning(short):
+    """Adapters and learned prompts are left out, so it can stand beside any method in a table."""
+    tunings = ("head", "attention_adapter", "residual_adapter", "text_prompt")
+    runs = [
+        short("zero_shot", "rounds=1", f"tuning={name}", "model.pretrained=true", "model.options={}")
+        for name in tunings
+    ]
+    losses = {run.metrics["loss"] for run in runs}
+    assert len(losses) == 1
+    assert runs[0].metrics["accuracy"] > 0.4
+    beside = short("fedclip", *RANDOM, "compare=zero_shot")
+    assert "zero_shot: " in (beside.path / "report.md").read_text()
+
+
+def test_cached_features_change_no_bit(short):
+    """Kept features give the same tensors; asking for them where they would be wrong is refused."""
+    kept = short("fedclip", *RANDOM, "train.cache_features=on")
+    again = short("fedclip", *RANDOM)
+    encoded = short("fedclip", *RANDOM, "train.cache_features=off")
+    assert kept.sha256 == again.sha256
+    assert all((kept.params[n] - v).abs().max() < 1e-4 for n, v in encoded.params.items())
+    with pytest.raises(ConfigError, match=r"train\.cache_features: on is not exact .* network train"):
+        short("fedavg", *RANDOM, "train.cache_features=on", "tuning=full")
+
+
 def test_a_clip_method_on_a_plain_model_is_refused(short):
     with pytest.raises(ConfigError, match=r"model\.name: 'vit_mini' has no text tower"):
         short("fedclip", "model=vit_mini", "rounds=1")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from algorithms._meta import meta_step
+from algorithms.ditto import pulled
 from algorithms.fft_gp import coral
 from algorithms.grace import consistent_weights
 from rayfed.report.table import read_rows
@@ -95,6 +96,19 @@ def test_ditto_global_copies_are_fedavg_and_its_pull_matters(short):
     alone = short("local", *ONE)
     personal = [row["accuracy"] for row in read_rows(alone.path)]
     assert [row["accuracy"] for row in read_rows(runs[0].path)] == personal
+
+
+def test_ditto_vector():
+    """One step of the personal and of the global copy, with the gradients given."""
+    received = {"p": torch.tensor([0.2, 0.4])}
+    for start, slope, lam, expected in (
+        ([0.5, -1.0], [0.3, -0.6], 0.5, [0.455, -0.87]),
+        ([0.2, 0.4], [0.1, 0.2], 0.0, [0.19, 0.38]),
+    ):
+        own = {"p": torch.nn.Parameter(torch.tensor(start))}
+        pulled((torch.tensor(slope) * own["p"]).sum(), own, received, lam).backward()
+        torch.optim.SGD(own.values(), lr=0.1).step()
+        assert own["p"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_second_order_and_restore_run_and_differ(short):

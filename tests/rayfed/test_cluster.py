@@ -85,7 +85,7 @@ def test_bundle():
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
 def test_an_address_that_does_not_answer(address):
     began = time.monotonic()
-    with pytest.raises(ConfigError, match="nothing answers"):
+    with pytest.raises(ConfigError, match="no Ray cluster answers"):
         probe(address, timeout=5)
     assert time.monotonic() - began < 6
 

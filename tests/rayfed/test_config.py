@@ -11,11 +11,12 @@ from rayfed.config import Config, ConfigError, build_parts, load_config, to_dict
 
 def test_the_default_experiment():
     config = load_config()
-    assert (config.data.name, config.model.name, config.tuning["name"]) == (
+    assert (config.algorithm, config.data.name, config.model.name) == (
+        "fedgcr",
         "digits-five-mini",
         "vit_mini",
-        "lora",
     )
+    assert (config.data.partition.scheme, config.data.partition.factor) == ("imbalanced", 5)
     assert config.cluster.executor == "ray"
 
 
@@ -95,7 +96,8 @@ SURFACE = (
         "rounds",
         "seed",
     ),
-    *("clients_per_round", "sampling", "capacity", "deterministic", "output", "overwrite"),
+    *("clients_per_round", "sampling", "capacity", "compare", "deterministic", "protocol", "output"),
+    "overwrite",
 )
 
 

@@ -70,7 +70,7 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     whole = [
         done.scores for done in run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     ]
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0.5}] * 2)
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
     try:
         parts = []
         for done in run(setup.experiment, pool, setup.start):
@@ -91,7 +91,7 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     setup = small_setup(cache)
     alone = InlineExecutor(setup.world, setup.weights)
     before = alone.worker.checksum()
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0.5}] * 2)
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
     try:
         for _ in run(setup.experiment, pool, setup.start):
             pass
