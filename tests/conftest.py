@@ -70,7 +70,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
-    """A pool of two actors for any prepared experiment; the processes are kept, because imports take seconds."""
+    """A pool of two actors for any experiment; the processes are kept, because imports take seconds."""
     import ray
 
     from rayfed.executors.actors import RayExecutor
@@ -84,13 +84,13 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
             return pools[0]
         pool = pools[0]
         pool._stores.clear()
-        begin_again = [
+        again = [
             lane.actor.__ray_call__.remote(
-                lambda self, *args: self.__init__(*args), lane.name, setup.world, weights
+                lambda self, *new: self.__init__(*new), lane.name, setup.world, weights
             )
             for lane in pool._lanes
         ]
-        ray.get(begin_again)
+        ray.get(again)
         return pool
 
     yield make

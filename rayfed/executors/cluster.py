@@ -98,8 +98,7 @@ def connection(
 
 
 def probe(address: str, timeout: float) -> None:
-    """Raise ConfigError unless a gRPC server, which Ray's is, answers at `host:port` within `timeout`
-    seconds.
+    """Raise ConfigError unless a gRPC server, such as Ray's, answers within `timeout` seconds.
 
     Ray itself would wait for minutes for a port that accepts connections and never speaks.
     """
