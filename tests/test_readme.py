@@ -24,7 +24,7 @@ def test_every_file_and_target_it_names_exists():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make ([a-z-]+)", README):
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
