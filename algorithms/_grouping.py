@@ -14,7 +14,7 @@ from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossWeighted
 from rayfed.client import Client
-from rayfed.cohort import Cohort, Task
+from rayfed.cohort import Cohort, Ledger, Task
 from rayfed.local import Local
 from rayfed.seeds import derive
 from rayfed.tasks import fit
@@ -23,6 +23,7 @@ from rayfed.types import Broadcast, Count, ServerState, Update
 
 REPRESENTATION, GROUP, CENTERS, PREVIOUS = "representation", "group", "centers", "previous"
 ROUNDS = "rounds"
+MOST_SAMPLES = 300  # images in the picture of samples, shared out among the clients
 Empty: TypeAlias = Literal["drop", "zero"]
 
 
@@ -85,7 +86,10 @@ class GroupingServer(LossWeighted):
                 loss=loss,
                 representation=update.extra[REPRESENTATION].tolist(),
             )
-        return self.average(state, updates, weights)
+        state = self.average(state, updates, weights)
+        if cohort.round + 1 == cohort.rounds:
+            record_samples(cohort, state)
+        return state
 
     def weigh(
         self, cohort: Cohort, updates: Sequence[Update], losses: Sequence[float], groups: Sequence[int]
@@ -110,6 +114,35 @@ class GroupingServer(LossWeighted):
                 CENTERS: centers(h, labels, wanted if self.empty_groups == "zero" else 0),
             }
         )
+
+
+def record_samples(cohort: Cohort, state: ServerState) -> None:
+    """Representations of some images of every client under the final model, for a picture.
+
+    What we look at is not what the method costs: the exchange is not counted.
+    """
+    looking = replace(cohort, ledger=Ledger())
+    share = max(1, MOST_SAMPLES // len(cohort.ids))
+    for answer in looking.run(partial(show, most=share), state.broadcast(), tag="samples"):
+        for h, label in zip(answer.extra[REPRESENTATION], answer.extra["labels"], strict=True):
+            cohort.record(
+                "samples",
+                client=answer.client,
+                domain=cohort.clients[answer.client].domain,
+                label=int(label),
+                representation=h.tolist(),
+            )
+
+
+@torch.no_grad()
+def show(client: Client, sent: Broadcast, most: int) -> Update:
+    """Representations, shape (n, D), and labels of up to `most` random training images."""
+    chosen = torch.randperm(client.data.size("train"), generator=client.rng)[:most]
+    client.model.eval()
+    x, y = client.batch("train", chosen)
+    h = client.model.encode(x)[1]
+    train_mode(client.model)
+    return Update(client=client.id, extra={REPRESENTATION: h.cpu(), "labels": y.cpu()})
 
 
 def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:

@@ -39,20 +39,23 @@ def imbalanced_counts(num_domains: int, factor: float, total: int | None = None)
     Args:
         num_domains: Domains with clients.
         factor: Clients of the largest domain for one of the smallest; 1 gives two clients each.
-        total: Clients there shall be; none: as many as the ratios give. Rounding goes to the largest
-            remainders, and everybody gets at least one.
+        total: Clients there shall be; none: as many as the ratios give. Other totals are shared out in
+            proportion, rounded to the largest remainders, and everybody gets at least one.
 
     Raises:
         ValueError: The factor is below 1, or there are fewer clients than domains.
     """
     ratio = ratio_of(num_domains, factor)
     shares = [ratio ** (num_domains - 1 - i) for i in range(num_domains)]
-    if total is None:
-        return [BALANCED] * num_domains if factor == 1 else [max(round(share), 1) for share in shares]
+    natural = [BALANCED] * num_domains if factor == 1 else [max(round(share), 1) for share in shares]
+    if total is None or total == sum(natural):
+        return natural
     if total < num_domains:
         raise ValueError(f"{total} clients cannot cover {num_domains} domains")
-    exact = [1 + (total - num_domains) * share / sum(shares) for share in shares]
-    counts = [int(value) for value in exact]
+    exact = [total * share / sum(shares) for share in shares]
+    counts = [max(int(value), 1) for value in exact]
+    while sum(counts) > total:  # the small domains were given a client that was not theirs
+        counts[counts.index(max(counts))] -= 1
     for i in sorted(range(num_domains), key=lambda i: counts[i] - exact[i])[: total - sum(counts)]:
         counts[i] += 1
     return counts

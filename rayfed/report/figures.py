@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayfed.report.files import write_whole
-from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow
+from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
 
 
 def accuracy_by_domain(folder: Path) -> Path | None:
@@ -94,6 +94,7 @@ FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
     "aggregation weights": aggregation_weights,
     "groups of clients over the rounds": cluster_flow,
     "representations of clients": client_map,
+    "representations of images": sample_map,
 }
 """Every picture there is, by title. Each is drawn where the run has the table it needs."""
 

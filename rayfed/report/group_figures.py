@@ -68,24 +68,43 @@ def client_map(folder: Path) -> Path | None:
     """t-SNE of the clients' representations in the last round, coloured by true domain, marked by group."""
     rows = _rows(folder, "clusters")
     last = [row for row in rows if row["round"] == max(r["round"] for r in rows)]
-    if len(last) < 4:
+    return _map(folder, last, "cluster", "clients: colour is the type, number the group", "client_map")
+
+
+def sample_map(folder: Path) -> Path | None:
+    """t-SNE of the representations of single images, coloured by true domain, marked by class."""
+    title = "images: colour is the type, number the class"
+    return _map(folder, _rows(folder, "samples"), "label", title, "sample_map")
+
+
+def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | None:
+    """Representations in the plane; None where there are too few."""
+    if len(rows) < 4:
         return None
     import numpy as np
     from matplotlib import pyplot as plt
     from sklearn.manifold import TSNE
 
-    h = np.array([row["representation"] for row in last])
-    places = TSNE(perplexity=min(10.0, (len(last) - 1) / 3), random_state=0, init="pca").fit_transform(h)
+    h = np.array([row["representation"] for row in rows])
+    perplexity = min(30.0 if mark == "label" else 10.0, (len(rows) - 1) / 3)
+    places = TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(h)
     colours = _domains(folder)[1]
     figure, axis = plt.subplots(figsize=(5, 4.5))
-    for domain in dict.fromkeys(row["domain"] for row in last):
-        chosen = [i for i, row in enumerate(last) if row["domain"] == domain]
-        axis.scatter(*places[chosen].T, color=colours.get(domain, "grey"), label=domain)
-    for (x, y), row in zip(places, last, strict=True):
-        axis.annotate(str(row["cluster"]), (x, y), fontsize=8, xytext=(3, 3), textcoords="offset points")
-    axis.set(xticks=[], yticks=[], title="clients: colour is the type, number the group")
+    for domain in dict.fromkeys(row["domain"] for row in rows):
+        chosen = [i for i, row in enumerate(rows) if row["domain"] == domain]
+        axis.scatter(
+            places[chosen, 0],
+            places[chosen, 1],
+            s=30,
+            alpha=0.6,
+            color=colours.get(domain, "grey"),
+            label=domain,
+        )
+    for (x, y), row in zip(places, rows, strict=True):
+        axis.annotate(str(row[mark]), (x, y), fontsize=7, xytext=(2, 2), textcoords="offset points")
+    axis.set(xticks=[], yticks=[], title=title)
     axis.legend(fontsize=8)
-    return _save(figure, folder, "client_map")
+    return _save(figure, folder, name)
 
 
 def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:

@@ -13,7 +13,13 @@ def test_figures_and_comparison(short):
     clients = "data.partition.clients_per_domain=2"
     result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2")
     names = {path.name for path in (result.path / "figures").iterdir()}
-    assert {"aggregation_weights.png", "cluster_flow.png", "client_map.png", "accuracy.png"} <= names
+    assert {
+        "aggregation_weights.png",
+        "cluster_flow.png",
+        "client_map.png",
+        "sample_map.png",
+        "accuracy.png",
+    } <= names
     report = (result.path / "report.md").read_text()
     assert "fedavg: global accuracy %" in report
     assert "afl: mean over clients" in report

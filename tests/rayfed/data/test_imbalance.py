@@ -184,3 +184,20 @@ def test_v12_statistics():
     )
     found = [100 * row[key] for key in ("accuracy_domain", "accuracy", "sigma_type", "sigma_client")]
     np.testing.assert_allclose(found, [83.28, 90.497727, 11.844703, 8.300531], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("domains", "factor", "total", "counts"),
+    [
+        (5, 5, 13, [5, 3, 2, 2, 1]),  # the paper's own totals give the paper's own counts
+        (5, 10, 22, [10, 6, 3, 2, 1]),
+        (6, 10, 27, [10, 7, 4, 3, 2, 1]),
+        (5, 5, 26, [10, 7, 4, 3, 2]),  # twice as many: 9.98, 6.65, 4.43, 2.96, 1.97
+        (5, 10, 5, [1, 1, 1, 1, 1]),
+        (4, 1, 8, [2, 2, 2, 2]),
+    ],
+)
+def test_a_total_is_shared_out_in_proportion(domains, factor, total, counts):
+    found = imbalanced_counts(domains, factor, total)
+    assert sum(found) == total
+    assert found == counts
