@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rayfed.data.view import ClientData
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import export, held, load, trainable
-from rayfed.types import Batch, Count, NonNegative, Params, Positive, Update
+from rayfed.types import RESIDUAL, Batch, Count, NonNegative, Params, Positive, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +155,9 @@ class Client:
         return self.config.batch_norm == "average"
 
     def params(self) -> Params:
-        """Detached CPU copies of what this client holds and sends."""
-        return export(self.model, buffers=self.buffers_travel)
+        """Detached CPU copies of what this client holds and sends; residuals only come down."""
+        held = export(self.model, buffers=self.buffers_travel)
+        return {name: value for name, value in held.items() if not name.endswith(RESIDUAL)}
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Put values into the model.

@@ -7,12 +7,17 @@ The mean of the factors is not the mean of the products: with weights p that sum
 so averaging A and B by name, as most papers do, drops the covariance of the factors. It is exact when all A
 (or all B) are equal, or one client holds the layer.
 
-What is offered. For every method, as `server.lora_agg`: `factor_mean` (average A and B) and `product_svd`
-(the best rank-r approximation of the mean product, split again into factors). For every method, as
-`tuning.freeze_a`: A is common and fixed, only B trains and travels, and the mean is exact. `stack` below is
-exact for one round, but its rank grows with the clients, so it is a function and not an option. Merging a
-mean product, or its residual, into the frozen weights is left out on purpose: every process of a node reads
-one shared copy of them.
+What is offered, for every method, as `server.lora_agg`:
+
+- `factor_mean`: average A and B (most papers).
+- `product_svd`: the best rank-r approximation of the mean product, split again into factors.
+- `stack_merge`: the mean product, which is that of the stacked factors, goes into a matrix R beside the
+  frozen weight; A stays, B starts again from 0. Exact.
+- `residual`: average A and B, and add to R what the product of the means leaves out. Exact.
+
+and as `tuning.freeze_a`: A is common and fixed, only B trains and travels, and the mean is exact. The last
+two rules need `tuning.residual=true`. R travels down as a dense matrix and is counted; it is not added to the
+frozen weight itself, because every process of a node reads one shared copy of that.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rayfed.types import Params, Update
+from rayfed.params import mean_by_name
+from rayfed.types import RESIDUAL, Params, Update
 
-LoraRule: TypeAlias = Literal["factor_mean", "product_svd"]
+LoraRule: TypeAlias = Literal["factor_mean", "product_svd", "stack_merge", "residual"]
+EXACT: tuple[LoraRule, ...] = ("stack_merge", "residual")
 
 A, B = "lora_A", "lora_B"
 ROW_NORM = 1 / math.sqrt(3)
@@ -84,9 +91,41 @@ def product_mean(updates: Sequence[Update], weights: Sequence[float], old: Mappi
     Adapters of convolutions, and adapters of which only one factor travels, are not in the result: they are
     averaged by name.
     """
-    names = dict.fromkeys(n for u in updates for n in u.params if n.endswith(f".{A}"))
     result: Params = {}
-    for name in names:
+    for layer, (b, a) in _stacked(updates, weights).items():
+        result[f"{layer}.{B}"], result[f"{layer}.{A}"] = refactor(b, a, old[f"{layer}.{A}"])
+    return result
+
+
+def exact_mean(
+    updates: Sequence[Update], weights: Sequence[float], old: Mapping[str, Tensor], rule: LoraRule
+) -> Params:
+    """Factors and residuals R with B A + R equal to the weighted mean of the clients' B_i A_i + R.
+
+    Args:
+        updates: Answers; a layer is averaged over its holders with positive weight.
+        weights: One per update.
+        old: Values at the beginning of the round, with the residuals that every holder had.
+        rule: `residual` or `stack_merge`.
+    """
+    mean = mean_by_name(updates, weights)
+    result: Params = {}
+    for layer, (b, a) in _stacked(updates, weights).items():
+        product = b.double() @ a.double()
+        if rule == "residual":
+            product -= mean[f"{layer}.{B}"].double() @ mean[f"{layer}.{A}"].double()
+        else:
+            result[f"{layer}.{A}"] = old[f"{layer}.{A}"].clone()
+            result[f"{layer}.{B}"] = torch.zeros_like(old[f"{layer}.{B}"])
+        before = old.get(f"{layer}{RESIDUAL}", torch.zeros_like(product))
+        result[f"{layer}{RESIDUAL}"] = (before.double() + product).to(b.dtype)
+    return result
+
+
+def _stacked(updates: Sequence[Update], weights: Sequence[float]) -> dict[str, tuple[Tensor, Tensor]]:
+    """`stack` of the holders' factors, by layer."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in dict.fromkeys(n for u in updates for n in u.params if n.endswith(f".{A}")):
         partner = name.removesuffix(A) + B
         holders = [
             (u.params[partner], u.params[name], w)
@@ -94,6 +133,6 @@ def product_mean(updates: Sequence[Update], weights: Sequence[float], old: Mappi
             if w > 0 and name in u.params and partner in u.params and u.params[name].ndim == 2
         ]
         if holders:
-            b, a = stack([(b, a) for b, a, _ in holders], [w for _, _, w in holders])
-            result[partner], result[name] = refactor(b, a, old[name])
-    return result
+            factors = [(b, a) for b, a, _ in holders]
+            found[name.removesuffix(f".{A}")] = stack(factors, [w for _, _, w in holders])
+    return found

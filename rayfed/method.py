@@ -9,6 +9,7 @@ from typing import Any
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.local import Local
+from rayfed.lora_mean import EXACT
 from rayfed.server import Server
 
 PACKAGE = "algorithms"
@@ -28,6 +29,11 @@ def check(server: Server, local: Local, tuning: object) -> None:
     Raises:
         ConfigError: A part needs something that none of the parts offers; names all of them.
     """
+    if server.lora_agg in EXACT and not getattr(tuning, "residual", False):
+        raise ConfigError(
+            f"server.lora_agg: {server.lora_agg!r} needs tuning=lora with tuning.residual=true, which holds "
+            f"what the factors cannot"
+        )
     parts = (server, local, tuning)
     offered: frozenset[str] = frozenset().union(*(getattr(part, "offers", frozenset()) for part in parts))
     for part in parts:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from rayfed.cohort import Cohort, Task
 from rayfed.local import Local
-from rayfed.lora_mean import LoraRule, product_mean
+from rayfed.lora_mean import EXACT, LoraRule, exact_mean, product_mean
 from rayfed.params import mean_by_name
 from rayfed.tasks import fit
 from rayfed.types import Broadcast, Params, ServerState, Update
@@ -24,8 +24,8 @@ class Server:
 
     Attributes:
         weighting: Weight of a client in the mean: its number of training examples, or the same for all.
-        lora_agg: How LoRA factors are combined: the mean of each factor, or the best approximation of the
-            mean of the products at the same rank (`rayfed.lora_mean`).
+        lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
+            of the products at the same rank, or that mean exactly (`rayfed.lora_mean`).
         by_block: Whether the method needs a backbone whose blocks can be left out.
     """
 
@@ -76,4 +76,6 @@ class Server:
         mean = mean_by_name(updates, weights)
         if self.lora_agg == "product_svd":
             mean |= product_mean(updates, weights, state.params)
+        elif self.lora_agg in EXACT:
+            mean |= exact_mean(updates, weights, state.params, self.lora_agg)
         return replace(state, params={**state.params, **mean})

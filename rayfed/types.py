@@ -29,6 +29,10 @@ EXIT = "exits."
 """Global names of an early exit begin with `exits.<i>-<j>.`: whoever holds one of blocks i to j has it."""
 
 
+RESIDUAL = ".lora_R"
+"""Names that end so travel to clients but are never trained: what the means of LoRA factors leave out."""
+
+
 def block_of(name: str) -> int | None:
     """Index of the backbone block a global name belongs to, None outside the blocks.
 

@@ -23,7 +23,7 @@ from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
-from rayfed.types import Params, Update
+from rayfed.types import RESIDUAL, Params, Update
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -101,7 +101,8 @@ class Worker:
         self._model: Backbone = model.to(device)
         self._all_blocks = model.active
         self._start = export(self._model, buffers=True)
-        self._float_buffers = self._start.keys() - export(self._model, buffers=False).keys()
+        statistics = self._start.keys() - export(self._model, buffers=False).keys()
+        self._float_buffers = {name for name in statistics if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
         self._images, self._labels = dataset.images, np.asarray(dataset.labels)
         self._normalize = Normalizer(self._model.mean, self._model.std)

@@ -19,10 +19,11 @@ from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import is_trained_norm, trained_modules
-from rayfed.types import block_of
+from rayfed.types import RESIDUAL, block_of
 
 _ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+\.weight$")
 STATISTICS = ("running_mean", "running_var")
+RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 
 
 def global_name(module_name: str) -> str:
@@ -47,7 +48,7 @@ class Slot:
         module: The module that owns it.
         leaf: Its attribute there.
         block: Index of the block it is in, None outside the blocks.
-        is_buffer: It is a running statistic of a BatchNorm layer, not a parameter.
+        is_buffer: It is a running statistic of a BatchNorm layer or a LoRA residual, not a parameter.
         path: Name of the tensor in the Backbone's own state dict.
     """
 
@@ -65,7 +66,12 @@ class Slot:
 
     @property
     def is_trained(self) -> bool:
-        """Parameters: they require gradients. Statistics: the affine parameters beside them do."""
+        """Parameters: they require gradients. Statistics: the affine parameters beside them do.
+
+        A residual counts as trained: the server changes it, and a client loads it.
+        """
+        if self.leaf == RESIDUAL_LEAF:
+            return True
         return is_trained_norm(self.module) if self.is_buffer else self.tensor.requires_grad
 
 
@@ -302,6 +308,8 @@ class Backbone(nn.Module):
             tensors = {leaf: (p, False) for leaf, p in module._parameters.items()}
             if isinstance(module, _BatchNorm):
                 tensors |= {leaf: (module._buffers[leaf], True) for leaf in STATISTICS}
+            if RESIDUAL_LEAF in module._buffers:
+                tensors[RESIDUAL_LEAF] = (module._buffers[RESIDUAL_LEAF], True)
             for leaf, (tensor, is_buffer) in tensors.items():
                 if tensor is None or tensor in seen:  # absent, or tied to one that has a name already
                     continue

@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
-from rayfed.models.backbone import Backbone
+from rayfed.models.backbone import RESIDUAL_LEAF, Backbone
 from rayfed.tuning.base import freeze
 from rayfed.types import Count, Positive
 
@@ -41,6 +43,8 @@ class Lora:
             whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
         stem: Also adapt the patch embedding, as FedRA's released code does by accident; transformers only.
         train_head: Whether the head trains too.
+        residual: Give every adapted layer a dense matrix R that is added to B A, travels down and is never
+            trained: `server.lora_agg=residual` and `stack_merge` put into it what the factors cannot hold.
         freeze_a: Keep A as it starts, the same for everybody: only B trains and travels, so that the mean of
             the factors is the mean of the products.
     """
@@ -53,6 +57,7 @@ class Lora:
     sites: tuple[str, ...] = ("l0", "l1")
     stem: bool = False
     train_head: bool = True
+    residual: bool = False
     freeze_a: bool = False
 
     def apply(self, model: Backbone) -> Backbone:
@@ -71,12 +76,15 @@ class Lora:
         for name, parameter in model.net.named_parameters():
             if self.freeze_a and ".lora_A." in name:
                 parameter.requires_grad_(False)
+        if self.residual:
+            for layer in _adapted(model):
+                _add_residual(layer)
         return model
 
     def save(self, params: Mapping[str, Tensor], model_name: str, folder: Path) -> None:
         """Write trained adapters as PEFT reads them: `PeftModel.from_pretrained(net, folder)`.
 
-        Nothing is written when only one factor was trained (`freeze_a`).
+        Nothing is written when the factors are not all of it (`freeze_a`, `residual`).
 
         Args:
             params: Final tensors by global name.
@@ -88,7 +96,7 @@ class Lora:
 
         factors = {n: v.contiguous() for n, v in params.items() if n.endswith((".lora_A", ".lora_B"))}
         layers = sorted({name.rpartition(".")[0] for name in factors})
-        if len(factors) != 2 * len(layers) or not layers:
+        if len(factors) != 2 * len(layers) or not layers or self.residual:
             return
         config = LoraConfig(
             base_model_name_or_path=model_name,
@@ -121,6 +129,24 @@ class Lora:
         if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):
             raise ConfigError(f"tuning.stem: {model.label!r} has no patch_embed.proj; set tuning.stem=false")
         return f"{targets}|{STEM}"
+
+
+def _adapted(model: Backbone) -> list[nn.Module]:
+    """PEFT's layers, those of convolutions left out: a residual is a matrix."""
+    from peft.tuners.lora.layer import Linear
+
+    return [module for module in model.net.modules() if isinstance(module, Linear)]
+
+
+def _add_residual(layer: Any) -> None:
+    """Register R = 0, shape (d_out, d_in), and add alpha / rank * R x to what the layer gives."""
+    weight = layer.base_layer.weight
+    layer.register_buffer(RESIDUAL_LEAF, torch.zeros_like(weight, requires_grad=False))
+
+    def add(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output + module.scaling["default"] * F.linear(inputs[0], module.lora_R)
+
+    layer.register_forward_hook(add)
 
 
 def _matches(site: str, layers: list[str], label: str) -> list[str]:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayfed.errors import ConfigError
 from rayfed.lora_mean import ROW_NORM, product_mean, refactor, stack
 from rayfed.params import mean_by_name
 from rayfed.server import Server
@@ -103,3 +104,89 @@ def test_only_holders_count_and_what_nobody_holds_is_left_out():
     assert product_mean([other], [1.0], {}) == {}
     alone = product_mean([*updates(), other], [1.0, 0.0, 1.0], updates()[0].params)
     close(alone[NAMES[1]] @ alone[NAMES[0]], FACTORS[0][0] @ FACTORS[0][1])
+
+
+EXACT_SIZES = {"w.lora_A": (2, 4), "w.lora_B": (5, 2), "w.lora_R": (5, 4)}
+
+
+def random_factors(seed, names=("w.lora_A", "w.lora_B")):
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(EXACT_SIZES[name], generator=g) for name in names}
+
+
+@pytest.mark.parametrize("rule", ["residual", "stack_merge"])
+def test_with_a_residual_the_mean_of_the_products_is_exact(rule):
+    """B A + R after the round is the weighted mean of every client's B_i A_i + R, whatever R was before."""
+    old = random_factors(0, tuple(EXACT_SIZES))
+    updates = [Update(client=f"c{i}", params=random_factors(i + 1)) for i in range(3)]
+    weights = [0.2, 0.3, 0.5]
+    after = Server(lora_agg=rule).average(ServerState(round=0, params=old), updates, weights).params
+    expected = sum(
+        w * (u.params["w.lora_B"] @ u.params["w.lora_A"] + old["w.lora_R"])
+        for u, w in zip(updates, weights, strict=True)
+    )
+    torch.testing.assert_close(after["w.lora_B"] @ after["w.lora_A"] + after["w.lora_R"], expected)
+    if rule == "stack_merge":
+        assert not after["w.lora_B"].any()
+        assert torch.equal(after["w.lora_A"], old["w.lora_A"])
+    else:
+        plain = Server().average(ServerState(round=0, params=old), updates, weights).params
+        assert torch.equal(after["w.lora_B"], plain["w.lora_B"])
+
+
+def test_a_layer_without_holders_keeps_its_residual():
+    old = random_factors(0, tuple(EXACT_SIZES))
+    after = Server(lora_agg="residual").average(ServerState(round=0, params=old), [Update(client="c")], [1.0])
+    assert all(torch.equal(after.params[name], old[name]) for name in old)
+
+
+def test_a_run_with_residuals_sends_them_down_only_and_leaves_frozen_weights_alone(small):
+    steps = "train.epochs=3"
+    plain, run = small(steps), small(steps, "tuning.residual=true", "server.lora_agg=residual")
+    residuals = {n: v for n, v in run.params.items() if n.endswith(".lora_R")}
+    assert len(residuals) == 8  # two layers in each of four blocks
+    assert all(v.any() for v in residuals.values())
+    dense = sum(v.numel() * 4 for v in residuals.values())
+    assert run.history["bytes_up"].tolist() == plain.history["bytes_up"].tolist()
+    assert run.history["bytes_down"].tolist() == [b + 5 * dense for b in plain.history["bytes_down"]]
+    assert run.sha256 == small(steps, "tuning.residual=true", "server.lora_agg=residual").sha256
+    # In the first round nothing is in R yet: what clients send is what they send without it.
+    one = small(steps, "rounds=1", "tuning.residual=true")
+    assert torch.equal(one.params["head.weight"], small(steps, "rounds=1").params["head.weight"])
+
+
+def test_one_client_has_nothing_to_put_into_a_residual(small):
+    alone = ("data.domains=[plain]", "train.epochs=3", "rounds=1")
+    run = small(*alone, "tuning.residual=true", "server.lora_agg=residual")
+    residuals = [v.abs().max() for n, v in run.params.items() if n.endswith(".lora_R")]
+    assert max(residuals) < 1e-7
+
+
+def test_an_exact_rule_without_a_residual_is_refused(small):
+    with pytest.raises(ConfigError, match=r"tuning\.residual=true"):
+        small("server.lora_agg=stack_merge")
+
+
+@pytest.mark.ray
+def test_residuals_are_the_same_on_actors(cache, pool_of_two):
+    from rayfed.config import load_config
+    from rayfed.driver import run
+    from rayfed.executors.inline import InlineExecutor
+    from rayfed.params import digest
+    from rayfed.setup import prepare
+    from tests.conftest import SMALL
+
+    exact = (
+        "tuning.residual=true",
+        "server.lora_agg=stack_merge",
+        "algorithm=fedra",
+        "capacity=2",
+        "train.epochs=2",
+    )
+    setup = prepare(load_config([*SMALL, f"data.cache={cache}", *exact]))
+    alone = InlineExecutor(setup.world, setup.weights)
+    before = alone.worker.checksum()
+    here = list(run(setup.experiment, alone, setup.start))[-1].state.params
+    there = list(run(setup.experiment, pool_of_two(setup), setup.start))[-1].state.params
+    assert digest(here) == digest(there)
+    assert alone.worker.checksum() == before
