@@ -7,7 +7,7 @@ Differs from the released codes: there the momentum is computed and never added 
 here it is added, and `md=false` gives what the released codes do, plain prefix averaging.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from rayfed.cohort import Cohort
 from rayfed.errors import ConfigError
 from rayfed.method import Method
 from rayfed.params import mean_by_name, subtract
-from rayfed.types import Fraction, Params, ServerState, Update, block_of
+from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of
 
 Moves = dict[int, Params]
 """Mean change of every tensor, by size of the sub-model."""
@@ -35,34 +35,57 @@ class InclusiveServer(BlockServer):
         range: Blocks it is the mean over: those above the smaller model's last block (exclusive), or from
             that block on (inclusive).
         memory: What is remembered for the next round: the change after injection, or as it came.
+        private_top: Whether the last block and the head of a smaller size are that size's own, as in the
+            KDD paper; they are sent to its clients only and do not enter the larger models.
     """
 
     md: bool = True
     beta: Fraction = 0.2
     range: Literal["exclusive", "inclusive"] = "exclusive"
     memory: Literal["injected", "raw"] = "injected"
+    private_top: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.md and self.lora_agg != "factor_mean":
+        if (self.md or self.private_top) and self.lora_agg != "factor_mean":
             raise ConfigError(
                 f"server.lora_agg: {self.lora_agg!r} changes coordinates that moves are remembered in; use "
-                f"factor_mean or server.md=false"
+                f"factor_mean, or server.md=false server.private_top=false"
             )
 
+    def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
+        messages = super().send(state, cohort)
+        begin = self._begin(state, {len(m.blocks or ()) for m in messages.values()})
+        return {cid: replace(m, params=begin[len(m.blocks or ())]) for cid, m in messages.items()}
+
+    def _begin(self, state: ServerState, sizes: Iterable[int]) -> dict[int, Params]:
+        """What clients of each size start from: one dict per size, so that it is sent once."""
+        tops = state.memory.get("tops", {})
+        return {s: {**state.params, **tops[str(s)]} if str(s) in tops else state.params for s in sizes}
+
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        if not self.md:
+        if not (self.md or self.private_top):
             return super().aggregate(state, cohort, updates)
         plan: Mapping[str, Any] = state.memory["plan"]
         sizes = [len(plan[u.client]["blocks"]) for u in updates]
         weights = self.base_weights(updates)
-        raw = size_moves(state.params, updates, weights, sizes)
-        moves = inject(raw, state.memory.get("moves", {}), self.beta, self.range == "inclusive")
+        self.record_weights(cohort, updates, weights)
+        begin = self._begin(state, sizes)
+        raw: Moves = {}
+        for size in sorted(begin):
+            of_size = [(u, w) for u, w, s in zip(updates, weights, sizes, strict=True) if s == size]
+            group, share = zip(*of_size, strict=True)
+            raw |= size_moves(begin[size], group, share, [size] * len(group))
+        memory = state.memory.get("moves", {}) if self.md else {}
+        moves = inject(raw, memory, self.beta, self.range == "inclusive")
         mass = {s: sum(w for w, size in zip(weights, sizes, strict=True) if size == s) for s in moves}
-        mean = apply_moves(state.params, moves, mass)
         kept = moves if self.memory == "injected" else raw
         # A checkpoint keeps names as strings.
-        after = replace(state, params=mean).remember(moves={str(s): move for s, move in kept.items()})
+        state = state.remember(moves={str(s): move for s, move in kept.items()})
+        if self.private_top:
+            moves, tops = split_tops(moves, begin, cohort.depth)
+            state = state.remember(tops={**state.memory.get("tops", {}), **tops})
+        after = replace(state, params=apply_moves(state.params, moves, mass))
         return self.correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
 
 
@@ -76,6 +99,16 @@ def size_moves(
         changes = [replace(u, params=subtract(u.params, start)) for u, _ in of_size]
         moves[size] = mean_by_name(changes, [w for _, w in of_size])
     return moves
+
+
+def split_tops(moves: Moves, begin: Mapping[int, Params], depth: int) -> tuple[Moves, dict[str, Params]]:
+    """Moves that everybody shares, and the new last block and head of each size below `depth`, by size."""
+    shared, tops = dict(moves), {}
+    for size in [s for s in moves if s < depth]:
+        own = [n for n in moves[size] if block_of(n) == size - 1 or n.startswith("head.")]
+        tops[str(size)] = {n: begin[size][n] + moves[size][n] for n in own}
+        shared[size] = {n: move for n, move in moves[size].items() if n not in own}
+    return shared, tops
 
 
 def inject(moves: Moves, memory: Mapping[str, Params], beta: float, inclusive: bool) -> Moves:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from rayfed.config import Config
     from rayfed.setup import Setup
     from rayfed.types import Params
+
+STOP = threading.Event()
+"""Set when the process was asked to end."""
 
 USAGE = """\
 python -m rayfed.run [overrides] [--config FILE] [--quiet] [--debug]
@@ -112,6 +116,8 @@ def execute(config: Config, quiet: bool = False) -> Result:
     digest = ""
     for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
         digest = row.get("sha256", digest)
+        if STOP.is_set():
+            raise KeyboardInterrupt
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
         save(Result(path, digest).params, config.model.name, path / "model")
@@ -196,16 +202,23 @@ def _remove_if_empty(path: Path) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does: everything that was started is ended."""
+    """Let SIGTERM and Ctrl-C end a run: everything that was started is ended.
+
+    An exception that a signal raises inside Ray's own code may be lost there, so the request is also noted
+    and looked at after every round.
+    """
 
     def stop(*_: object) -> None:
+        STOP.set()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    STOP.clear()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

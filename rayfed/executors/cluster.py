@@ -71,14 +71,17 @@ def connection(
     Raises:
         ConfigError: Nobody answers at the address within `timeout` seconds.
     """
+    where = address or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        probe(address, timeout)
     if ray.is_initialized():
         yield str(getattr(ray.get_runtime_context(), "dashboard_url", "") or "")
         return
-    where = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"logging_level": "error"}
     on_terminate = signal.getsignal(signal.SIGTERM)
     if where and where != "local":
-        probe(where, timeout)
+        if where != address:
+            probe(where, timeout)
         try:
             context = ray.init(address=where, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as err:

@@ -112,3 +112,24 @@ def test_a_run(tmp_path):
     changed = {name for name in on if not torch.allclose(on[name], off[name], atol=1e-6)}
     assert changed
     assert {int(name.split(".")[1]) for name in changed} <= {2, 5, 7, 9}  # last blocks of the smaller sizes
+
+
+def test_private_tops_stay_with_their_size():
+    """Block 1 of size 2 and block 2 of size 3 are their own: 0.6 + 0.2 and 0.7 + 0.4.
+
+    The others share: block 0 moves by (0.1 + 0.3 + 0.05) / 3, block 1 by (-0.1 + 0.15) / 2, block 2 by -0.2.
+    """
+    server = InclusiveServer(private_top=True, md=False)
+    state = play(server, start(), ROUND1, 0)
+    close(state.params, [0.65, 0.625, 0.5, 1.4, 1.9])
+    sent = server.send(server.plan(state, cohort(SIZES, depth=5, round=1)), cohort(SIZES, depth=5, round=1))
+    assert sent["c2"].params[block(1)].item() == pytest.approx(0.8)
+    assert sent["c3"].params[block(2)].item() == pytest.approx(1.1)
+    assert sent["c3"].params[block(1)].item() == pytest.approx(0.625)
+    assert sent["c5"].params[block(1)].item() == pytest.approx(0.625)
+
+
+def test_private_tops_run(tmp_path):
+    overrides = ["algorithm=inclusivefl", "server.private_top=true", "capacity=[12,9,6,3,3]", "data.limit=20"]
+    result = simulate([*overrides, "rounds=2", "cluster=inline", f"output={tmp_path / 'run'}"])
+    assert result.metrics["round"] == 2
