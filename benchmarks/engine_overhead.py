@@ -108,6 +108,7 @@ class Engine:
 
         config = load_config(
             [
+                "algorithm=fedavg",
                 "model.pretrained=false",
                 f"tuning.rank={RANK}",
                 "tuning.dropout=0",
