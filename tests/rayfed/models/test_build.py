@@ -228,8 +228,6 @@ def test_every_config_builds(path):
 
 
 def test_the_embedded_weights_load():
-    if not (ROOT / "rayfed/models/weights/vit_mini.safetensors").is_file():
-        pytest.skip("vit_mini.safetensors has not been made yet: python -m rayfed.models.pretrain")
     model = build_backbone(ModelConfig(name="vit_mini"), CLASSES, 0)
     assert (model.size, model.width, model.num_blocks) == (32, 64, 12)
     assert weights(model) != weights(
