@@ -174,9 +174,10 @@ class _Dealer:
             owners, counts, used, steps(counts, ratio, partition.within), strict=True
         ):
             smallest = _smallest_part(self.config, 1, pool)
-            if pool < count * smallest:
-                raise ConfigError(_too_few(self.config, name, count, pool, smallest))
-            found[name] = raised(client_sizes(pool, count, step), smallest)
+            series = client_sizes(pool, count, step)  # rounded down: it may use fewer than the pool has
+            if sum(series) < count * smallest:
+                raise ConfigError(_too_few(self.config, name, count, sum(series), smallest))
+            found[name] = raised(series, smallest)
         return found
 
     def halves(self, name: str) -> tuple[Indices, Indices | None]:

@@ -165,7 +165,13 @@ def test_ray_job_submit(tmp_path, cache):
     )
     try:
         command = [*ray, "job", "submit", "--working-dir", ".", "--", sys.executable, "-m", "rayfed.run"]
-        overrides = ["rounds=1", "data.limit=24", f"data.cache={cache}", f"output={tmp_path / 'run'}"]
+        overrides = [
+            "algorithm=fedavg",
+            "rounds=1",
+            "data.limit=24",
+            f"data.cache={cache}",
+            f"output={tmp_path / 'run'}",
+        ]
         for _ in range(30):
             done = subprocess.run([*command, *overrides], cwd=ROOT, env=env, capture_output=True, text=True)
             if "Failed to connect" not in done.stdout + done.stderr:
