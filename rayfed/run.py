@@ -97,8 +97,7 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
 def execute(config: Config, quiet: bool = False) -> Result:
     """Prepare, run and report one checked config."""
     from rayfed.config import comparisons
-    from rayfed.launch import launch
-    from rayfed.report.folder import create
+    from rayfed.report.folder import create, discard
     from rayfed.setup import prepare
 
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
@@ -110,14 +109,10 @@ def execute(config: Config, quiet: bool = False) -> Result:
         others = comparisons(config, path)
         setup = prepare(config)
     except ConfigError:
-        _remove_if_empty(path)
+        discard(path)
         raise
     _record(config, setup, path, tell)
-    digest = ""
-    for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
-        digest = row.get("sha256", digest)
-        if STOP.is_set():
-            raise KeyboardInterrupt
+    digest = _conduct(config, setup, path, quiet)
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
         save(Result(path, digest).params, config.model.name, path / "model")
@@ -129,6 +124,25 @@ def execute(config: Config, quiet: bool = False) -> Result:
     return Result(path, digest)
 
 
+def _conduct(config: Config, setup: Setup, path: Path, quiet: bool) -> str:
+    """Run all rounds and show them; the digest of the final tensors."""
+    from rayfed.launch import launch
+    from rayfed.report.folder import discard
+
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    digest = ""
+    try:
+        for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
+            digest = row.get("sha256", digest)
+            if STOP.is_set():
+                raise KeyboardInterrupt
+    except ConfigError:
+        if not (path / "result.json").exists():  # the cluster refused; the same output can be used again
+            discard(path)
+        raise
+    return digest
+
+
 def _each_domain_out(config: Config, path: Path, quiet: bool, tell: Callable[[str], None]) -> Result:
     """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
     import yaml
@@ -136,12 +150,13 @@ def _each_domain_out(config: Config, path: Path, quiet: bool, tell: Callable[[st
     from rayfed.config import to_dict
     from rayfed.leave_one_out import folds, table_of
     from rayfed.report.files import write_text
+    from rayfed.report.folder import discard
     from rayfed.setup import prepare
 
     try:
         runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
     except ConfigError:
-        _remove_if_empty(path)
+        discard(path)
         raise
     write_text(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
     done = {}
@@ -192,12 +207,6 @@ def _new_folder(config: Config) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.algorithm.replace(':', '.')}-{config.data.name}-seed{config.seed}-{stamp}"
     return Path("runs") / f"{name}-{os.getpid()}"
-
-
-def _remove_if_empty(path: Path) -> None:
-    for folder in (path / "model", path):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 @contextmanager

@@ -71,17 +71,16 @@ def connection(
     Raises:
         ConfigError: Nobody answers at the address within `timeout` seconds.
     """
-    where = address or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
-        probe(address, timeout)
-    if ray.is_initialized():
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
+    joined = ray.is_initialized()
+    if where != "local" and (address or not joined):
+        probe(where, timeout)
+    if joined:
         yield str(getattr(ray.get_runtime_context(), "dashboard_url", "") or "")
         return
     quiet: dict[str, Any] = {"logging_level": "error"}
     on_terminate = signal.getsignal(signal.SIGTERM)
-    if where and where != "local":
-        if where != address:
-            probe(where, timeout)
+    if where != "local":
         try:
             context = ray.init(address=where, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as err:

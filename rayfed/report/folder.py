@@ -44,6 +44,13 @@ def create(path: Path, overwrite: bool = False) -> Path:
     return path
 
 
+def discard(path: Path) -> None:
+    """Remove what a run that never began has left, and the folder if nothing else is in it."""
+    _clear(path)
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+
+
 def _clear(path: Path) -> None:
     """Remove the files of an earlier run, and nothing that a run does not write."""
     for name in ("model", "figures", "tensorboard", "checkpoints", "compare"):

@@ -64,7 +64,7 @@ def test_one_line_and_exit_code_2(case, capsys, tmp_path, cache, monkeypatch):
     assert len(error.splitlines()) == 1, error
     for word in words:
         assert word in error
-    assert not (output / "result.json").exists()
+    assert not output.exists()
 
 
 def test_nothing_of_a_refused_run_is_left(capsys, tmp_path, cache):

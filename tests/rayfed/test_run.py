@@ -45,7 +45,7 @@ def test_table_statistics_follow_from_its_rows(small):
     assert metrics["sigma_type"] * 100 == pytest.approx(float(accuracies.std(correction=0)), abs=0.1)
     assert metrics["worst_domain"] == table.rows[int(accuracies.argmin())][0]
     assert {row[1] for row in table.rows} == {"2"}
-    assert table.text() in table.text()
+    assert all(len(line) == len(table.text().splitlines()[1]) for line in table.text().splitlines()[4:9])
     report = (result.path / "report.md").read_text()
     assert all(row[0] in report for row in table.rows)
     assert (result.path / "figures" / "accuracy.png").stat().st_size > 5000

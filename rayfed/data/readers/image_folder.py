@@ -78,24 +78,7 @@ class ImageFolder:
         )
 
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
-        path = self._folder() / listing.keys[index]
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise BadImageError(f"image {path} is gone, or a link to nothing") from error
-        except OSError as error:
-            # Not the image's fault, so never skipped: a share that hiccups must not thin out the data.
-            raise DataError(
-                f"image {path} cannot be read ({error.strerror}); check disk and rights"
-            ) from error
-        try:
-            return decode_image(data, size)
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
-            raise BadImageError(
-                f"image {path} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
-            ) from error
+        return read_image(self._folder() / listing.keys[index], size)
 
     def _folder(self) -> Path:
         if not self.root:
@@ -105,6 +88,30 @@ class ImageFolder:
             what = "is a file" if folder.exists() else "does not exist"
             raise DataError(f"data.root: folder {folder} {what}; give the folder laid out as {LAYOUT}")
         return folder
+
+
+def read_image(path: Path, size: int) -> NDArray[np.uint8]:
+    """A file as RGB pixels, shape (size, size, 3).
+
+    Raises:
+        BadImageError: It is gone or corrupt; may be skipped.
+        DataError: The disk could not be read; never skipped.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise BadImageError(f"image {path} is gone, or a link to nothing") from error
+    except OSError as error:
+        # Not the image's fault, so never skipped: a share that hiccups must not thin out the data.
+        raise DataError(f"image {path} cannot be read ({error.strerror}); check disk and rights") from error
+    try:
+        return decode_image(data, size)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+        raise BadImageError(
+            f"image {path} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
+        ) from error
 
 
 def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:

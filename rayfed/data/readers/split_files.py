@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.readers.image_folder import decode_image
-from rayfed.data.source import BadImageError, Listing
+from rayfed.data.readers.image_folder import read_image
+from rayfed.data.source import Listing
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
@@ -66,15 +66,7 @@ class SplitFiles:
         )
 
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
-        path = self._folder() / listing.keys[index]
-        try:
-            return decode_image(path.read_bytes(), size)
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
-            raise BadImageError(
-                f"image {path} is missing or corrupt ({error}); replace it, or set data.on_bad_image=skip"
-            ) from error
+        return read_image(self._folder() / listing.keys[index], size)
 
     def _folder(self) -> Path:
         if not self.root:
