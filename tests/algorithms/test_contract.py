@@ -1,6 +1,7 @@
 """What every file of algorithms/ promises. A new file is tested without writing a test."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rayfed.executors.wire import encode
 from rayfed.method import check, load_method, method_names
 from rayfed.params import digest
 from rayfed.setup import prepare
+from rayfed.traces import Said
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 
@@ -53,13 +55,23 @@ def test_runs_leaves_messages_and_frozen_weights_alone_and_stays_finite(name, ca
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_is_repeatable(name, cache):
-    setup = setup_of(name, cache)
-    states = [
-        list(run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))[-1].state
-        for _ in range(2)
-    ]
-    assert digest(states[0].params) == digest(states[1].params)
+def test_is_repeatable_and_survives_missing_clients(name, cache):
+    """Some drop out in the first round, everybody in the second one, one client in the last one."""
+    setup = setup_of(name, cache, "rounds=3", "evaluation.every=3", "faults.dropout=0.4")
+    ids = list(setup.experiment.clients)
+    lost = {(1, cid): Said(dropout=True) for cid in ids}
+    lost |= {(2, cid): Said(dropout=cid != ids[-1] and cid == ids[0]) for cid in ids}
+    experiment = replace(setup.experiment, faults=replace(setup.experiment.faults, trace=lost))
+    runs = [list(run(experiment, InlineExecutor(setup.world, setup.weights), setup.start)) for _ in range(2)]
+    first, second, last = runs[0]
+    assert digest(second.state.params) == digest(first.state.params)
+    assert digest(last.state.params) == digest(runs[1][-1].state.params)
+    assert all(torch.isfinite(v).all() for v in last.state.params.values())
+    assert 0 <= last.row["accuracy"] <= 1
+    if len(ids) > 1 and name != "zero_shot":  # it calls nobody
+        missing = [done.row["missing"] for done in runs[0]]
+        assert 0 < missing[0] < len(ids)
+        assert missing[1:] == [len(ids), 1]
 
 
 @pytest.mark.parametrize("name", METHODS)
