@@ -220,7 +220,10 @@ def _tiers(
         return deal(dict(sorted(tiers.items())), list(domain_of), seed, "faults.tiers")
     for name in tiers:
         if name not in domain_of and name not in domains:
-            raise ConfigError(unknown("faults.tiers", name, {*domains, *domain_of}))
+            ids = list(domain_of)
+            raise ConfigError(
+                unknown("faults.tiers", name, domains) + f", or a client, {ids[0]} to {ids[-1]}"
+            )
     for cid, domain in domain_of.items():
         if cid not in tiers and domain not in tiers:
             raise ConfigError(

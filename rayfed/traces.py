@@ -115,7 +115,10 @@ def _round(value: Any, where: str) -> int:
 
 def _client(value: Any, clients: Collection[str], where: str) -> str:
     if value not in clients:
-        raise ConfigError(f"{where}: " + unknown("client", value, clients))
+        names = sorted(clients)
+        raise ConfigError(
+            f"{where}: client {value!r} does not exist; the clients are {names[0]} to {names[-1]}"
+        )
     return str(value)
 
 
