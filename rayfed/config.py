@@ -20,6 +20,7 @@ from rayfed.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
 from rayfed.failures import OnError
+from rayfed.faults import FaultsConfig
 from rayfed.local import Local
 from rayfed.method import check, load_method
 from rayfed.models.config import ModelConfig
@@ -115,6 +116,7 @@ class Config:
             dynamic (drawn each round); none: all.
         compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
             table and into compare/<name> of the run's folder.
+        faults: Clients that cannot be reached, drop out or are slow; nothing by default.
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
         checkpoint: What is kept for going on after a crash.
@@ -142,6 +144,7 @@ class Config:
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: bool = False
     protocol: Literal["single", "leave_one_out"] = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
