@@ -182,8 +182,6 @@ def test_the_same_policies_inline(action, setup, undisturbed, tmp_path):
 
 
 def test_the_watchdog_names_who_is_waited_for_and_what_it_does(setup, pool, caplog):
-    pool.map([Call(cid, answer, "warm", sent(setup)) for cid in setup.experiment.clients])
-    pool.forget()
     task = partial(trouble, what="sleep")
     ask(pool, setup, task, on_client_error="drop", client_timeout=8.0, watchdog=1.0)
     event = next(e for e in pool.events if e.kind == "silence")
@@ -213,13 +211,11 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     from rayfed.executors.actors import RayExecutor
 
     names, options = ["a", "b"], [{"num_cpus": 0}, {"num_cpus": 0}]
-    pool = RayExecutor(
-        setup.world, ray.put(dict(setup.weights)), names, options, Policy(patience=8.0, retries=1)
-    )
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), names, options)
     events = []
     pool.on_event = events.append
     try:
-        whole = metrics(ask(pool, setup, answer, patience=8.0, retries=1))
+        whole = metrics(ask(pool, setup, answer))
         pool.forget()
         gone = pool.lanes[0]
         gone.options["num_cpus"] = 1000  # as if its node were gone: Ray waits for one in silence
@@ -262,6 +258,7 @@ class Killer:
 
 
 def test_an_actor_killed_in_every_round_changes_nothing(setup, pool, monkeypatch):
+    """Ten rounds; every replacement imports torch anew, which is what takes the time."""
     *_, here = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     killer = Killer(pool, times=10)
     monkeypatch.setattr(pool, "map", killer)

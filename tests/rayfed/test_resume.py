@@ -172,7 +172,7 @@ def test_other_images_are_refused(finished, capsys):
     facts.write_text(text.replace('"data_digest": "', '"data_digest": "0'))
     (finished / "model" / "params.safetensors").rename(finished / "aside")
     assert main([str(finished)]) == 2
-    assert "the images" in capsys.readouterr().err
+    assert "data: the images changed" in capsys.readouterr().err
     facts.write_text(text)
     (finished / "aside").rename(finished / "model" / "params.safetensors")
 
