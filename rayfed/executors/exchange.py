@@ -211,6 +211,8 @@ class Exchange:
         limit, watchdog = self._policy.client_timeout, self._policy.watchdog
         for lane in list(self._pool.lanes):
             if lane.coming is not None and now - lane.since > self._policy.patience:
+                if ray.wait([lane.coming], timeout=0)[0]:
+                    continue  # it is up; we have only not looked yet
                 self._retire(lane, f"no new actor came up within {self._policy.patience:g} s")
             elif limit and lane.coming is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)
