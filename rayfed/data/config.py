@@ -48,10 +48,13 @@ class DataConfig:
         root: Folder of the data set, for readers that read one.
         cache: Folder for decoded images; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
-        classes: Classes to use, in this order; None means all. Only for readers that can choose.
+        classes: Classes to use, in this order, or how many of the first; None means all. Only for readers
+            that can choose.
+        aliases: Other spellings of folders: name on the disk to name of the domain or class.
         held_out: Domain or domains that no client owns: all their images test the global model.
         on_bad_image: What to do with an image that cannot be decoded.
-        limit: At most this many images of each domain, chosen by the seed in the proportions of the classes.
+        limit: At most this many images of each domain, or this share in (0, 1] of them, chosen by the seed in
+            the proportions of the classes.
         val: Fraction in [0, 1), or number, of a client's samples kept for validation.
         test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
         partition: How a domain is dealt to clients.
@@ -62,10 +65,11 @@ class DataConfig:
     root: str | None = None
     cache: str | None = None
     domains: list[str] | None = None
-    classes: list[str] | None = None
+    classes: list[str] | int | None = None
+    aliases: dict[str, str] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"
-    limit: int | None = None
+    limit: float | int | None = None
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -86,8 +90,12 @@ def check(config: DataConfig) -> None:
                 f"data.val + data.test: {config.val} + {config.test} leaves nothing to train on; "
                 "their sum must be below 1"
             )
-    if config.limit is not None and config.limit < 1:
-        raise ConfigError(f"data.limit: {config.limit} is not a number of images >= 1; use null for no limit")
+    limit = config.limit
+    if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
+        raise ConfigError(
+            f"data.limit: {limit} is neither a number of images >= 1 nor a fraction in (0, 1]; "
+            "use null for no limit"
+        )
     _check_partition(config.partition)
 
 

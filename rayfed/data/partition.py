@@ -156,11 +156,14 @@ class _Dealer:
     def samples(self, name: str) -> Indices:
         """A domain's samples, ascending, after `data.limit`, which keeps the shares of classes and tests."""
         found = np.flatnonzero(self.domain == self.domains.index(name))
-        if self.config.limit is None or len(found) <= self.config.limit:
+        limit = self.config.limit
+        if isinstance(limit, float):
+            limit = max(1, int(np.floor(limit * len(found) + 0.5)))
+        if limit is None or len(found) <= limit:
             return found
         strata = 2 * self.labels[found] + self.test[found]
         order = stratified_order(strata, generator(self.seed, "partition", name, "limit"))
-        return np.sort(found[order[: self.config.limit]])
+        return np.sort(found[order[:limit]])
 
     def sizes(self, owners: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
         """Under `imbalanced`: samples of each client, by domain; otherwise nothing."""
