@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rayfed.report.files import write_whole
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.partition_figure import partition_map
 
 
 def accuracy_by_domain(folder: Path) -> Path | None:
@@ -89,6 +90,7 @@ def allocations(folder: Path) -> Path | None:
 
 
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
+    "labels and domains of the clients": partition_map,
     "accuracy by domain": accuracy_by_domain,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,
