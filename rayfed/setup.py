@@ -63,6 +63,7 @@ def prepare(config: Config) -> Setup:
         dataset.domains,
         config.data,
         config.seed,
+        dataset.keys if config.data.partition.file else (),
     )
     world = _world(config, parts, dataset, partition)
     model = world.build()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.compose import compose
-from rayfed.config import parse
+from rayfed.config import parse, spelled_out
 from rayfed.data.cache import cache_folder, clean
 from rayfed.data.config import DataConfig
 from rayfed.data.inventory import Inventory, take
@@ -49,7 +49,7 @@ class Findings:
         inventory: What the listing holds.
         unreadable: Why each image that cannot be decoded cannot.
         shard: The prepared data set; None if it was not prepared.
-        seconds: What preparing took.
+        seconds: What preparing took; 0 if it had been done before.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     if not 1 <= args.image_size <= 4096:
         raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
-    tree = compose([f"data={args.name}", *args.overrides])
+    tree = spelled_out(compose([f"data={args.name}", *args.overrides]))
     config = parse(DataConfig, tree["data"], "data")
     config = replace(config, root=args.root or config.root, cache=args.cache or config.cache)
     found = examine(args.name, config, args.image_size, quiet=args.json)
@@ -139,16 +139,16 @@ def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False)
             f"{', '.join(listing.domains[:5])}{_hint(config.root, published)}"
         )
     unreadable: list[str] = []
-    shard, began = None, time.perf_counter()
+    shard, seconds = None, 0.0
     if not inventory.problems:
-        shard = _prepare(source, listing, image_size, config, unreadable, quiet)
+        shard, seconds = _prepare(source, listing, image_size, config, unreadable, quiet)
     return Findings(
         name=name,
         root=config.root,
         inventory=inventory,
         unreadable=tuple(unreadable),
         shard=shard,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
     )
 
 
@@ -159,11 +159,14 @@ def _prepare(
     config: DataConfig,
     unreadable: list[str],
     quiet: bool,
-) -> Path | None:
-    """The shard; None if there are unreadable images, which are noted. Nothing is decoded a second time."""
+) -> tuple[Path | None, float]:
+    """The shard, None if there are unreadable images, which are noted; and the seconds it took to decode."""
+    began, decoded = time.perf_counter(), False
     with _progress(f"preparing {listing.name}", len(listing.keys), quiet) as advance:
 
         def watch(index: int, error: BadImageError | None) -> None:
+            nonlocal decoded
+            decoded = True
             advance()
             if error:
                 cause = error.__cause__ or error
@@ -171,11 +174,12 @@ def _prepare(
                 unreadable.append(f"{listing.keys[index]} ({why})")
 
         try:
-            return prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
+            path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
         except ConfigError:
-            if unreadable:
-                return None
-            raise
+            if not unreadable:
+                raise
+            return None, time.perf_counter() - began
+    return path, time.perf_counter() - began if decoded else 0.0
 
 
 @contextlib.contextmanager
@@ -231,7 +235,8 @@ def _tell(found: Findings, published: Published | None, as_json: bool) -> None:
     if published and (inventory.notes or not found.ok):
         say(f"the whole data set: {published.source}", sys.stdout if found.ok else sys.stderr)
     if found.shard:
-        say(f"prepared in {found.seconds:.1f} s: {found.shard} ({size(found.shard.stat().st_size)})")
+        how = f"prepared in {found.seconds:.1f} s" if found.seconds else "prepared before"
+        say(f"{how}: {found.shard} ({size(found.shard.stat().st_size)})")
 
 
 def _complaints(found: Findings) -> Iterator[str]:

@@ -25,7 +25,11 @@ class PartitionConfig:
         order: Under `imbalanced`: domains from the largest to the smallest; None: as in `data.domains`.
         within: Under `imbalanced`: sizes of a domain's clients fall by the same `ratio` as the counts do
             (Digit-Five, DomainNet), or over a range of `factor` (PACS).
+        split_test: Under `imbalanced`: cut a domain's test samples into its clients' own, in proportion to
+            their parts, instead of sharing them (FedGCR's spread over clients at factor 1).
         pooled: Train one client on everything (the centralised reference); tests stay as they are.
+        file: A saved partition to use instead: partition.parquet of a run, or a JSON or CSV list of who has
+            what. Of the rest of this section, only `pooled` counts then, and `data.limit` does not.
     """
 
     scheme: Literal["by_domain", "dirichlet", "imbalanced"] = "by_domain"
@@ -35,7 +39,9 @@ class PartitionConfig:
     factor: float = 5
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
+    split_test: bool = False
     pooled: bool = False
+    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,7 @@ class DataConfig:
             the proportions of the classes.
         val: Fraction in [0, 1), or number, of a client's samples kept for validation.
         test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
-        partition: How a domain is dealt to clients.
+        partition: How a domain is dealt to clients. In a config, a path here is short for `file: path`.
     """
 
     name: str
@@ -117,6 +123,11 @@ def _check_partition(partition: PartitionConfig) -> None:
         raise ConfigError(f"data.partition.min_samples: {partition.min_samples} must be at least 1")
     if not 1 <= partition.factor < float("inf"):
         raise ConfigError(f"data.partition.factor: {partition.factor} is not a finite number >= 1; try 5")
+    if partition.split_test and partition.scheme != "imbalanced":
+        raise ConfigError(
+            f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
+            "have test samples of their own where data.test is a fraction"
+        )
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")

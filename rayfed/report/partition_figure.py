@@ -74,6 +74,6 @@ def draw(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
         mine = [i for i, client_name in enumerate(names) if owner[client_name] == name]
         right.barh(mine, sizes[mine], color=palette(position % 10), label=name)
     right.set(xlabel="training samples", title="domains")
-    right.legend(fontsize=7)
+    figure.legend(loc="outside upper right", ncols=8, fontsize=7)
     write_whole(path, lambda p: figure.savefig(p, dpi=100, format="png"))
     return True
