@@ -61,7 +61,7 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        return not self.inventory.problems and not self.unreadable
+        return self.shard is not None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
     config = replace(config, root=args.root or config.root, cache=args.cache or config.cache)
     found = examine(args.name, config, args.image_size, quiet=args.json)
     _tell(found, PUBLISHED.get(args.name), as_json=args.json)
-    if not found.ok or found.shard is None:
+    if found.shard is None:
         return 2
     if args.plot:
         _plot(config, tree.get("seed", 0), found.shard, Path(args.plot))
@@ -230,10 +230,11 @@ def _tell(found: Findings, published: Published | None, as_json: bool) -> None:
         rows.append((row.domain, str(row.classes), f"{row.images:,}", *test, known))
     total = f"{found.name} in {found.root}" if found.root else found.name
     say(Table(total, columns, tuple(rows), inventory.notes).text())
+    stream = sys.stdout if found.ok else sys.stderr
     for line in _complaints(found):
-        say(line, sys.stderr)
+        say(line, stream)
     if published and (inventory.notes or not found.ok):
-        say(f"the whole data set: {published.source}", sys.stdout if found.ok else sys.stderr)
+        say(f"the whole data set: {published.source}", stream)
     if found.shard:
         how = f"prepared in {found.seconds:.1f} s" if found.seconds else "prepared before"
         say(f"{how}: {found.shard} ({size(found.shard.stat().st_size)})")
@@ -243,7 +244,8 @@ def _complaints(found: Findings) -> Iterator[str]:
     for problem in found.inventory.problems:
         yield f"problem: {problem}"
     if count := len(found.unreadable):
-        yield f"problem: {count} unreadable {'file' if count == 1 else 'files'}"
+        what = "left out" if found.ok else "problem"
+        yield f"{what}: {count} unreadable {'file' if count == 1 else 'files'}"
         for line in found.unreadable[:NAMED]:
             yield f"  {line}"
         if count > NAMED:

@@ -1,7 +1,7 @@
 """Partitions from files: the manifest of another run, or a plain list of who has what.
 
   partition.parquet    as every run saves it: rows of key, label, client, split
-  *.json               {"client": [samples], ...}, or {"client": {"train": [...], "val": [...], "test": [...]}}
+  *.json               {"client": [samples], ...} or {"client": {"train": [...], "val": [...], "test": [...]}}
   *.csv                columns client, sample and perhaps split
 
 A sample is its number in the prepared data set, or its key.

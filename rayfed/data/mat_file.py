@@ -59,8 +59,9 @@ def matrices(path: Path) -> Iterator[Matrix]:
     with path.open("rb") as file:
         if _exactly(file, 128)[124:] != b"\x00\x01IM":
             raise ValueError("not a MATLAB 5 file")
-        while tag := file.read(8):
-            kind, num_bytes = struct.unpack("<2I", tag)
+        end = path.stat().st_size
+        while file.tell() < end:
+            kind, num_bytes = struct.unpack("<2I", _exactly(file, 8))
             start = file.tell()
             if kind == COMPRESSED:
                 stream: BinaryIO = io.BufferedReader(_Inflated(file, num_bytes), BLOCK)

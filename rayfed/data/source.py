@@ -82,11 +82,11 @@ def make_source(config: DataConfig) -> Source:
         ConfigError: There is no such reader, or the reader refuses its options.
     """
     reader = _find(config.reader)
-    options = {option.name for option in fields(reader)}
+    options = [option.name for option in fields(reader) if option.init]
     for key, what in (("classes", "choose classes"), ("aliases", "rename folders")):
         if getattr(config, key) is not None and key not in options:
             raise ConfigError(f"data.{key}: the reader {config.reader!r} cannot {what}; leave it out")
-    return reader(**{option.name: getattr(config, option.name) for option in fields(reader)})
+    return reader(**{option: getattr(config, option) for option in options})
 
 
 def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> list[str]:
