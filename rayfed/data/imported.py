@@ -92,7 +92,7 @@ def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[
     return Imported(
         clients=own,
         shared_tests=np.unique(np.array(tests, dtype=np.int64)),
-        held_out=np.unique(np.array(held_out, dtype=np.int64)),
+        held_out=np.array(held_out, dtype=np.int64),
         ids=True,
     )
 

@@ -216,7 +216,9 @@ class _Dealer:
         if found.held_out is None:
             return {name: self.samples(name) for name in wanted}
         places = self.domain[found.held_out]
-        saved = {self.domains[place]: found.held_out[places == place] for place in np.unique(places)}
+        saved = {
+            self.domains[n]: np.sort(found.held_out[places == n]) for n in dict.fromkeys(places.tolist())
+        }
         if wanted and set(wanted) != set(saved):
             raise ConfigError(
                 f"data.held_out: {', '.join(wanted)}, but the partition file holds out "

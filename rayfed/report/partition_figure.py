@@ -58,22 +58,24 @@ def draw(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
     owner = dict(zip(client[train].tolist(), domain[train].tolist(), strict=True))
     palette = mpl.colormaps["tab10"]
     place = {name: position for position, name in enumerate(dict.fromkeys(owner[name] for name in names))}
-    figure = Figure(figsize=(9, min(2 + 0.22 * len(names), 12)), layout="constrained")
+    # Fixed margins: constrained layout lays everything out twice, and every run draws this.
+    height = min(2 + 0.22 * len(names), 12)
+    figure = Figure(figsize=(9, height))
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    picture = left.imshow(
-        counts / sizes[:, None], aspect="auto", cmap="viridis", vmin=0, interpolation="nearest"
-    )
-    figure.colorbar(picture, ax=left, label="share of the client's samples")
-    left.set(xlabel="class", ylabel="client", title="labels")
+    figure.subplots_adjust(left=0.17, right=0.98, wspace=0.05, top=1 - 0.45 / height, bottom=0.9 / height)
+    picture = left.imshow(counts / sizes[:, None], aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    left.set(xlabel="class", title="share of each class, 0 to 1")
+    left.set_yticks([])
     if counts.shape[1] <= MOST_NAMES and len(classes) == counts.shape[1]:
-        left.set_xticks(range(len(classes)), classes, rotation=90, fontsize=7)
+        left.set_xticks(range(len(classes)), classes, rotation=30 if len(classes) <= 10 else 90, fontsize=7)
     if len(names) <= MOST_NAMES:
         left.set_yticks(range(len(names)), names, fontsize=7)
-    for name, position in place.items():
-        mine = [i for i, client_name in enumerate(names) if owner[client_name] == name]
-        right.barh(mine, sizes[mine], color=palette(position % 10), label=name)
+    colours = [palette(place[owner[name]] % 10) for name in names]
+    right.barh(range(len(names)), sizes, color=colours, label=[owner[name] for name in names])
     right.set(xlabel="training samples", title="domains")
-    figure.legend(loc="outside upper right", ncols=8, fontsize=7)
+    ends = {owner[name]: (palette(place[owner[name]] % 10), i) for i, name in enumerate(names)}
+    for name, (colour, i) in ends.items():
+        right.text(0.99, i, name, color=colour, transform=right.get_yaxis_transform(), ha="right", fontsize=7)
     write_whole(path, lambda p: figure.savefig(p, dpi=100, format="png"))
     return True
