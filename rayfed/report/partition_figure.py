@@ -64,7 +64,7 @@ def draw(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     figure.subplots_adjust(left=0.17, right=0.98, wspace=0.05, top=1 - 0.45 / height, bottom=0.9 / height)
-    picture = left.imshow(counts / sizes[:, None], aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    left.imshow(counts / sizes[:, None], aspect="auto", vmin=0, vmax=1, interpolation="nearest")
     left.set(xlabel="class", title="share of each class, 0 to 1")
     left.set_yticks([])
     if counts.shape[1] <= MOST_NAMES and len(classes) == counts.shape[1]:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +104,10 @@ class ImageFolder:
 
     def _path(self, key: str) -> Path:
         """The file of a key: the inverse of `_place`."""
+        if not self.aliases:
+            return self._root / key
         domain, class_name, rest = key.split("/", 2)
-        return self._inside(self._folder(), domain, class_name) / rest
+        return self._inside(self._root, domain, class_name) / rest
 
     def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
         """Names of all class folders, the empty ones too."""
@@ -116,13 +119,15 @@ class ImageFolder:
 
     def _inside(self, folder: Path, *names: str) -> Path:
         """The folder of these names, in the spelling in which it exists."""
-        if not self.aliases:
-            return folder.joinpath(*names)
         for name in names:
             others = [other for other, real in (self.aliases or {}).items() if real == name]
             there = [folder / spelling for spelling in (name, *others) if (folder / spelling).is_dir()]
             folder = there[0] if there else folder / name
         return folder
+
+    @cached_property
+    def _root(self) -> Path:
+        return self._folder()  # looked at once, not for every image
 
     def _folder(self) -> Path:
         if not self.root:
@@ -173,7 +178,9 @@ def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
         plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-        rgb = plain.convert("RGB")
+        rgb = (
+            plain if plain.mode == "RGB" else plain.convert("RGB")
+        )  # a conversion to the same mode is a copy
     return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
 
 
