@@ -43,7 +43,7 @@ def _idx(path: Path, rank: int) -> StoredImages:
         images = StoredImages(file, 4 * (rank + 1), count, tuple(shape))
         found = path.stat().st_size - 4 * (rank + 1)
     if found != size:
-        raise ValueError(f"{found} bytes of pixels or labels, expected {size}")
+        raise ValueError(f"the header promises {[count, *shape]} bytes, {found} are there")
     return images
 
 
@@ -55,7 +55,11 @@ def read_usps(path: Path) -> tuple[Images, Labels]:
             label, *pairs = line.split()
             row = np.zeros(256)
             for place, value in (pair.split(":") for pair in pairs):
+                if not 1 <= int(place) <= 256:
+                    raise ValueError(f"line {len(rows) + 1} has a pixel {place}, there are 256")
                 row[int(place) - 1] = float(value)
+            if not np.isfinite(row).all():
+                raise ValueError(f"line {len(rows) + 1} has a pixel that is not a finite number")
             rows.append(np.clip((row + 1) / 2 * 255 + 0.5, 0, 255).astype(np.uint8).reshape(16, 16))
             labels.append(int(float(label)) - 1)
     return np.array(rows), np.array(labels, dtype=np.int64)
@@ -121,4 +125,7 @@ class _ArraysOnly(pickle.Unpickler):
 def read_listed(folder: Path, listing: Path) -> tuple[list[Path], Labels]:
     """Image files with their digits: `<file> <digit>` a line."""
     rows = sorted(line.split() for line in listing.read_text().splitlines() if line.strip())
+    for file, _ in rows:
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ValueError(f"it lists {file!r}, which leads out of its folder")
     return [folder / file for file, _ in rows], np.array([int(digit) for _, digit in rows], dtype=np.int64)

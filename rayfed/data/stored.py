@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 BLOCK = 1 << 20
 """Bytes read at a time from packed files."""
 
+MAX_BYTES = 4_000_000_000
+"""Most that a packed file may unpack to; the largest of the public ones, SVHN's `extra`, has 1.6 GB."""
+
 
 class StoredImages:
     """uint8 images one after the other in an open file; safe to read from several threads.
@@ -45,12 +48,14 @@ def spool(pieces: Iterable[Any], shape: tuple[int, ...]) -> StoredImages:
         shape: Of one image.
 
     Raises:
-        ValueError: The bytes end within an image.
+        ValueError: The bytes end within an image, or are more than MAX_BYTES.
     """
     file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the images)
     written = 0
     for piece in pieces:
         written += file.write(memoryview(piece).cast("B"))
+        if written > MAX_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_BYTES // 1_000_000} MB")
     file.flush()
     count, rest = divmod(written, math.prod(shape))
     if rest:
