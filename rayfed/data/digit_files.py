@@ -49,7 +49,8 @@ def _idx(path: Path, rank: int) -> StoredImages:
 
 def read_usps(path: Path) -> tuple[Images, Labels]:
     """LIBSVM text: `<label> <index>:<value> ...`, values in -1..1 (absent: 0), 16 x 16 pixels."""
-    rows, labels = [], []
+    rows: list[Images] = []
+    labels: list[int] = []
     with bz2.open(path, "rt", encoding="ascii") as lines:
         for line in lines:
             label, *pairs = line.split()

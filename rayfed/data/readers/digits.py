@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,12 @@ from rayfed.errors import ConfigError, DataError
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 CLASSES = tuple("0123456789")
+
+MALFORMED = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, EOFError, ImportError),
+    *(struct.error, zlib.error, pickle.UnpicklingError),
+)
+"""What parsers raise on bytes that are not in their format."""
 
 
 @dataclass(frozen=True)
@@ -185,15 +192,7 @@ def _checked(part: Part) -> tuple[Any, Labels]:
         images, labels = part.read(*part.paths)
     except OSError as error:
         raise DataError(f"{where} cannot be read ({error})") from error
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        struct.error,
-        EOFError,
-        pickle.UnpicklingError,
-        TypeError,
-    ) as error:
+    except MALFORMED as error:
         raise DataError(f"{where} is not in the format of its release ({error})") from error
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")

@@ -1,5 +1,6 @@
 """File formats of digits, against other programs' idea of them; nothing is in memory as a whole."""
 
+import bz2
 import gzip
 import pickle
 import struct
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from rayfed.data.digit_files import read_idx, read_mat, read_pickles
+from rayfed.data.digit_files import read_idx, read_listed, read_mat, read_pickles, read_usps
 from rayfed.data.mat_file import matrices
 from rayfed.data.readers.digits import Digits
 from rayfed.errors import DataError
@@ -61,8 +62,28 @@ def test_idx_sizes_must_be_those_of_the_file(tmp_path):
         (tmp_path / "images").write_bytes(data)
         (tmp_path / "images.gz").write_bytes(gzip.compress(data))
         for name in ("images", "images.gz"):
-            with pytest.raises(ValueError, match=r"expected|sizes"):
+            with pytest.raises(ValueError, match=r"promises|sizes|no whole number"):
                 read_idx(tmp_path / name, labels)
+
+
+def test_packed_files_that_hold_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr("rayfed.data.stored.MAX_BYTES", 1000)
+    (tmp_path / "labels").write_bytes(struct.pack(">2i", 0x801, 2) + b"\1\2")
+    data = struct.pack(">4i", 0x803, 2, 32, 32) + bytes(2048)
+    (tmp_path / "images.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        read_idx(tmp_path / "images.gz", tmp_path / "labels")
+
+
+def test_digits_stay_in_their_files(tmp_path):
+    for line, words in (("1 257:0\n", "pixel 257"), ("1 0:0\n", "pixel 0"), ("1 3:nan\n", "finite")):
+        (tmp_path / "usps.bz2").write_bytes(bz2.compress(line.encode()))
+        with pytest.raises(ValueError, match=words):
+            read_usps(tmp_path / "usps.bz2")
+    for name in ("../x.png", "/etc/x.png"):
+        (tmp_path / "list.txt").write_text(f"{name} 3\n")
+        with pytest.raises(ValueError, match="leads out of its folder"):
+            read_listed(tmp_path, tmp_path / "list.txt")
 
 
 def write_fedbn(root, parts=3):
