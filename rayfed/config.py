@@ -179,7 +179,7 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
 
 def resolve(tree: Mapping[str, Any]) -> Config:
     """Check a plain mapping and fill in every default, those of the halves and the tuning included."""
-    config = parse(Config, tree, "")
+    config = parse(Config, spelled_out(tree), "")
     parts = build_parts(config)
     return dataclasses.replace(
         config,
@@ -187,6 +187,14 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         local=_named(config.local.get("name", config.algorithm), parts.local),
         tuning=_named(config.tuning["name"], parts.tuning),
     )
+
+
+def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`data.partition: path` written in full, as `data.partition.file: path`."""
+    data = tree.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str):
+        return tree
+    return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:

@@ -64,6 +64,7 @@ def prepare(config: Config) -> Setup:
         dataset.domains,
         config.data,
         config.seed,
+        dataset.keys if config.data.partition.file else (),
     )
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)

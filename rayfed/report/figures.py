@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rayfed.report.files import write_whole
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.partition_figure import partition_map
 from rayfed.report.table import read_rows
 
 
@@ -114,6 +115,7 @@ def time_to_accuracy(folder: Path) -> Path | None:
 
 
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
+    "labels and domains of the clients": partition_map,
     "accuracy by domain": accuracy_by_domain,
     "accuracy over virtual time": time_to_accuracy,
     "blocks by client and round": allocations,
