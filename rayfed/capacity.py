@@ -58,8 +58,10 @@ def draw(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str,
 
 def _tiers(shares: Mapping[int, float], clients: list[str], seed: int) -> dict[str, int]:
     total = sum(shares.values())
-    if total <= 0 or min(shares.values()) < 0:
-        raise ConfigError(f"capacity: shares {dict(shares)} must not be negative and must not all be 0")
+    if not 0 < total < float("inf") or min(shares.values()) < 0:
+        raise ConfigError(
+            f"capacity: shares {dict(shares)} must be finite, must not be negative and must not all be 0"
+        )
     exact = {depth: len(clients) * share / total for depth, share in sorted(shares.items(), reverse=True)}
     counts = {depth: int(value) for depth, value in exact.items()}
     # Largest remainders get the clients that rounding down left over.

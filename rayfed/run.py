@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, RayFedError, one_line
 from rayfed.report.console import follow, say
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RayFedError as err:
         if args.debug:
             traceback.print_exc()
-        say(f"error: {err}", sys.stderr)
+        say(f"error: {one_line(err)}", sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt:
         say("interrupted; finished rounds are in result.json", sys.stderr)

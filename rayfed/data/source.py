@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError, DataError, unknown
+from rayfed.errors import ConfigError, DataError, check_name, unknown
 
 
 class BadImageError(DataError):
@@ -88,12 +88,16 @@ def make_source(config: DataConfig) -> Source:
 
 
 def _find(name: str) -> Any:
+    check_name("data.reader", name)
     module, _, attribute = name.partition(":")
     if not attribute:
         if name not in readers():
             raise ConfigError(unknown("data.reader", name, readers()))
         module, attribute = f"rayfed.data.readers.{name}", "READER"
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ConfigError(f"data.reader: {name!r} cannot be loaded ({error}); give module:NAME") from error
+    if not isinstance(found, type) or not is_dataclass(found):
+        raise ConfigError(f"data.reader: {name!r} is not a reader, which is a dataclass; found {found!r}")
+    return found

@@ -29,13 +29,13 @@ def create(path: Path, overwrite: bool = False) -> Path:
     Raises:
         ConfigError: It holds an earlier run, or it cannot be written.
     """
-    if (path / "result.json").exists() or (path / "config.yaml").exists():
-        if not overwrite:
-            raise ConfigError(
-                f"output: {str(path)!r} already holds a run; choose another folder or set overwrite=true"
-            )
-        _clear(path)
     try:
+        if (path / "result.json").exists() or (path / "config.yaml").exists():
+            if not overwrite:
+                raise ConfigError(
+                    f"output: {str(path)!r} already holds a run; choose another folder or set overwrite=true"
+                )
+            _clear(path)
         (path / "model").mkdir(parents=True, exist_ok=True)
         write_text(path / ".writable", "")
         (path / ".writable").unlink()

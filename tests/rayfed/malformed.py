@@ -1,0 +1,54 @@
+"""What the tables of malformed inputs share: a case, and the check that it is refused before anything starts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfed.run import main
+
+DEPTH = 4
+ALWAYS = ("algorithm=fedavg", "cluster=inline", "data.limit=24", "model.pretrained=false", f"model.options={{depth: {DEPTH}}}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One malformed input.
+
+    Attributes:
+        name: What is wrong with it.
+        words: What the error line must contain: the key or file, and the value.
+        overrides: The command line, beyond ALWAYS.
+        make: Writes files into an empty folder; returns more of the command line.
+    """
+
+    name: str
+    words: Sequence[str]
+    overrides: Sequence[str] = ()
+    make: Callable[[Path], Sequence[str]] = lambda folder: ()
+
+
+def started(*args, **kwargs):
+    raise AssertionError("an actor, a driver or a cluster was started for a malformed input")
+
+
+def assert_refused(case, folder, cache, capsys, monkeypatch):
+    """Exit code 2, one line that names the culprit, nothing started, nothing left."""
+    for name in ("rayfed.launch.launch", "ray.init", "ray.remote", "rayfed.executors.inline.InlineExecutor"):
+        monkeypatch.setattr(name, started)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    made, output = folder / "made", folder / "run"
+    made.mkdir()
+    arguments = [f"output={output}", f"data.cache={cache}", *ALWAYS, *case.overrides, *case.make(made)]
+    before = {path for path in cache.iterdir() if path.suffix != ".lock"}
+    code = main(arguments)
+    said = capsys.readouterr()
+    error = said.err.strip()
+    assert code == 2, error
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("error: "), error
+    assert error.isprintable(), error
+    for word in case.words:
+        assert word in error, error
+    assert not output.exists(), sorted(output.rglob("*"))
+    left = {path for path in cache.iterdir() if path.suffix != ".lock"} - before
+    assert all(path.suffix == ".arrow" for path in left), left
