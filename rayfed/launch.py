@@ -12,13 +12,13 @@ from rayfed.cohort import Executor
 from rayfed.config import ClusterConfig
 from rayfed.driver import Experiment, run
 from rayfed.executors.inline import InlineExecutor
+from rayfed.preflight import fit
 from rayfed.report.folder import RunFolder
 from rayfed.setup import Setup
 from rayfed.types import Params
 from rayfed.worker import World
 
 Row = dict[str, Any]
-GB = 1e9
 
 
 def conduct(experiment: Experiment, executor: Executor, start: Params, folder: RunFolder) -> Iterator[Row]:
@@ -59,19 +59,12 @@ def launch(
 def _launch_on_ray(
     setup: Setup, cluster: ClusterConfig, path: Path, notify: Callable[[str], None]
 ) -> Iterator[Row]:
-    from rayfed.executors.cluster import Wish, connection, node_resources, plan, reserved
+    from rayfed.executors.cluster import connection, node_resources, reserved
 
-    experiment = setup.experiment
     with connection(
         cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
     ) as url:
-        wish = Wish(
-            actors=cluster.actors,
-            cpus=cluster.cpus_per_actor,
-            gpus=cluster.gpus_per_actor,
-            memory=cluster.memory_per_actor * GB,
-        )
-        found = plan(wish, len(experiment.clients), experiment.clients_per_round, node_resources())
+        found = fit(cluster, setup.experiment, node_resources())
         share = f" and {found.gpus:.3g} GPU" if found.gpus else ""
         notify(f"{found.actors} client actors with {found.cpus:.3g} CPU{share} each")
         if url:

@@ -96,6 +96,7 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
 
 def execute(config: Config, quiet: bool = False) -> Result:
     """Prepare, run and report one checked config."""
+    from rayfed import preflight
     from rayfed.config import comparisons
     from rayfed.report.folder import create, discard
     from rayfed.setup import prepare
@@ -108,6 +109,7 @@ def execute(config: Config, quiet: bool = False) -> Result:
     try:
         others = comparisons(config, path)
         setup = prepare(config)
+        preflight.check(config.cluster, setup, path)
     except ConfigError:
         discard(path)
         raise
