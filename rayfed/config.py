@@ -18,7 +18,7 @@ from rayfed.capacity import CapacityConfig
 from rayfed.client import TrainConfig
 from rayfed.compose import compose
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError, check_name, unknown
+from rayfed.errors import ConfigError, unknown
 from rayfed.local import Local
 from rayfed.method import check, load_method
 from rayfed.models.config import ModelConfig

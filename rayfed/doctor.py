@@ -132,7 +132,7 @@ def diagnose(config: Config) -> Diagnosis:
     disk = _disk(config, setup, measured)
     if (need := disk.checkpoints * disk.checkpoint_bytes) > disk.output_free_bytes:
         problems.append(
-            f"output: {disk.checkpoints} checkpoints need {size(need)}, {size(disk.output_free_bytes)} are free"
+            f"output: {disk.checkpoints} checkpoints need {size(need)}, {size(disk.output_free_bytes)} free"
         )
     return Diagnosis(
         experiment=_describe(config, setup),
@@ -182,7 +182,9 @@ def _memory_problems(
         fit(asked, setup.experiment, nodes)
     except ConfigError as err:
         problems.append(f"memory, as measured: {err}")
-    store = min((node["object_store_memory"] for node in nodes if "object_store_memory" in node), default=None)
+    store = min(
+        (node["object_store_memory"] for node in nodes if "object_store_memory" in node), default=None
+    )
     if store is not None and measured.weights_bytes > store:
         problems.append(
             f"model.name: the weights of {config.model.name!r} take {size(measured.weights_bytes)} of the "
@@ -264,7 +266,9 @@ def _advice(config: Config, measured: Measurement) -> list[str]:
 
 def _describe(config: Config, setup: Setup) -> str:
     experiment = setup.experiment
-    runs = f"; protocol={config.protocol}: one such run for each domain" if config.protocol != "single" else ""
+    runs = (
+        f"; protocol={config.protocol}: one such run for each domain" if config.protocol != "single" else ""
+    )
     return (
         f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}: "
         f"{len(experiment.clients)} clients, {experiment.clients_per_round} in a round, "
@@ -289,7 +293,10 @@ def report(found: Diagnosis) -> str:
         ("", f"memory of one actor {size(m.memory_bytes)}{on_gpu}; weights {size(m.weights_bytes)} a node"),
         ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
         ("", f"scoring {m.scored} images {m.scoring_s:.2f} s; the server {m.server_s:.2f} s"),
-        ("estimate", f"a round {_time(e.round_s)} (the first {_time(e.first_round_s)}), all {_time(e.total_s)}"),
+        (
+            "estimate",
+            f"a round {_time(e.round_s)} (the first {_time(e.first_round_s)}), all {_time(e.total_s)}",
+        ),
         ("", "from that one client, if actors are as fast and do not slow each other down"),
         ("disk", f"{d.output}: {size(d.checkpoint_bytes)} a checkpoint; {size(d.output_free_bytes)} free"),
         ("", f"prepared images: {size(d.shard_bytes)} in {d.shard}"),

@@ -36,10 +36,10 @@ class ClientError(RayFedError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and control characters, which a stranger's file name may hold.
+    r"""An error's message without line breaks and control characters, which a file name may hold.
 
-    >>> one_line(ValueError("two\\nlines and \\x1b[31mred"))
-    'two lines and \\\\x1b[31mred'
+    >>> one_line(ValueError("two\nlines and \x1b[31mred"))
+    'two lines and \\x1b[31mred'
     """
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""What one client costs, found out by playing one in a fresh process: its time, and the memory of an actor."""
+"""What one client costs, found out by playing one in a fresh process: its time, an actor's memory."""
 
 from __future__ import annotations
 
@@ -74,15 +74,16 @@ def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measu
     except EOFError as err:
         process.join()
         raise ResourceError(
-            f"model.name: the process that played one client died (exit code {process.exitcode}; -9 means that "
-            f"there was too little memory); try a smaller model or train.batch_size"
+            f"model.name: the process of the measured client died (exit code {process.exitcode}; -9: too "
+            f"little memory); try a smaller model or train.batch_size"
         ) from err
     finally:
         process.kill()
         process.join()
     if isinstance(found, BaseException):
         raise found
-    return found  # type: ignore[no-any-return]
+    measured: Measurement = found
+    return measured
 
 
 def examples_per_visit(train: TrainConfig, num_examples: int) -> float:

@@ -35,6 +35,8 @@ python -m rayfed.run [overrides] [--config FILE] [--quiet] [--debug]
 
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
   python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
+
+python -m rayfed.doctor takes the same and says, without running it, whether it fits and how long it may take.
 """
 
 

@@ -102,7 +102,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
 
 
 def _check_input(config: ModelConfig, model: Backbone) -> None:
-    """Whether an image of the model's size goes through it: a constructor need not notice that it does not."""
+    """Send an image of the model's size through it: a constructor need not notice that none fits."""
     model.eval()
     try:
         with torch.no_grad():

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,6 +67,33 @@ class Source(Protocol):
         Raises:
             BadImageError: The image is corrupt; the message names its path.
         """
+
+
+MAX_TEXT_BYTES = 100_000_000
+"""Largest list of images that is read."""
+
+
+def read_list(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        DataError: It is not UTF-8 text, is too large, or cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(
+                f"data.root: {path} is larger than {MAX_TEXT_BYTES // 1_000_000} MB; is it a list?"
+            )
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.root: the list {path} cannot be read ({error})") from error
+
+
+def check_inside(name: str, where: str) -> None:
+    """Raise DataError for a path in a list that could leave the folder it is relative to."""
+    parts = name.replace("\\", "/").split("/")
+    if not name.isprintable() or not all(parts) or {".", ".."} & set(parts) or ":" in parts[0]:
+        raise DataError(f"data.root: {where} names {name!r}, which is not a path inside the folder")
 
 
 def readers() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tables of malformed inputs share: a case, and the check that it is refused before anything starts."""
+"""What the tables of malformed inputs share: a case, and the check that nothing starts because of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,13 @@ from pathlib import Path
 
 from rayfed.run import main
 
-DEPTH = 4
-ALWAYS = ("algorithm=fedavg", "cluster=inline", "data.limit=24", "model.pretrained=false", f"model.options={{depth: {DEPTH}}}")
+ALWAYS = (
+    "algorithm=fedavg",
+    "cluster=inline",
+    "data.limit=24",
+    "model.pretrained=false",
+    "model.options={depth: 4}",
+)
 
 
 @dataclass(frozen=True)
@@ -16,15 +21,19 @@ class Case:
 
     Attributes:
         name: What is wrong with it.
-        words: What the error line must contain: the key or file, and the value.
-        overrides: The command line, beyond ALWAYS.
+        words: What the error line must contain, such as the key or file and the value, separated by " | ".
+        overrides: The command line, beyond ALWAYS, separated by " | ".
         make: Writes files into an empty folder; returns more of the command line.
     """
 
     name: str
-    words: Sequence[str]
-    overrides: Sequence[str] = ()
+    words: str
+    overrides: str = ""
     make: Callable[[Path], Sequence[str]] = lambda folder: ()
+
+
+def _split(text):
+    return text.split(" | ") if text else []
 
 
 def started(*args, **kwargs):
@@ -38,7 +47,13 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made, output = folder / "made", folder / "run"
     made.mkdir()
-    arguments = [f"output={output}", f"data.cache={cache}", *ALWAYS, *case.overrides, *case.make(made)]
+    arguments = [
+        f"output={output}",
+        f"data.cache={cache}",
+        *ALWAYS,
+        *_split(case.overrides),
+        *case.make(made),
+    ]
     before = {path for path in cache.iterdir() if path.suffix != ".lock"}
     code = main(arguments)
     said = capsys.readouterr()
@@ -47,7 +62,7 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
     assert len(error.splitlines()) == 1, error
     assert error.startswith("error: "), error
     assert error.isprintable(), error
-    for word in case.words:
+    for word in _split(case.words):
         assert word in error, error
     assert not output.exists(), sorted(output.rglob("*"))
     left = {path for path in cache.iterdir() if path.suffix != ".lock"} - before

@@ -33,7 +33,7 @@ def measured(cache):
 
 @pytest.fixture
 def doctor(measured, cache, monkeypatch, capsys):
-    """The command with a measurement made before; returns code, diagnosis (None for bad input), error lines."""
+    """The command with a measurement made before; code, diagnosis (None for bad input), error lines."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: measured)
 
@@ -64,7 +64,17 @@ def test_nothing_is_left_running(measured):
 def test_the_report_names_every_part(doctor, cache, capsys):
     assert main([*LARGER, f"data.cache={cache}"]) == 0
     text = capsys.readouterr().out
-    for word in ("cluster", "of our own", "CPU", "object store", "needs", "measured", "estimate", "disk", "fits"):
+    for word in (
+        "cluster",
+        "of our own",
+        "CPU",
+        "object store",
+        "needs",
+        "measured",
+        "estimate",
+        "disk",
+        "fits",
+    ):
         assert word in text
 
 
@@ -151,5 +161,3 @@ def test_costs_follow_examples_and_blocks():
     known = {"clients": clients, "depth": 4}
     assert costs(SimpleNamespace(**known, capacity={"a": 4, "b": 1}), TrainConfig()) == {"a": 10, "b": 10}
     assert costs(SimpleNamespace(**known, capacity=None), TrainConfig()) == {"a": 6.25, "b": 25}
-
-

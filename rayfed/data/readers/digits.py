@@ -14,7 +14,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import math
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +27,29 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.data.source import BadImageError, Listing
+from rayfed.data.readers.image_folder import open_bounded
+from rayfed.data.source import BadImageError, Listing, check_inside, read_list
 from rayfed.errors import ConfigError, DataError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 CLASSES = tuple("0123456789")
+
+MAX_BYTES = 4_000_000_000
+"""Most that a file may unpack to; the largest of the public files, SVHN's `extra`, has 1.6 GB."""
+
+MALFORMED = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+)
+"""What parsers raise on bytes that are not in their format."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ class Digits:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
         image = self._content[part][0][index - int(self._starts[part])]
         try:
-            picture = Image.open(image) if isinstance(image, Path) else Image.fromarray(image)
+            picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
         except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
             raise BadImageError(
@@ -150,7 +169,7 @@ def _checked(part: Part) -> tuple[Any, Labels]:
         images, labels = part.read(*part.paths)
     except OSError as error:
         raise DataError(f"{where} cannot be read ({error})") from error
-    except (ValueError, KeyError, IndexError, struct.error, EOFError, NotImplementedError) as error:
+    except MALFORMED as error:
         raise DataError(f"{where} is not in the format of its release ({error})") from error
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
@@ -165,42 +184,67 @@ def read_idx(images: Path, labels: Path) -> tuple[Images, Labels]:
 
 
 def _idx(path: Path, rank: int) -> Images:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    data = _unpacked(path)
     magic, *shape = struct.unpack_from(f">{rank + 1}i", data)
     if magic != 0x0800 + rank:
         raise ValueError(f"magic number {magic}, expected {0x0800 + rank}")
-    return np.frombuffer(data, np.uint8, offset=4 * (rank + 1)).reshape(shape)
+    start = 4 * (rank + 1)
+    if min(shape) < 1 or math.prod(shape) != len(data) - start:
+        raise ValueError(f"the header promises {shape} bytes, {len(data) - start} are there")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def _unpacked(path: Path) -> bytes:
+    """The content of a file that may be packed, which must not unpack to more than MAX_BYTES."""
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+    with openers.get(path.suffix, open)(path, "rb") as file:
+        data: bytes = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_BYTES // 1_000_000} MB")
+    return data
 
 
 def read_usps(path: Path) -> tuple[Images, Labels]:
     """LIBSVM text: `<label> <index>:<value> ...`, values in -1..1 (absent: 0), 16 x 16 pixels."""
-    lines = bz2.decompress(path.read_bytes()).decode("ascii").splitlines()
+    lines = _unpacked(path).decode("ascii").splitlines()
     rows, labels = np.zeros((len(lines), 256)), np.empty(len(lines), dtype=np.int64)
     for row, line in enumerate(lines):
         label, *pairs = line.split()
         labels[row] = int(float(label)) - 1
         for pair in pairs:
             place, value = pair.split(":")
+            if not 1 <= int(place) <= 256:
+                raise ValueError(f"line {row + 1} has a pixel {place}, there are 256")
             rows[row, int(place) - 1] = float(value)
+    if not np.isfinite(rows).all():
+        raise ValueError("a pixel is not a finite number")
     pixels = np.clip((rows + 1) / 2 * 255 + 0.5, 0, 255)
     return pixels.astype(np.uint8).reshape(-1, 16, 16), labels
 
 
 def read_mat(path: Path) -> tuple[Images, Labels]:
     """MATLAB file with X, shape (32, 32, 3, N), and y; 10 stands for digit 0."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
-        content = loadmat(path, variable_names=["X", "y"])
+        shapes = {name: shape for name, shape, _ in whosmat(path)}
+        fits = math.prod(shapes.get("X", ())) <= MAX_BYTES
+        content = loadmat(path, variable_names=["X", "y"] if fits else [])
     except Exception as error:  # scipy raises many things on corrupt input
         raise ValueError(error) from error
+    if not fits:
+        raise ValueError(f"X has more than {MAX_BYTES // 1_000_000} million values")
+    if content["X"].dtype.kind not in "uif" or content["y"].dtype.kind not in "uif":
+        raise ValueError(f"X is {content['X'].dtype} and y is {content['y'].dtype}, expected numbers")
     labels = content["y"].astype(np.int64).reshape(-1) % 10
     return np.ascontiguousarray(np.transpose(content["X"], (3, 0, 1, 2))).astype(np.uint8), labels
 
 
 def read_listed(folder: Path, listing: Path) -> tuple[list[Path], Labels]:
     """Image files with their digits: `<file> <digit>` a line."""
-    rows = sorted(line.split() for line in listing.read_text().splitlines() if line.strip())
+    rows = sorted(line.split() for line in read_list(listing) if line.strip())
+    for file, _ in rows:
+        check_inside(file, str(listing))
     return [folder / file for file, _ in rows], np.array([int(digit) for _, digit in rows], dtype=np.int64)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.readers.image_folder import read_image
-from rayfed.data.source import Listing
+from rayfed.data.source import Listing, check_inside, read_list
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
@@ -93,12 +93,13 @@ class SplitFiles:
 
 def _read(path: Path, domain: str, is_test: bool, classes: list[str] | None) -> list[Row]:
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_list(path), 1):
         if not line.strip():
             continue
         file = line.rsplit(maxsplit=1)[0]
         if file.count("/") < 2:
             raise DataError(f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`")
+        check_inside(file, f"line {number} of {path}")
         row = Row(domain, is_test, file)
         if classes is None or row.class_name in classes:
             rows.append(row)
