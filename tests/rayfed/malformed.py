@@ -1,9 +1,11 @@
 """What the tables of malformed inputs share: a case, and the check that nothing starts because of it."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayfed import compose
 from rayfed.run import main
 
 ALWAYS = (
@@ -11,7 +13,7 @@ ALWAYS = (
     "cluster=inline",
     "data.limit=24",
     "model.pretrained=false",
-    "model.options={depth: 4}",
+    "model.options={depth: 2}",
 )
 
 
@@ -36,6 +38,14 @@ def _split(text):
     return text.split(" | ") if text else []
 
 
+def composed_once(groups, compose_groups=compose._compose, known={}):  # noqa: B006  (for the whole session)
+    """Hydra's part, which takes most of the time of a case, once for the same groups."""
+    key = tuple(sorted(groups.items()))
+    if key not in known:
+        known[key] = compose_groups(groups)
+    return deepcopy(known[key])
+
+
 def started(*args, **kwargs):
     raise AssertionError("an actor, a driver or a cluster was started for a malformed input")
 
@@ -44,6 +54,7 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
     """Exit code 2, one line that names the culprit, nothing started, nothing left."""
     for name in ("rayfed.launch.launch", "ray.init", "ray.remote", "rayfed.executors.inline.InlineExecutor"):
         monkeypatch.setattr(name, started)
+    monkeypatch.setattr(compose, "_compose", composed_once)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made, output = folder / "made", folder / "run"
     made.mkdir()
