@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rayfed.data.view import ClientData
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import export, held, load, trainable
-from rayfed.types import RESIDUAL, Batch, Count, NonNegative, Params, Positive, Update
+from rayfed.types import RESIDUAL, Batch, Count, Decay, NonNegative, Params, Positive, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TrainConfig:
     lr: Positive = 0.02
     momentum: NonNegative = 0.9
     weight_decay: NonNegative = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8
     clip_norm: Positive | None = None
     epochs: Count = 1

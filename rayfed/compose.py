@@ -19,6 +19,9 @@ from rayfed.method import method_names
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Which sections a group fills, where that is not the section of the same name."""
 
+MAX_BYTES = 1_000_000
+"""Largest config file that is read."""
+
 WITHOUT_FILE = {"algorithm": "fedavg", "model": "timm"}
 """What a name without a YAML file of its own starts from."""
 
@@ -66,8 +69,8 @@ def _groups() -> set[str]:
 
 def _split(text: str) -> tuple[str, str]:
     key, sep, value = text.partition("=")
-    if not sep or not key:
-        raise ConfigError(f"{text!r} is not an override; write key=value")
+    if not sep or not all(part.strip() for part in key.split(".")):
+        raise ConfigError(f"{text!r} is not an override; write key=value or section.key=value")
     return key.strip(), value.strip()
 
 
@@ -105,8 +108,8 @@ def _without_file(group: str, value: str) -> dict[str, str]:
 def _set(tree: dict[str, Any], key: str, text: str) -> None:
     """Put the YAML value of `a.b.c=text` into nested mappings."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as err:
+        value = parse_yaml(text)
+    except (yaml.YAMLError, RecursionError) as err:
         raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
     *path, last = key.split(".")
     node = tree
@@ -120,11 +123,54 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
 
 def _read_yaml(path: Path, key: str) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text())
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{key}: {str(path)!r} is larger than {MAX_BYTES // 1_000_000} MB; is it a config?"
+            )
+        tree = parse_yaml(content.decode())
     except OSError as err:
         raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{key}: {str(path)!r} is nested too deeply") from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {str(err).splitlines()[0]}") from err
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {_reason(err)}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"{key}: {str(path)!r} holds no keys")
     return tree
+
+
+def _reason(err: Exception) -> str:
+    mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
+    where = f" in line {mark.line + 1}" if mark else ""
+    return f"{problem or str(err).splitlines()[0]}{where}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only: no objects, no aliases (a few of them stand for gigabytes), no key twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "an alias (*name); write the value out", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                message = f"the key {key.value!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain value of a YAML text.
+
+    Raises:
+        YAMLError: It is not YAML, or holds a Python object, an alias or a key twice.
+    """
+    return yaml.load(text, _Loader)

@@ -307,10 +307,18 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            raise ConfigError(unknown_key(path, key, list(known)))
+            raise ConfigError(unknown_key(path, str(key), list(known)))
+        if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
+            raise ConfigError(f"{path}: {value!r} is not allowed: true or false has no meaning here")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{path}: {value!r} holds a NUL character")
         for kind in (known[key], *get_args(known[key])):
             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 _check_keys(kind, value, path)
+
+
+def _allows_bool(kind: Any) -> bool:
+    return kind in (bool, Any) or any(_allows_bool(arg) for arg in get_args(kind))
 
 
 def unknown_key(path: str, key: str, known: Sequence[str]) -> str:

@@ -55,6 +55,16 @@ class StoppedError(RayFedError):
     """The run was asked to end."""
 
 
+def one_line(error: BaseException) -> str:
+    r"""An error's message without line breaks and control characters, which a file name may hold.
+
+    >>> one_line(ValueError("two\nlines and \x1b[31mred"))
+    'two lines and \\x1b[31mred'
+    """
+    text = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     """The message for a name that does not exist: what was given, the nearest match, all that is allowed.
 
@@ -65,3 +75,11 @@ def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{key}: {value!r} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
+
+
+def check_name(key: str, name: object) -> None:
+    """Raise ConfigError for what is neither a plain name nor `package.module:NAME`."""
+    module, colon, attribute = str(name).partition(":")
+    parts = [*module.split("."), attribute] if colon else []
+    if not isinstance(name, str) or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{key}: {name!r} is neither a name nor package.module:NAME")

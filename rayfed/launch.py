@@ -18,6 +18,7 @@ from rayfed.driver import Experiment, Round, is_due, run
 from rayfed.errors import ClusterError, LostStoreError, StoppedError, StorageError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.failures import Policy
+from rayfed.preflight import fit
 from rayfed.report.folder import RunFolder
 from rayfed.setup import Setup
 from rayfed.types import Params
@@ -26,7 +27,6 @@ from rayfed.worker import World
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-GB = 1e9
 MOST_RESTARTS = 3  # of a round whose clients lost their stores
 STOP_PATIENCE = 15.0  # seconds the driver has for ending the exchange under way and for saving
 
@@ -183,19 +183,13 @@ def policy(config: Config) -> Policy:
 def _launch_on_ray(
     setup: Setup, config: Config, keeping: Keeping, notify: Callable[[str], None]
 ) -> Iterator[Row]:
-    from rayfed.executors.cluster import Wish, connection, node_resources, plan, reserved
+    from rayfed.executors.cluster import connection, node_resources, reserved
 
-    experiment, cluster = setup.experiment, config.cluster
+    cluster = config.cluster
     with connection(
         cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
     ) as url:
-        wish = Wish(
-            actors=cluster.actors,
-            cpus=cluster.cpus_per_actor,
-            gpus=cluster.gpus_per_actor,
-            memory=cluster.memory_per_actor * GB,
-        )
-        found = plan(wish, len(experiment.clients), experiment.clients_per_round, node_resources())
+        found = fit(cluster, setup.experiment, node_resources())
         share = f" and {found.gpus:.3g} GPU" if found.gpus else ""
         notify(f"{found.actors} client actors with {found.cpus:.3g} CPU{share} each")
         if url:

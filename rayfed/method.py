@@ -7,7 +7,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.local import Local
 from rayfed.lora_mean import EXACT
 from rayfed.server import Server
@@ -61,6 +61,7 @@ def load_method(name: str, key: str = "algorithm") -> Method:
     Raises:
         ConfigError: There is no such method, or what is there is not a Method.
     """
+    check_name(key, name)
     module_name, _, attribute = name.partition(":") if ":" in name else (f"{PACKAGE}.{name}", "", "METHOD")
     try:
         found: Any = getattr(importlib.import_module(module_name), attribute, None)

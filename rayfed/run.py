@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, RayFedError, one_line
 from rayfed.report.console import follow, say
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ python -m rayfed.run [overrides] [--config FILE] [--quiet] [--debug]
 
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
   python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
+
+python -m rayfed.doctor takes the same and says, without running it, whether it fits and how long it may take.
 """
 
 
@@ -102,6 +104,7 @@ def execute(config: Config, quiet: bool = False, resume: bool = False) -> Result
         quiet: Show nothing.
         resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
     """
+    from rayfed import preflight
     from rayfed.config import comparisons
     from rayfed.report.folder import create, discard, finished
     from rayfed.setup import prepare
@@ -117,6 +120,7 @@ def execute(config: Config, quiet: bool = False, resume: bool = False) -> Result
     try:
         others = comparisons(config, path)
         setup = prepare(config)
+        preflight.check(config.cluster, setup, path, config.checkpoint.keep + 1)
     except ConfigError:
         if not resume:
             discard(path)
@@ -297,7 +301,7 @@ def guarded(work: Callable[[], object], debug: bool = False) -> int:
     except RayFedError as err:
         if debug:
             traceback.print_exc()
-        say(f"error: {err}", sys.stderr)
+        say(f"error: {one_line(err)}", sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt:
         say("interrupted; finished rounds are kept", sys.stderr)

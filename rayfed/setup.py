@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rayfed.capacity import assign
 from rayfed.client import TrainConfig
 from rayfed.cohort import ClientInfo
@@ -19,6 +21,7 @@ from rayfed.faults import Faults, plan_faults
 from rayfed.method import check
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import dump, skeleton
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
@@ -69,6 +72,7 @@ def prepare(config: Config) -> Setup:
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
     model = world.build()
+    _check_input(config.model, model)
     _check_cache(config.train, model)
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     start = export(model, buffers=config.train.batch_norm == "average")
@@ -98,6 +102,19 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
+
+
+def _check_input(config: ModelConfig, model: Backbone) -> None:
+    """Send an image of the model's size through it: a constructor need not notice that none fits."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, model.size, model.size))
+    except RuntimeError as err:
+        reason = " ".join(str(err).split())
+        raise ConfigError(
+            f"model.size: {config.name!r} does not take images of {model.size} pixels: {reason}"
+        ) from err
 
 
 def _check_cache(train: TrainConfig, model: Backbone) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
@@ -16,9 +16,10 @@ Params: TypeAlias = dict[str, Tensor]
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs, shape (B, ...), and targets, shape (B,)."""
 
-Positive: TypeAlias = Annotated[float, Gt(0)]
-NonNegative: TypeAlias = Annotated[float, Ge(0)]
+Positive: TypeAlias = Annotated[float, Gt(0), Lt(float("inf"))]
+NonNegative: TypeAlias = Annotated[float, Ge(0), Lt(float("inf"))]
 Fraction: TypeAlias = Annotated[float, Ge(0), Le(1)]
+Decay: TypeAlias = Annotated[float, Ge(0), Lt(1)]
 Count: TypeAlias = Annotated[int, Ge(1)]
 """Ranges of hyperparameters: a field of this type is checked when a config is read."""
 

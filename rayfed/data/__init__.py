@@ -42,6 +42,11 @@ def load(config: DataConfig, size: int) -> Dataset:
 
 
 def _check_domains(data: Listing | Dataset, config: DataConfig) -> None:
+    if len(data.classes) < 2:
+        raise DataError(
+            f"data.root: {data.name!r} has one class only ({data.classes[0]}); images are expected in "
+            "<root>/<domain>/<class>/, of two classes or more"
+        )
     owners, held_out = client_domains(config, data.domains)
     for name in owners + held_out:
         present = np.unique(data.labels[data.domain == data.domains.index(name)])

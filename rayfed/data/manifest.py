@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.errors import DataError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -133,7 +135,16 @@ def save(partition: Partition, path: Path, dataset: Dataset) -> None:
 
 
 def read_digests(path: Path) -> dict[str, Any]:
-    """What `save` noted beside the rows: `partition` and `data` digests, `classes`."""
+    """What `save` noted beside the rows: `partition` and `data` digests, `classes`.
+
+    Raises:
+        DataError: It is not a manifest.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return json.loads(pq.read_schema(path).metadata[META])
+    try:
+        about = json.loads(pq.read_schema(path).metadata[META])
+        return {name: about[name] for name in ("partition", "data", "classes")}
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a manifest of a partition ({error})") from error

@@ -144,8 +144,27 @@ def open_dataset(path: Path) -> Dataset:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         about = json.loads(reader.schema.metadata[arrow_file.META])
         batch = reader.get_batch(0)
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        _check_batch(batch, about)
+        return _dataset(path, about, batch)
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a prepared data set ({error}); delete it and run again") from error
+
+
+def _check_batch(batch: Any, about: dict[str, Any]) -> None:
+    """Raise ValueError for columns that would be read past their end, or point at nothing."""
+    if not len(batch):
+        raise ValueError("it holds no image")
+    batch.validate()
+    batch.column("key").validate(full=True)
+    for column, names in (("label", "classes"), ("domain", "domains")):
+        values = batch.column(column).to_numpy()
+        if values.min() < 0 or values.max() >= len(about[names]):
+            raise ValueError(f"a {column} is outside of its {len(about[names])} {names}")
+    if batch.column("test").to_numpy().max() > 1:
+        raise ValueError("a test flag is neither 0 nor 1")
+
+
+def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
@@ -205,6 +224,10 @@ def _build(
         if listing.fingerprint != source.fingerprint():
             raise DataError(f"data set {source.name!r} changed while it was being prepared; run again")
         temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"data.cache: cannot write {path} ({error.strerror}); free some room, or set another data.cache"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     logger.info("prepared %s in %.1f s", source.name, time.monotonic() - began)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError, DataError, unknown
+from rayfed.errors import ConfigError, DataError, check_name, unknown
 
 
 class BadImageError(DataError):
@@ -68,6 +69,33 @@ class Source(Protocol):
         """
 
 
+MAX_TEXT_BYTES = 100_000_000
+"""Largest list of images that is read."""
+
+
+def read_list(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        DataError: It is not UTF-8 text, is too large, or cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(
+                f"data.root: {path} is larger than {MAX_TEXT_BYTES // 1_000_000} MB; is it a list?"
+            )
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.root: the list {path} cannot be read ({error})") from error
+
+
+def check_inside(name: str, where: str) -> None:
+    """Raise DataError for a path in a list that could leave the folder it is relative to."""
+    parts = name.replace("\\", "/").split("/")
+    if not name.isprintable() or not all(parts) or {".", ".."} & set(parts) or ":" in parts[0]:
+        raise DataError(f"data.root: {where} names {name!r}, which is not a path inside the folder")
+
+
 def readers() -> list[str]:
     """Names of the readers that come with the package."""
     import rayfed.data.readers as package
@@ -112,12 +140,16 @@ def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> 
 
 
 def _find(name: str) -> Any:
+    check_name("data.reader", name)
     module, _, attribute = name.partition(":")
     if not attribute:
         if name not in readers():
             raise ConfigError(unknown("data.reader", name, readers()))
         module, attribute = f"rayfed.data.readers.{name}", "READER"
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ConfigError(f"data.reader: {name!r} cannot be loaded ({error}); give module:NAME") from error
+    if not isinstance(found, type) or not is_dataclass(found):
+        raise ConfigError(f"data.reader: {name!r} is not a reader, which is a dataclass; found {found!r}")
+    return found

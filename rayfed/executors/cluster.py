@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import ray
+import torch
 from ray.util.placement_group import get_current_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -21,6 +24,13 @@ from rayfed.errors import ConfigError, ResourceError
 GB = 1e9
 # What opens an HTTP/2 connection: the preface and empty settings, to which a server answers with its own.
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+OWN_MEMORY = 0.7
+CONTAINER_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Limit and use of memory in a container, in both versions of control groups."""
+
 FINEST = 1000  # smallest share of a CPU or GPU that is tried: 1/1000
 Resources = Mapping[str, float]
 
@@ -55,6 +65,16 @@ class Plan:
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
 
+def address_of(address: str | None) -> str:
+    """Where the cluster is that a config means; `local`: there is none, one of our own would be started."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def is_our_own(address: str | None) -> bool:
+    """Whether `connection` would start a cluster of our own."""
+    return address_of(address) == "local" and not ray.is_initialized()
+
+
 @contextmanager
 def connection(
     address: str | None,
@@ -71,7 +91,7 @@ def connection(
     Raises:
         ConfigError: Nobody answers at the address within `timeout` seconds.
     """
-    where = address or os.environ.get("RAY_ADDRESS") or "local"
+    where = address_of(address)
     joined = ray.is_initialized()
     if where != "local" and (address or not joined):
         probe(where, timeout)
@@ -129,6 +149,31 @@ def probe(address: str, timeout: float) -> None:
 def node_resources() -> list[dict[str, float]]:
     """Resources of every living node."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def own_node(num_cpus: int | None, num_gpus: int | None) -> dict[str, float]:
+    """What a cluster of our own on this machine would have, without starting it.
+
+    Never less than Ray finds, within the memory that comes and goes; Ray keeps 30 % of it for objects.
+    """
+    memory = free_memory()
+    return {
+        "CPU": float(num_cpus or os.cpu_count() or 1),
+        "GPU": float(torch.cuda.device_count() if num_gpus is None else num_gpus),
+        "memory": OWN_MEMORY * memory,
+        "object_store_memory": (1 - OWN_MEMORY) * memory,
+    }
+
+
+def free_memory() -> float:
+    """Bytes of memory that this machine, or the container this runs in, can still give."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    for limit, used in CONTAINER_FILES:
+        with contextlib.suppress(OSError, ValueError):  # no container, or no limit in it
+            free = min(free, float(Path(limit).read_text()) - float(Path(used).read_text()))
+    return max(free, 0.0)
 
 
 def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> Plan:
@@ -236,10 +281,13 @@ def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> 
     asked = f"{found.actors} actors with {cpus}{found.gpus:g} GPU and {wish.memory / GB:g} GB each"
     key = "cluster.gpus_per_actor" if found.gpus else "cluster.actors"
     fits = [f"cluster.actors={room}"] if room else []
-    if found.gpus and total["GPU"]:
-        fits.append(f"cluster.gpus_per_actor={1 / -(-found.actors // int(total['GPU'])):.4g}")
-    if not total["GPU"] and found.gpus:
-        fits.append("cluster.gpus_per_actor=0")
+    if found.gpus:
+        other = replace(found, gpus=_even_share(nodes, found.actors))
+        others = _room(nodes, other, wish.memory)
+        if others >= found.actors:
+            fits.append(f"cluster.gpus_per_actor={other.gpus:.4g}")
+        elif others and not room:
+            fits.append(f"cluster.gpus_per_actor={other.gpus:.4g} with cluster.actors={others}")
     if not fits:
         fits.append("fewer cluster.cpus_per_actor or cluster.memory_per_actor")
     return f"{key}: {asked} do not fit {len(nodes)} node(s) with {has}; what would fit: {' or '.join(fits)}"

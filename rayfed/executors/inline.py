@@ -23,8 +23,10 @@ class InlineExecutor:
     A client cannot be timed out here. The watchdog writes the stack of this process to standard error.
     """
 
-    def __init__(self, world: World, weights: Weights, policy: Policy | None = None) -> None:
-        self.worker = Worker(world, weights)
+    def __init__(
+        self, world: World, weights: Weights, policy: Policy | None = None, device: str = "cpu"
+    ) -> None:
+        self.worker = Worker(world, weights, device)
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
         self._stores: dict[str, Kept] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -70,12 +69,11 @@ def locate(label: str, source: Published) -> Path:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """State dict of a file; pickles may hold tensors only.
+    """State dict of a file that may come from a stranger; pickles may hold tensors only.
 
     Raises:
-        ConfigError: No such file, another format, or not a state dict.
+        ConfigError: No such file, another format, not a state dict, or a tensor that is not plain.
     """
-    from safetensors import SafetensorError
     from timm.models import load_state_dict
 
     if not path.is_file():
@@ -84,14 +82,30 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"model.pretrained: {str(path)!r} must end with one of {', '.join(SUFFIXES)}")
     try:
         state = load_state_dict(str(path), use_ema=False, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as err:
-        reason = str(err).split("\n")[0]
+    except MemoryError:
+        raise
+    except Exception as err:  # parsers of a stranger's bytes raise almost anything
+        reason = f"{type(err).__name__}: {err}".split("\n")[0]
         raise ConfigError(f"model.pretrained: {str(path)!r} is not a readable state dict: {reason}") from err
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ConfigError(
             f"model.pretrained: {str(path)!r} is not a state dict: it must map names to tensors"
         )
+    for name, value in state.items():
+        if odd := _oddity(value):
+            raise ConfigError(f"model.pretrained: {str(path)!r}: tensor {name!r} {odd}")
     return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def _oddity(value: Tensor) -> str:
+    """Why a tensor is not what weights are; empty for one that is. Reads its values last."""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return "is sparse, quantized or without values; save it as a plain tensor"
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        return f"claims shape {tuple(value.shape)} but the file does not hold that many values"
+    if value.is_floating_point() and not torch.isfinite(value).all():
+        return "holds NaN or infinity"
+    return ""
 
 
 def load_into(net: nn.Module, path: Path, classifiers: Sequence[str]) -> None:
@@ -173,12 +187,16 @@ def _mismatch(net: nn.Module, state: Mapping[str, Tensor]) -> str:
     """The first thing that is wrong, and how many there are; empty when all fits."""
     mine = net.state_dict()
     missing = sorted(n for n in mine.keys() - state.keys() if not n.endswith("num_batches_tracked"))
-    wrong = [n for n in sorted(mine.keys() & state.keys()) if mine[n].shape != state[n].shape]
+    both = sorted(mine.keys() & state.keys())
+    wrong = [n for n in both if mine[n].shape != state[n].shape]
+    kinds = [n for n in both if mine[n].is_floating_point() != state[n].is_floating_point()]
     extra = sorted(state.keys() - mine.keys())
     count = f"({len(missing)} tensors missing, {len(wrong)} of another shape, {len(extra)} unexpected)"
     if wrong:
         have, want = tuple(state[wrong[0]].shape), tuple(mine[wrong[0]].shape)
         return f"{wrong[0]!r} has shape {have}, the model's has {want} {count}"
+    if kinds:
+        return f"{kinds[0]!r} is {state[kinds[0]].dtype}, the model's is {mine[kinds[0]].dtype}"
     if missing or extra:
         name, what = (missing[0], "is missing") if missing else (extra[0], "is unexpected")
         return f"{name!r} {what} {count}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayfed.types import Count
+from rayfed.types import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,6 @@ class ModelConfig:
     pretrained: bool | str = True
     size: Count | None = None
     mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
     template: str = "a picture of a {}"
     options: dict[str, Any] = field(default_factory=dict)

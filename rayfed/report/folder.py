@@ -45,14 +45,14 @@ def create(path: Path, overwrite: bool = False) -> Path:
     Raises:
         ConfigError: It holds an earlier run, or it cannot be written.
     """
-    if (path / "result.json").exists() or (path / "config.yaml").exists():
-        if not overwrite:
-            raise ConfigError(
-                f"output: {str(path)!r} already holds a run; choose another folder, set overwrite=true, or "
-                f"continue it with python -m rayfed.resume {path}"
-            )
-        _clear(path)
     try:
+        if (path / "result.json").exists() or (path / "config.yaml").exists():
+            if not overwrite:
+                raise ConfigError(
+                    f"output: {str(path)!r} already holds a run; choose another folder, set overwrite=true, "
+                    f"or continue it with python -m rayfed.resume {path}"
+                )
+            _clear(path)
         (path / "model").mkdir(parents=True, exist_ok=True)
         write_text(path / ".writable", "")
         (path / ".writable").unlink()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.models.backbone import Backbone, Slot
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
@@ -120,6 +120,7 @@ def load_tuning(name: str, key: str = "tuning.name") -> type[Any]:
     Raises:
         ConfigError: There is no such scheme.
     """
+    check_name(key, name)
     if ":" not in name and name not in tuning_names():
         raise ConfigError(unknown(key, name, tuning_names()))
     module_name, _, attribute = name.partition(":") if ":" in name else (f"{PACKAGE}.{name}", "", "TUNING")

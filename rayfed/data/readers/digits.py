@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rayfed.data.digit_files import read_idx, read_listed, read_mat, read_pickles, read_usps
+from rayfed.data.readers.image_folder import open_bounded
 from rayfed.data.source import BadImageError, Listing
 from rayfed.errors import ConfigError, DataError
 
@@ -106,7 +107,7 @@ class Digits:
         part = int(np.searchsorted(self._starts, index, side="right")) - 1
         image = self._content[part][0][index - int(self._starts[part])]
         try:
-            picture = Image.open(image) if isinstance(image, Path) else Image.fromarray(image)
+            picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
         except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
             raise BadImageError(

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +20,20 @@ from rayfed.data.source import BadImageError, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
+MAX_PIXELS = 89_478_485
+"""Largest image that is decoded, Pillow's own limit: a file of a few kB can stand for gigabytes."""
+
+MAX_FILE_BYTES = 500_000_000
+"""Largest image file that is read."""
+
+MAX_DEPTH = 100
+"""Most folders within each other."""
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 logger = logging.getLogger(__name__)
+
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns where we refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,10 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
         DataError: The disk could not be read; never skipped.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise BadImageError(f"image {path} is not a file; remove it, or set data.on_bad_image=skip")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadImageError(f"image {path} is larger than {MAX_FILE_BYTES // 1_000_000} MB; replace it")
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise BadImageError(f"image {path} is gone, or a link to nothing") from error
@@ -173,7 +189,7 @@ def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
     Returns:
         RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
     """
-    with Image.open(io.BytesIO(data)) as image:
+    with open_bounded(io.BytesIO(data)) as image:
         # A JPEG can be decoded at 1/2, 1/4 or 1/8; staying at twice the target keeps the resampling honest.
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
@@ -184,22 +200,46 @@ def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
     return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
 
 
+def open_bounded(file: Path | io.BytesIO) -> Image.Image:
+    """Open an image, of which nothing is decoded yet.
+
+    Raises:
+        ValueError: It would have more than MAX_PIXELS pixels.
+    """
+    image = Image.open(file)
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+    return image
+
+
 def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[File]:
     """All image files below a folder; `above` holds the folders on the way down, against circles of links."""
-    stat = folder.stat()
+    if len(above) > MAX_DEPTH:
+        raise DataError(f"data.root: more than {MAX_DEPTH} folders within each other in {prefix[:60]!r}...")
+    try:
+        stat = folder.stat()
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"data.root: folder {folder} cannot be read ({error.strerror})") from error
     here = (stat.st_dev, stat.st_ino)
     if here in above:
         return []
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                found += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
-            elif entry.name.lower().endswith(SUFFIXES):
-                found.append(_file(entry, prefix))
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if _is_folder(entry):
+            found += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
+        elif entry.name.lower().endswith(SUFFIXES):
+            found.append(_file(entry, prefix))
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
 
 
 def _file(entry: os.DirEntry[str], prefix: str) -> File:
@@ -209,7 +249,7 @@ def _file(entry: os.DirEntry[str], prefix: str) -> File:
         stat = entry.stat()
     except UnicodeEncodeError as error:
         raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from error
-    except FileNotFoundError:  # a link to nothing: reported when it is decoded
+    except OSError:  # a link to nothing or in a circle: reported when it is decoded
         return File(key, -1, 0)
     return File(key, stat.st_size, stat.st_mtime_ns)
 

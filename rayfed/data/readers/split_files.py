@@ -13,13 +13,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.readers.image_folder import read_image
-from rayfed.data.source import Listing, choose_classes
+from rayfed.data.source import Listing, check_inside, choose_classes, read_list
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
@@ -107,19 +107,14 @@ def _lists(root: Path) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _read(path: Path, domain: str, is_test: bool) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            file, label = [*line.rsplit(maxsplit=1), ""][:2]
-            parts = PurePosixPath(file).parts
-            if len(parts) < 3 or not label.isdecimal():
-                raise DataError(
-                    f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`"
-                )
-            if parts[0] == "/" or ".." in parts:
-                raise DataError(f"data.root: line {number} of {path} leads out of the root: {file!r}")
-            yield Row(domain, int(label), file, is_test)
+    for number, line in enumerate(read_list(path), 1):
+        if not line.strip():
+            continue
+        file, label = [*line.rsplit(maxsplit=1), ""][:2]
+        if file.count("/") < 2 or not label.isdecimal():
+            raise DataError(f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`")
+        check_inside(file, f"line {number} of {path}")
+        yield Row(domain, int(label), file, is_test)
 
 
 def _by_label(rows: Sequence[Row]) -> list[str]:

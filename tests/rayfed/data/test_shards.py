@@ -158,6 +158,30 @@ def test_a_damaged_shard_is_made_again(root, cache, length, caplog):
     assert "preparing the data again" in caplog.text
 
 
+@pytest.mark.parametrize(("column", "field"), [("label", "labels"), ("domain", "domain")])
+def test_a_shard_that_points_at_nothing_is_made_again(root, cache, column, field):
+    """Whole, but with a number out of range: a model would be asked for a class it does not have."""
+    path = prepare(folder(root), SIZE, cache)
+    whole = path.read_bytes()
+    values = getattr(open_dataset(path), field).astype("<i8").tobytes()
+    at = whole.index(values)
+    path.write_bytes(whole[:at] + np.full(12, 90, "<i8").tobytes() + whole[at + len(values) :])
+    with pytest.raises(DataError, match=f"a {column} is outside"):
+        open_dataset(path)
+    prepare(folder(root), SIZE, cache)
+    assert path.read_bytes() == whole
+
+
+def test_a_disk_that_fails_while_writing(root, cache, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"data\.cache: cannot write .*No space left"):
+        prepare(folder(root), SIZE, cache)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
 class ChangingFolder(ImageFolder):
     """A file is replaced while the last image is being decoded."""
 

@@ -1,0 +1,80 @@
+"""What the tables of malformed inputs share: a case, and the check that nothing starts because of it."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfed import compose
+from rayfed.run import main
+
+ALWAYS = (
+    "algorithm=fedavg",
+    "cluster=inline",
+    "data.limit=24",
+    "model.pretrained=false",
+    "model.options={depth: 2}",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One malformed input.
+
+    Attributes:
+        name: What is wrong with it.
+        words: What the error line must contain, such as the key or file and the value, separated by " | ".
+        overrides: The command line, beyond ALWAYS, separated by " | ".
+        make: Writes files into an empty folder; returns more of the command line.
+    """
+
+    name: str
+    words: str
+    overrides: str = ""
+    make: Callable[[Path], Sequence[str]] = lambda folder: ()
+
+
+def _split(text):
+    return text.split(" | ") if text else []
+
+
+def composed_once(groups, compose_groups=compose._compose, known={}):  # noqa: B006  (for the whole session)
+    """Hydra's part, which takes most of the time of a case, once for the same groups."""
+    key = tuple(sorted(groups.items()))
+    if key not in known:
+        known[key] = compose_groups(groups)
+    return deepcopy(known[key])
+
+
+def started(*args, **kwargs):
+    raise AssertionError("an actor, a driver or a cluster was started for a malformed input")
+
+
+def assert_refused(case, folder, cache, capsys, monkeypatch):
+    """Exit code 2, one line that names the culprit, nothing started, nothing left."""
+    for name in ("rayfed.launch.launch", "ray.init", "ray.remote", "rayfed.executors.inline.InlineExecutor"):
+        monkeypatch.setattr(name, started)
+    monkeypatch.setattr(compose, "_compose", composed_once)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    made, output = folder / "made", folder / "run"
+    made.mkdir()
+    arguments = [
+        f"output={output}",
+        f"data.cache={cache}",
+        *ALWAYS,
+        *_split(case.overrides),
+        *case.make(made),
+    ]
+    before = {path for path in cache.iterdir() if path.suffix != ".lock"}
+    code = main(arguments)
+    said = capsys.readouterr()
+    error = said.err.strip()
+    assert code == 2, error
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("error: "), error
+    assert error.isprintable(), error
+    for word in _split(case.words):
+        assert word in error, error
+    assert not output.exists(), sorted(output.rglob("*"))
+    left = {path for path in cache.iterdir() if path.suffix != ".lock"} - before
+    assert all(path.suffix == ".arrow" for path in left), left

@@ -1,0 +1,163 @@
+"""The doctor measures one client for real, says what does not fit, and leaves nothing running."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from rayfed import measurement
+from rayfed.client import TrainConfig
+from rayfed.config import load_config
+from rayfed.doctor import _nodes, main
+from rayfed.errors import ConfigError, ResourceError
+from rayfed.measurement import costs, measure
+from rayfed.preflight import check
+from rayfed.setup import prepare
+from tests.conftest import SMALL
+
+LARGER = (*SMALL, "data.limit=150", "rounds=3")
+"""Enough images that a visit is more than overhead."""
+
+
+@pytest.fixture(scope="module")
+def measured(cache):
+    """One client, really played in a process of its own; the slow part of every diagnosis."""
+    setup = prepare(load_config([*LARGER, f"data.cache={cache}"]))
+    return measure(setup.experiment, setup.world)
+
+
+@pytest.fixture
+def doctor(measured, cache, monkeypatch, capsys):
+    """The command with a measurement made before; code, diagnosis (None for bad input), error lines."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: measured)
+
+    def run(*overrides):
+        code = main([*LARGER, f"data.cache={cache}", *overrides, "--json"])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else None, said.err.splitlines()
+
+    return run
+
+
+def test_the_measured_client_is_plausible(measured, doctor, small):
+    assert 100e6 < measured.memory_bytes < 4e9
+    assert measured.device == "cpu"
+    assert measured.device_bytes == 0
+    code, found, errors = doctor("cluster=inline")
+    assert (code, errors) == (0, [])
+    seconds = small(*LARGER).history["seconds"].iloc[1:].median()
+    assert seconds / 3 < found["estimate"]["round_s"] < seconds * 3
+    assert found["estimate"]["total_s"] >= 2 * found["estimate"]["round_s"]
+
+
+def test_nothing_is_left_running(measured):
+    assert not multiprocessing.active_children()
+    assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
+def test_the_report_names_every_part(doctor, cache, capsys):
+    assert main([*LARGER, f"data.cache={cache}"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "cluster",
+        "of our own",
+        "CPU",
+        "object store",
+        "needs",
+        "measured",
+        "estimate",
+        "disk",
+        "fits",
+    ):
+        assert word in text
+
+
+def test_too_many_actors_is_one_line_with_what_would_fit(doctor):
+    code, found, errors = doctor(
+        "cluster.num_cpus=1",
+        "cluster.actors=4",
+        "cluster.cpus_per_actor=1",
+        "cluster.num_gpus=0",
+        "cluster.gpus_per_actor=0.5",
+    )
+    assert code == 2
+    assert len(errors) == 1
+    assert "cluster.gpus_per_actor=0 with cluster.actors=1" in errors[0]
+    assert found["actors"] == 0
+    assert found["problems"] == [errors[0].removeprefix("error: ")]
+
+
+def test_memory_is_compared_as_it_was_measured(doctor, measured, monkeypatch):
+    """memory_per_actor says that two fit; what one really took says that they do not."""
+    node = {"CPU": 2.0, "GPU": 0.0, "memory": 1.5 * measured.memory_bytes, "object_store_memory": 1e9}
+    monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *args: node)
+    code, found, errors = doctor("cluster.memory_per_actor=0.1")
+    assert code == 2
+    assert found["actors"] == 2
+    assert len(errors) == 1
+    assert "measured" in errors[0]
+    assert "cluster.actors=1" in errors[0]
+    assert "cluster.memory_per_actor=" in found["advice"][0]
+
+
+def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
+    node = {"CPU": 2.0, "GPU": 0.0, "memory": 64e9, "object_store_memory": 1000.0}
+    monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *args: node)
+    code, _, errors = doctor()
+    assert code == 2
+    assert "object store" in errors[0]
+
+
+def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(
+        "rayfed.preflight.shutil", SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1))
+    )
+    code, _, errors = doctor()
+    assert code == 2
+    assert "output" in errors[0]
+    config = load_config([*LARGER, f"data.cache={cache}"])
+    with pytest.raises(ConfigError, match=r"output: the disk of .* free"):
+        check(config.cluster, prepare(config), tmp_path / "run")
+
+
+@pytest.mark.parametrize("overrides", [["rouds=3"], ["capacity=99"], ["data=pacs", "data.root=/no/such"]])
+def test_bad_input(doctor, overrides):
+    code, found, errors = doctor(*overrides)
+    assert (code, found, len(errors)) == (2, None, 1)
+    assert errors[0].startswith("error: ")
+
+
+def die(pipe, *args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_a_reason_not_a_hang(monkeypatch):
+    monkeypatch.setattr(measurement, "_report", die)
+    with pytest.raises(ResourceError, match="exit code -9"):
+        measure(None, None)
+
+
+def test_a_running_cluster_is_asked(ray_cluster):
+    where, nodes = _nodes(load_config(SMALL))
+    assert where.startswith("joined")
+    assert [node["CPU"] for node in nodes] == [4]
+
+
+def test_examples_of_a_visit():
+    assert TrainConfig(batch_size=10).examples(25) == 25
+    assert TrainConfig(batch_size=10, epochs=3).examples(25) == 75
+    assert TrainConfig(batch_size=10, max_steps=2).examples(30) == 20
+    assert TrainConfig(batch_size=10, local_steps=7).examples(30) == 70
+
+
+def test_costs_follow_examples_and_blocks():
+    clients = {"a": SimpleNamespace(num_examples=10), "b": SimpleNamespace(num_examples=40)}
+    known = {"clients": clients, "depth": 4}
+    assert costs(SimpleNamespace(**known, capacity={"a": 4, "b": 1}), TrainConfig()) == {"a": 10, "b": 10}
+    assert costs(SimpleNamespace(**known, capacity=None), TrainConfig()) == {"a": 6.25, "b": 25}
