@@ -13,6 +13,7 @@ from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger
 from rayfed.evaluation.metrics import Evaluation, evaluation, personal, summary
 from rayfed.evaluation.protocol import EvaluationSet
 from rayfed.local import Local
+from rayfed.objective import METRICS, metric_of
 from rayfed.seeds import generator
 from rayfed.server import Server
 from rayfed.tasks import evaluate
@@ -144,7 +145,7 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
     looking = replace(cohort, ids=ids, ledger=Ledger())
     task = partial(evaluate, split="test", local=experiment.local)
     answers = looking.run(task, state.broadcast(), tag="report")
-    others = {name for a in answers for name in a.metrics} - {"accuracy", "loss", "num"}
+    others = {name for a in answers for name in a.metrics} - {*METRICS, "loss", "num"}
     for name in sorted(others):  # another way to predict, such as the last exit alone
         found = [a.metrics[name] for a in answers if name in a.metrics]
         cohort.measure(**{name: sum(found) / len(found)})
@@ -152,13 +153,13 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
 
 
 def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
-    """Accuracy of the global model on the clients' validation splits, mean over the clients that have one."""
+    """Score of the global model on the clients' validation splits, mean over the clients that have one."""
     looking = replace(cohort, ids=cohort.all_ids, ledger=Ledger())
     answers = looking.run(
         partial(evaluate, local=experiment.local), state.broadcast(), tag="report_validation"
     )
-    found = [a.metrics["accuracy"] for a in answers if "accuracy" in a.metrics]
-    return {"val_accuracy": sum(found) / len(found)} if found else {}
+    found = [(metric, a.metrics[metric]) for a in answers if (metric := metric_of(a.metrics))]
+    return {f"val_{found[0][0]}": sum(value for _, value in found) / len(found)} if found else {}
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:

@@ -174,12 +174,15 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
     from rayfed.config import to_dict
     from rayfed.data.manifest import describe
     from rayfed.launch import run_folder
+    from rayfed.objective import objective
 
     partition, dataset = setup.partition, setup.dataset
     facts = {
         "data_digest": dataset.digest,
         "partition_digest": partition.digest,
         "bad_images_skipped": dataset.skipped,
+        "task": dataset.task,
+        "examples": objective(dataset.task).examples,
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,

@@ -10,15 +10,17 @@ from rayfed.client import TrainConfig
 from rayfed.cohort import ClientInfo
 from rayfed.config import Config, Parts, build_parts
 from rayfed.data import load
-from rayfed.data.partition import Partition, make_partition
+from rayfed.data.groups import partition_of
+from rayfed.data.partition import Partition
 from rayfed.data.shards import Dataset
 from rayfed.driver import Experiment
 from rayfed.errors import ConfigError
 from rayfed.evaluation.protocol import all_splits, evaluation_sets
-from rayfed.method import check
+from rayfed.method import check, check_task
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import dump, skeleton
+from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
 from rayfed.worker import Weights, World
@@ -55,15 +57,11 @@ def prepare(config: Config) -> Setup:
     check(parts.server, parts.local, parts.tuning)
     # Without values, for the size of its input; the real one needs the classes of the data.
     bare = replace(config.model, pretrained=False)
-    dataset = load(config.data, skeleton(lambda: build_backbone(bare, 1, config.seed)).size)
-    partition = make_partition(
-        dataset.labels,
-        dataset.domain,
-        dataset.test,
-        dataset.domains,
-        config.data,
-        config.seed,
-    )
+    shape = skeleton(lambda: build_backbone(bare, 1, config.seed))
+    dataset = load(config.data, shape.size, shape.task)
+    check_task(dataset.task, parts.server, parts.local)
+    _check_tuning(dataset.task, config)
+    partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     model = world.build()
     _check_cache(config.train, model)
@@ -87,6 +85,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         tuning=parts.tuning,
         num_classes=len(dataset.classes),
         classes=tuple(dataset.classes),
+        objective=objective(dataset.task),
         train=_train(config.train, partition),
         shard=Path(dataset.path),
         splits=all_splits(partition),
@@ -95,6 +94,15 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
+
+
+def _check_tuning(task: str, config: Config) -> None:
+    scheme = config.tuning["name"]
+    if task != CLASSIFICATION and scheme != "full":
+        raise ConfigError(
+            f"tuning.name: {scheme!r} adapts a pretrained image classifier, and the data set is for {task}; "
+            f"set tuning=full"
+        )
 
 
 def _check_cache(train: TrainConfig, model: Backbone) -> None:

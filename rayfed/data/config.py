@@ -25,6 +25,8 @@ class PartitionConfig:
         order: Under `imbalanced`: domains from the largest to the smallest; None: as in `data.domains`.
         within: Under `imbalanced`: sizes of a domain's clients fall by the same `ratio` as the counts do
             (Digit-Five, DomainNet), or over a range of `factor` (PACS).
+        by_group: Samples that belong together (slices of a patient) are dealt as one and never shared between
+            clients or splits; all numbers here and in `data` are then numbers of groups.
         pooled: Train one client on everything (the centralised reference); tests stay as they are.
     """
 
@@ -35,6 +37,7 @@ class PartitionConfig:
     factor: float = 5
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
+    by_group: bool = True
     pooled: bool = False
 
 

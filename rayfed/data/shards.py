@@ -1,4 +1,4 @@
-"""Decoded images in one Arrow file: made once, memory-mapped by every process that wants them."""
+"""Decoded inputs, mostly images, in one Arrow file: made once, memory-mapped by every process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from rayfed.data import arrow_file
 from rayfed.data.config import DataConfig
-from rayfed.data.source import BadImageError, Listing, Source
+from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
+from rayfed.objective import CLASSIFICATION, objective
 
 FORMAT = 1
 """Goes up when the content of a shard changes for the same data."""
@@ -46,7 +47,8 @@ class Dataset:
         name: Name of the data set.
         classes: Class names; a label is an index into them.
         domains: Domain names.
-        images: RGB, uint8, shape (N, size, size, 3): a read-only view of the memory map.
+        images: The inputs, a read-only view of the memory map: RGB, uint8, shape (N, size, size, 3), or what
+            the layout of the task says.
         labels: int64, shape (N,), read-only.
         domain: Index into `domains`, int64, shape (N,), read-only.
         test: Whether the sample is in the data set's own test split, bool, shape (N,), read-only.
@@ -55,6 +57,9 @@ class Dataset:
         size: Side of the images in pixels.
         path: The shard.
         key_column: The keys as Arrow array.
+        targets: What a model shall answer: the labels, or the targets that the task has beside the inputs.
+        task: What the data are for (`rayfed.objective`).
+        grouped: See `Listing`.
     """
 
     name: str
@@ -69,6 +74,9 @@ class Dataset:
     size: int
     path: Path
     key_column: Any
+    targets: NDArray[Any]
+    task: str = CLASSIFICATION
+    grouped: bool = False
 
     @cached_property
     def keys(self) -> list[str]:
@@ -158,12 +166,15 @@ def open_dataset(path: Path) -> Dataset:
         batch = reader.get_batch(0)
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a prepared data set ({error}); delete it and run again") from error
+    task = about.get("task", CLASSIFICATION)
+    rows = arrow_file.rows_of(batch, objective(task).layout(about["size"]))
+    labels = batch.column("label").to_numpy()
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
         domains=tuple(about["domains"]),
-        images=arrow_file.images_of(batch, about["size"]),
-        labels=batch.column("label").to_numpy(),
+        images=rows["input"],
+        labels=labels,
         domain=batch.column("domain").to_numpy(),
         test=batch.column("test").to_numpy().view(np.bool_),
         digest=about["digest"],
@@ -171,6 +182,9 @@ def open_dataset(path: Path) -> Dataset:
         size=about["size"],
         path=path,
         key_column=batch.column("key"),
+        targets=rows["target"] if "target" in (rows.dtype.names or ()) else labels,
+        task=task,
+        grouped=bool(about.get("grouped")),
     )
 
 
@@ -205,7 +219,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _build(source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage) -> None:
     began = time.monotonic()
-    _check_room(path.parent, len(listing.labels) * size * size * 3)
+    _check_room(path.parent, len(listing.labels) * objective(task_of(source)).layout(size).itemsize)
     logger.info("preparing %s: %d images of %d pixels into %s", source.name, len(listing.labels), size, path)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -227,22 +241,26 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 
 
 def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage) -> None:
-    width = size * size * 3
+    layout = objective(task_of(source)).layout(size)
+    width = layout.itemsize
     about = {
         "name": source.name,
         "classes": listing.classes,
         "domains": listing.domains,
         "size": size,
         "fingerprint": listing.fingerprint,
+        "task": task_of(source),
+        "grouped": listing.grouped,
     }
     # Of fixed length, because the place of the images depends on the length of the text.
     start = arrow_file.image_start(arrow_file.make_schema(width, _text(about, "0" * 64, 0)))
     content, kept = hashlib.sha256(), []
     with path.open("wb") as file:
         file.seek(start)
-        for index, image in _decoded(source, listing, size, on_bad_image):
-            file.write(image.data)
-            content.update(image.data)
+        for index, decoded in _decoded(source, listing, size, on_bad_image):
+            row = _packed(decoded, layout)
+            file.write(row)
+            content.update(row)
             kept.append(index)
         if not kept:
             raise DataError(f"none of the {len(listing.labels)} images of {source.name!r} can be decoded")
@@ -259,6 +277,16 @@ def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image
         os.fsync(file.fileno())
 
 
+def _packed(decoded: Decoded, layout: np.dtype[Any]) -> memoryview:
+    """The bytes of a row."""
+    if not isinstance(decoded, tuple):
+        return np.ascontiguousarray(decoded).data
+    row = np.zeros((), layout)
+    for name, value in zip(layout.names or (), decoded, strict=True):
+        row[name] = value
+    return memoryview(row.tobytes())
+
+
 def _text(about: dict[str, Any], digest: str, skipped: int) -> str:
     return json.dumps(about | {"digest": digest, "skipped": f"{skipped:012d}"})
 
@@ -272,11 +300,11 @@ def _add_to(content: Any, about: dict[str, Any], columns: dict[str, Any]) -> Non
 
 def _decoded(
     source: Source, listing: Listing, size: int, on_bad_image: OnBadImage
-) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+) -> Iterator[tuple[int, Decoded]]:
     """Index and image in order, decoded a little ahead by threads (Pillow lets go of the interpreter)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = min(8, cores)
-    ahead: deque[Future[NDArray[np.uint8]]] = deque()
+    ahead: deque[Future[Decoded]] = deque()
     total, skipped = len(listing.labels), 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
@@ -287,7 +315,7 @@ def _decoded(
                 if not 0 <= done < total:
                     continue
                 try:
-                    yield done, np.ascontiguousarray(ahead.popleft().result())
+                    yield done, ahead.popleft().result()
                 except BadImageError as error:
                     if on_bad_image == "stop":
                         raise

@@ -15,8 +15,11 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
+from rayfed.models.char_lstm import WINDOW, CharLSTM
 from rayfed.models.checkpoints import Published, load_into, locate
 from rayfed.models.config import ModelConfig
+from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, SEGMENTATION
 from rayfed.seeds import derive, seeded
 
 Channels = tuple[float, float, float]
@@ -32,7 +35,7 @@ class Bare:
     Attributes:
         net: Random, or without values on the meta device.
         width: Size of its features.
-        size: Input height and width in pixels.
+        size: Input height and width in pixels, or length of a text.
         mean, std: What its inputs are normalised with.
         classifiers: What its weight files call the classifier.
         published: Where its weights are; None: nowhere.
@@ -40,6 +43,7 @@ class Bare:
         load: How a published file in the first authors' own format is read; None: it is a state dict.
         is_tag: `model.pretrained` names the published weights, it is not a path.
         tokenizer: Of a CLIP model, which `net` then is as a whole.
+        task: What it is for.
     """
 
     net: nn.Module
@@ -53,6 +57,7 @@ class Bare:
     load: Callable[[str], None] | None = None
     is_tag: bool = False
     tokenizer: clip.Tokenizer | None = None
+    task: str = CLASSIFICATION
 
 
 def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int) -> Backbone:
@@ -76,7 +81,7 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
     if torch.get_default_device().type != "meta":
         _load(config, bare)
     model = _assemble(config, bare, names, seed)
-    model.size = bare.size
+    model.size, model.task = bare.size, bare.task
     model.mean, model.std = config.mean or bare.mean, config.std or bare.std
     return model
 
@@ -87,7 +92,8 @@ def _assemble(config: ModelConfig, bare: Bare, names: Sequence[str], seed: int) 
         return Backbone(tower, scores, config.name, text)
     with seeded(derive(seed, "model", "head")):
         # Drawn here: timm's own classifiers start at zero or from a truncated normal, by family.
-        head = nn.Linear(bare.width, len(names))
+        pixelwise = bare.task == SEGMENTATION
+        head = nn.Conv2d(bare.width, len(names), 1) if pixelwise else nn.Linear(bare.width, len(names))
     return Backbone(bare.net, head, config.name)
 
 
@@ -279,9 +285,38 @@ def _fixed_pixels(config: ModelConfig, size: int) -> int:
     return size
 
 
+def _unet(config: ModelConfig) -> Bare:
+    options = {"width": 32, **config.options}
+    size = _pixels(config, 384)
+    return Bare(
+        net=_construct(config, lambda: unet(size=size, **options)),
+        width=options["width"],
+        size=size,
+        mean=STANDARDISED_MEAN,
+        std=STANDARDISED_STD,
+        classifiers=("head",),
+        task=SEGMENTATION,
+    )
+
+
+def _char_lstm(config: ModelConfig) -> Bare:
+    net = _construct(config, lambda: CharLSTM(**config.options))
+    return Bare(
+        net=net,
+        width=net.width,
+        size=config.size or WINDOW,
+        mean=HALF,
+        std=HALF,
+        classifiers=("head",),
+        task=NEXT_CHARACTER,
+    )
+
+
 _BUILDERS: Mapping[str, Callable[[ModelConfig], Bare]] = {
     "alexnet": _alexnet,
+    "char_lstm": _char_lstm,
     "clip_mini": _clip_mini,
     "mixer_mini": _mixer_mini,
+    "unet": _unet,
     "vit_mini": _vit_mini,
 }

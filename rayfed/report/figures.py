@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rayfed.objective import METRICS
 from rayfed.report.files import write_whole
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
 
 
-def accuracy_by_domain(folder: Path) -> Path | None:
-    """Accuracy of every domain and their mean over the rounds; None where nothing was scored."""
+def score_by_domain(folder: Path) -> Path | None:
+    """The task's metric for every domain over the rounds; None where nothing was scored."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -19,14 +20,14 @@ def accuracy_by_domain(folder: Path) -> Path | None:
 
     table = folder / "clients.parquet"
     rows = pq.read_table(table).to_pylist() if table.exists() else []
-    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in rows:
-        if row["exchange"] in ("report_domains", "report_held_out") and row["metric"] == "accuracy":
-            suffix = " (held out)" if row["exchange"] == "report_held_out" else ""
-            key = (row["model"], row["client"] + suffix)
-            curves.setdefault(key, []).append((row["round"], 100 * row["value"]))
-    if not curves:
+    kinds = {"report_domains": "", "report_held_out": " (held out)"}
+    scored = [row for row in rows if row["exchange"] in kinds and row["metric"] in METRICS]
+    if not scored:
         return None
+    metric, curves = scored[0]["metric"], dict[tuple[str, str], list[tuple[int, float]]]()
+    for row in scored:
+        key = (row["model"], row["client"] + kinds[row["exchange"]])
+        curves.setdefault(key, []).append((row["round"], 100 * row["value"]))
     models = list(dict.fromkeys(model for model, _ in curves))
     figure, axes = plt.subplots(1, len(models), figsize=(6.4 * len(models), 4), squeeze=False, sharey=True)
     for axis, model in zip(axes[0], models, strict=True):
@@ -34,12 +35,13 @@ def accuracy_by_domain(folder: Path) -> Path | None:
             if owner == model:
                 style = "--" if domain.endswith("(held out)") else "-"
                 axis.plot(*zip(*points, strict=True), style, marker=".", label=domain)
-        axis.set(xlabel="round", ylabel="test accuracy, %", title=f"{model} model", ylim=(0, 100))
+        axis.set(xlabel="round", ylabel=f"test {metric}, %", title=f"{model} model", ylim=(0, 100))
         axis.grid(alpha=0.3)
-        axis.legend(loc="lower right", fontsize=8)
+        if len(curves) <= MOST_PANELS * len(models):
+            axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
     (folder / "figures").mkdir(exist_ok=True)
-    path = folder / "figures" / "accuracy.png"
+    path = folder / "figures" / f"{metric}.png"
     write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
     plt.close(figure)
     return path
@@ -89,7 +91,7 @@ def allocations(folder: Path) -> Path | None:
 
 
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
-    "accuracy by domain": accuracy_by_domain,
+    "score by domain": score_by_domain,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,
     "groups of clients over the rounds": cluster_flow,
