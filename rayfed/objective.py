@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from rayfed.errors import ConfigError, unknown
+
+if TYPE_CHECKING:  # data and reports look here, and do without torch
+    from torch import Tensor
 
 CLASSIFICATION, SEGMENTATION, NEXT_CHARACTER = "classification", "segmentation", "next_character"
 EMPTY = 1e-5
@@ -54,7 +54,7 @@ class Objective:
             output: What the model answers, shape (B, C).
             y: Targets, shape (B,).
         """
-        return F.cross_entropy(output, y)
+        return _cross_entropy(output, y)
 
     def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
         """Sums over the examples of a batch, by name: `loss`, the metric, and others to report.
@@ -64,7 +64,7 @@ class Objective:
             y: Targets, shape (B,).
         """
         return {
-            "loss": F.cross_entropy(output, y, reduction="sum").item(),
+            "loss": _cross_entropy(output, y, "sum").item(),
             self.metric: float((output.argmax(-1) == y).sum()),
         }
 
@@ -100,8 +100,8 @@ class Segmentation(Objective):
         }
 
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
-        by_pixel = F.cross_entropy(output, y, reduction="none").flatten(1).mean(1)
-        overlap = dice(torch.softmax(output, 1), _one_hot(y, output.shape[1])).mean(1)
+        by_pixel = _cross_entropy(output, y, "none").flatten(1).mean(1)
+        overlap = dice(output.softmax(1), _one_hot(y, output.shape[1])).mean(1)
         return (by_pixel + 1 - overlap) / 2
 
 
@@ -148,10 +148,20 @@ def dice(a: Tensor, b: Tensor) -> Tensor:
     return 2 * (a * b).sum(2) / (a.sum(2) + b.sum(2) + EMPTY)
 
 
+def _cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    import torch.nn.functional as F
+
+    return F.cross_entropy(output, y, reduction=reduction)
+
+
 def _one_hot(y: Tensor, classes: int) -> Tensor:
+    import torch.nn.functional as F
+
     return F.one_hot(y, classes).movedim(-1, 1).float()
 
 
 def symbols(rows: npt.NDArray[Any], device: str = "cpu") -> Tensor:
     """Stored symbols as a model reads them: int64, shape (B, length)."""
+    import torch
+
     return torch.from_numpy(rows).to(device).long()

@@ -57,7 +57,7 @@ class Dataset:
         size: Side of the images in pixels.
         path: The shard.
         key_column: The keys as Arrow array.
-        targets: What a model shall answer: the labels, or the targets that the task has beside the inputs.
+        masks: Targets that the task has beside the inputs, shape (N, ...); None: the labels say it all.
         task: What the data are for (`rayfed.objective`).
         grouped: See `Listing`.
     """
@@ -74,7 +74,7 @@ class Dataset:
     size: int
     path: Path
     key_column: Any
-    targets: NDArray[Any]
+    masks: NDArray[Any] | None = None
     task: str = CLASSIFICATION
     grouped: bool = False
 
@@ -82,6 +82,11 @@ class Dataset:
     def keys(self) -> list[str]:
         """One name per sample, `domain/class/file`."""
         return self.key_column.to_pylist()
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """What a model shall answer: masks, or labels."""
+        return self.labels if self.masks is None else self.masks
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -168,13 +173,12 @@ def open_dataset(path: Path) -> Dataset:
         raise DataError(f"{path} is not a prepared data set ({error}); delete it and run again") from error
     task = about.get("task", CLASSIFICATION)
     rows = arrow_file.rows_of(batch, objective(task).layout(about["size"]))
-    labels = batch.column("label").to_numpy()
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
         domains=tuple(about["domains"]),
         images=rows["input"],
-        labels=labels,
+        labels=batch.column("label").to_numpy(),
         domain=batch.column("domain").to_numpy(),
         test=batch.column("test").to_numpy().view(np.bool_),
         digest=about["digest"],
@@ -182,7 +186,7 @@ def open_dataset(path: Path) -> Dataset:
         size=about["size"],
         path=path,
         key_column=batch.column("key"),
-        targets=rows["target"] if "target" in (rows.dtype.names or ()) else labels,
+        masks=rows["target"] if "target" in (rows.dtype.names or ()) else None,
         task=task,
         grouped=bool(about.get("grouped")),
     )
