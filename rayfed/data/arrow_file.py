@@ -63,6 +63,16 @@ def rows_of(batch: pa.RecordBatch, layout: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(batch.column("image").buffers()[1], dtype=layout)[: batch.num_rows]
 
 
+def packed(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[Any]) -> memoryview:
+    """The bytes of a row: an array alone, or one array for each field of the layout."""
+    if not isinstance(decoded, tuple):
+        return np.ascontiguousarray(decoded).data
+    row = np.zeros((), layout)
+    for name, value in zip(layout.names or (), decoded, strict=True):
+        row[name] = value
+    return memoryview(row.tobytes())
+
+
 class _Around:
     """A sink for Arrow that steps over one buffer, which is in its place already."""
 

@@ -262,7 +262,7 @@ def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image
     with path.open("wb") as file:
         file.seek(start)
         for index, decoded in _decoded(source, listing, size, on_bad_image):
-            row = _packed(decoded, layout)
+            row = arrow_file.packed(decoded, layout)
             file.write(row)
             content.update(row)
             kept.append(index)
@@ -279,16 +279,6 @@ def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image
         text = _text(about, content.hexdigest(), len(listing.labels) - len(kept))
         arrow_file.finish(path, arrow_file.make_schema(width, text), columns)
         os.fsync(file.fileno())
-
-
-def _packed(decoded: Decoded, layout: np.dtype[Any]) -> memoryview:
-    """The bytes of a row."""
-    if not isinstance(decoded, tuple):
-        return np.ascontiguousarray(decoded).data
-    row = np.zeros((), layout)
-    for name, value in zip(layout.names or (), decoded, strict=True):
-        row[name] = value
-    return memoryview(row.tobytes())
 
 
 def _text(about: dict[str, Any], digest: str, skipped: int) -> str:

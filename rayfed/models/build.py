@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -15,49 +15,13 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
+from rayfed.models.bare import HALF, IMAGENET_MEAN, IMAGENET_STD, Bare
 from rayfed.models.char_lstm import WINDOW, CharLSTM
 from rayfed.models.checkpoints import Published, load_into, locate
 from rayfed.models.config import ModelConfig
 from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet
-from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, SEGMENTATION
+from rayfed.objective import NEXT_CHARACTER, SEGMENTATION
 from rayfed.seeds import derive, seeded
-
-Channels = tuple[float, float, float]
-IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
-IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
-HALF: Channels = (0.5, 0.5, 0.5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bare:
-    """A network without classifier and weights, and what is known about it.
-
-    Attributes:
-        net: Random, or without values on the meta device.
-        width: Size of its features.
-        size: Input height and width in pixels, or length of a text.
-        mean, std: What its inputs are normalised with.
-        classifiers: What its weight files call the classifier.
-        published: Where its weights are; None: nowhere.
-        packaged: File in rayfed/models/weights/ that holds them instead.
-        load: How a published file in the first authors' own format is read; None: it is a state dict.
-        is_tag: `model.pretrained` names the published weights, it is not a path.
-        tokenizer: Of a CLIP model, which `net` then is as a whole.
-        task: What it is for.
-    """
-
-    net: nn.Module
-    width: int
-    size: int
-    mean: Channels
-    std: Channels
-    classifiers: tuple[str, ...]
-    published: Published | None = None
-    packaged: str = ""
-    load: Callable[[str], None] | None = None
-    is_tag: bool = False
-    tokenizer: clip.Tokenizer | None = None
-    task: str = CLASSIFICATION
 
 
 def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int) -> Backbone:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -66,7 +66,8 @@ def final_table(folder: Path) -> Table:
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     if config["evaluation"].get("table") == "clients":
-        return client_table(title, config["algorithm"], metric, now, test_counts(folder))
+        table = client_table(title, config["algorithm"], metric, now, test_counts(folder))
+        return replace(table, notes=tuple(_held_out_note(row)))
     what, counts, rows = _examples(folder), _counts(folder), []
     columns = ("domain", "clients", f"train {what}", f"test {what}", *(f"{m} {metric} %" for m in models))
     for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
@@ -88,9 +89,12 @@ def _notes(row: dict[str, Any]) -> list[str]:
                 f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
             )
+    return [*notes, *_held_out_note(row)]
+
+
+def _held_out_note(row: dict[str, Any]) -> Iterator[str]:
     if metric := metric_of(row, "held_out_"):
-        notes.append(f"mean over held-out domains {_percent(row[f'held_out_{metric}'])}")
-    return notes
+        yield f"mean over held-out domains {_percent(row[f'held_out_{metric}'])}"
 
 
 def client_table(
@@ -111,7 +115,8 @@ def client_table(
 
     Returns:
         Average, mean of the worst and of the best tenth of the clients (the number rounded down, at least
-        one), and population variance, all of percentages by client; then the mean over all test examples.
+        one), and population variance, all of percentages by client; then the mean over all test examples,
+        which stays empty where clients share their test examples.
     """
     columns = (f"{metric} %", "clients", "average", "worst 10%", "best 10%", "variance", "over examples")
     rows = []
@@ -119,9 +124,11 @@ def client_table(
         own = {s["client"]: 100 * s["value"] for s in scores if _is_client(s, model)}
         if own:
             values, weights = sorted(own.values()), [counts.get(cid, 0) for cid in own]
-            pooled = sum(v * n for v, n in zip(own.values(), weights, strict=True)) / (sum(weights) or 1)
-            numbers = (*tails(values), pstdev(values) ** 2, pooled)
-            rows.append((f"{algorithm}, {model}", str(len(own)), *(f"{number:.1f}" for number in numbers)))
+            numbers = [*tails(values), pstdev(values) ** 2]
+            if sum(weights):
+                numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
+            cells = [f"{number:.1f}" for number in numbers] + [""] * (len(columns) - 2 - len(numbers))
+            rows.append((f"{algorithm}, {model}", str(len(own)), *cells))
     return Table(title, columns, tuple(rows))
 
 
