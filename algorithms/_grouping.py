@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
@@ -18,6 +17,7 @@ from rayfed.client import Client
 from rayfed.cohort import TRAINING, Cohort, Task
 from rayfed.errors import NobodyAnsweredError
 from rayfed.local import Local
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 from rayfed.seeds import derive
 from rayfed.tasks import fit
 from rayfed.tuning.base import train_mode
@@ -53,6 +53,7 @@ class GroupingServer(LossWeighted):
     empty_groups: Empty = "drop"
 
     offers: ClassVar[frozenset[str]] = frozenset({CENTERS})
+    tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION, NEXT_CHARACTER})
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)
@@ -191,7 +192,7 @@ def fit_represented(
 
 @torch.no_grad()
 def look(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
-    """Mean cross entropy over the training split and the representation, in evaluation mode.
+    """Mean loss over the training split and the representation, in evaluation mode.
 
     Args:
         client: Whose model looks at whose images.
@@ -202,7 +203,7 @@ def look(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
     for x, y in client.batches(shuffle=False):
         features, h = model.encode(x)
         output = model.classify(features) if model.exits is None else model.predict(model(x))
-        total += F.cross_entropy(output, y, reduction="sum").item()
+        total += client.objective.scores(output, y)["loss"]
         rows.append(h)
         labels.append(y)
     every, classes = torch.cat(rows), torch.cat(labels)

@@ -2,7 +2,7 @@
 
 Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 2. The alignment is CORAL in
 the form of DomainBed: means and covariances. It compares image features, or, where prompts train and the
-image side does not, the features of the class prompts.
+image side does not, the features of the class prompts. Where a model segments, pixels are the samples.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
@@ -18,6 +17,7 @@ from algorithms._meta import meta_step
 from rayfed.client import Client
 from rayfed.local import Local, logits
 from rayfed.method import Method
+from rayfed.models.backbone import samples_of
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
 
@@ -93,13 +93,13 @@ class MetaLocal(Local):
             return self.loss(client, sent, batch)
         if texts is not None:
             ours, theirs = model.class_features(), texts
-            task = F.cross_entropy(model.head(model(x, headless=True), ours), y)
-        elif model.exits is not None:
-            return F.cross_entropy(logits(model(x)), y)  # features that end at several depths are not aligned
+            task = client.objective.loss(model.head(model(x, headless=True), ours), y)
+        elif model.exits is not None:  # features that end at several depths are not aligned
+            return client.objective.loss(logits(model(x)), y)
         else:
-            ours = model(x, headless=True)
-            task = F.cross_entropy(model.classify(ours), y)
-            theirs = global_features(client, sent, x) if len(x) > 1 else ours
+            features = model(x, headless=True)
+            ours, task = samples_of(features), client.objective.loss(model.classify(features), y)
+            theirs = samples_of(global_features(client, sent, x)) if len(ours) > 1 else ours
         if len(ours) < 2:
             return task
         pull: Tensor = coral(theirs, ours, self.coral)
@@ -115,7 +115,7 @@ def global_texts(client: Client) -> Tensor | None:
 
 
 def global_features(client: Client, sent: Broadcast, x: Tensor) -> Tensor:
-    """Features (B, D) of images under the model just received, in evaluation mode."""
+    """Features of images under the model just received, in evaluation mode."""
     client.model.eval()  # in train mode BatchNorm would write into the message
     try:
         found: Tensor = client.reference(sent.params, x, headless=True)

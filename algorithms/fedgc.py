@@ -76,10 +76,11 @@ class GroupCustomization(Local):
         x, y = batch
         model, shared = client.model, sent.shared
         z, h = model.encode(x)
-        loss = F.cross_entropy(model.classify(z), y)
+        loss = client.objective.loss(model.classify(z), y)
         if CENTERS not in shared or MINE not in client.store:
             if self.first_loss == "both":
-                loss = loss + F.cross_entropy(model.classify(model.encode(x, customize=False)[0]), y)
+                plain = model.classify(model.encode(x, customize=False)[0])
+                loss = loss + client.objective.loss(plain, y)
             return loss
         pull, align = self._strengths(sent)
         h_loss = group_customization_loss(

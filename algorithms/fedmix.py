@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from rayfed.client import Client
 from rayfed.cohort import Cohort
 from rayfed.local import Local, logits
 from rayfed.method import Method
+from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.types import Batch, Broadcast, Count, Fraction, ServerState, Update
 
@@ -47,6 +48,8 @@ class MeanAugmented(Local):
     pool_limit: Count = 512
     labels: Literal["averaged", "own"] = "averaged"
     pairing: Literal["paired", "all"] = "paired"
+
+    tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION})
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Once, before the first round: collect averages from everybody."""
@@ -110,7 +113,7 @@ def sum_of(terms: tuple[Tensor, Tensor, Tensor]) -> Tensor:
 
 def mash(client: Client, sent: Broadcast, size: int) -> Update:
     """Means of `size` random images and of their labels, each image used once; never of a single image."""
-    num, classes = client.data.size("train"), client.model.head.out_features
+    num, classes = client.data.size("train"), client.model.num_classes
     groups = [
         g for g in torch.randperm(num, generator=client.rng).split(size) if len(g) == min(size, num) > 1
     ]

@@ -10,7 +10,7 @@ of its first batch (`amplitude=first_batch`), and the server weighs clients by t
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from algorithms._sharpness import UphillLocal
 from rayfed.client import Client
 from rayfed.cohort import Cohort
 from rayfed.method import Method
+from rayfed.objective import CLASSIFICATION, SEGMENTATION
 from rayfed.types import Broadcast, NonNegative, ServerState, Update
 
 AMPLITUDE = "amplitude"
@@ -35,6 +36,8 @@ class Harmonized(UphillLocal):
 
     alpha: NonNegative = 0.05
     amplitude: Literal["train_split", "first_batch"] = "train_split"
+
+    tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION, SEGMENTATION})
 
     @property
     def radius(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rayfed.data.view import ClientData
 from rayfed.models.backbone import Backbone
+from rayfed.objective import Objective
 from rayfed.tuning.base import export, held, load, trainable
 from rayfed.types import RESIDUAL, Batch, Count, Decay, NonNegative, Params, Positive, Update
 
@@ -82,6 +83,7 @@ class Client:
             them.
         cache: Of the process, for what depends on data and frozen weights only; may be empty at any time.
         transform: Changes the inputs of every batch; set by `Local.prepare`.
+        objective: Loss and scores of the task.
         personal_split: Split on which `fit` scores the model this client would deploy; empty: not this time.
     """
 
@@ -94,6 +96,7 @@ class Client:
     personal_split: str = ""
     cache: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
+    objective: Objective = field(default_factory=Objective)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Shuffled: the training batches of one call, `num_steps` of them. Else: one pass in order."""

@@ -74,11 +74,14 @@ class EvaluationConfig:
         every: Score the global model in every such round and in the last one; 0: never.
         personal: Also score the model each client would deploy, on its own test split.
         validation: Also score the global model on the clients' validation splits, to choose a round by.
+        table: The final table has a row for each domain, or (`clients`) for each model the statistics over
+            clients: average, worst and best tenth, variance.
     """
 
     every: Annotated[int, Ge(0)] = 1
     personal: bool = False
     validation: bool = False
+    table: Literal["domains", "clients"] = "domains"
 
 
 @dataclass(frozen=True, kw_only=True)

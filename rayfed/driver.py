@@ -16,6 +16,7 @@ from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, s
 from rayfed.evaluation.protocol import EvaluationSet
 from rayfed.faults import Faults
 from rayfed.local import Local
+from rayfed.objective import METRICS, metric_of
 from rayfed.seeds import generator
 from rayfed.server import Server
 from rayfed.tasks import evaluate
@@ -185,7 +186,7 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
     ids = tuple(s.id for s in experiment.sets)
     task = partial(evaluate, split="test", local=experiment.local)
     answers = look(cohort, ids, task, state, "report")
-    others = {name for a in answers.values() for name in a.metrics} - {"accuracy", "loss", "num"}
+    others = {name for a in answers.values() for name in a.metrics} - {*METRICS, "loss", "num"}
     for name in sorted(others):  # another way to predict, such as the last exit alone
         found = [a.metrics[name] for a in answers.values() if name in a.metrics]
         cohort.measure(**{name: sum(found) / len(found)})
@@ -203,11 +204,11 @@ def look(cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, t
 
 
 def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
-    """Accuracy of the global model on the clients' validation splits, mean over the clients that have one."""
+    """Score of the global model on the clients' validation splits, mean over the clients that have one."""
     task = partial(evaluate, local=experiment.local)
     answers = look(cohort, cohort.all_ids, task, state, "report_validation")
-    found = [a.metrics["accuracy"] for a in answers.values() if "accuracy" in a.metrics]
-    return {"val_accuracy": sum(found) / len(found)} if found else {}
+    found = [(metric, a.metrics[metric]) for a in answers.values() if (metric := metric_of(a.metrics))]
+    return {f"val_{found[0][0]}": sum(value for _, value in found) / len(found)} if found else {}
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from rayfed.config import Config
 from rayfed.errors import ConfigError
+from rayfed.objective import METRICS, metric_of
 from rayfed.report.table import Table, read_rows
 
 COLUMNS = (
@@ -61,22 +62,23 @@ def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Con
 
 
 def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round to report: the first with the highest validation accuracy."""
-    return max((row for row in rows if "val_accuracy" in row), key=lambda row: row["val_accuracy"])
+    """The round to report: the first with the highest validation score."""
+    scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
+    return max(scored, key=lambda pair: pair[0])[1]
 
 
 def scores(folder: Path, round: int) -> dict[str, float]:
-    """Accuracies of a finished fold after a round.
+    """Scores (the task's metric) of a finished fold after a round.
 
     Returns:
         generalization: global model on the held-out domain; clients: the same model on the test images of
         the clients, mean over clients; personal: their own models there; comprehensive: plain mean of the
-        global model's accuracies on all domains, the held-out one included.
+        global model's scores on all domains, the held-out one included.
     """
     import pyarrow.parquet as pq
 
     table = pq.read_table(folder / "clients.parquet").to_pylist()
-    now = [row for row in table if row["round"] == round and row["metric"] == "accuracy"]
+    now = [row for row in table if row["round"] == round and row["metric"] in METRICS]
 
     def values(exchange: str, model: str) -> list[float]:
         return [r["value"] for r in now if r["exchange"] == exchange and r["model"] == model]
@@ -107,11 +109,12 @@ def check_unseen(folder: Path, domain: str) -> None:
 
 def table_of(config: Config, folders: Mapping[str, Path]) -> Table:
     """One row per held-out domain, and their mean."""
-    rows, numbers = [], []
+    rows, numbers, metric = [], [], METRICS[0]
     for name, folder in folders.items():
         check_unseen(folder, name)
         history = read_rows(folder)
         chosen, last = selected(history), selected(history[-1:])
+        metric = metric_of(chosen, "val_") or metric
         best, final = scores(folder, chosen["round"]), scores(folder, last["round"])
         line = [best[k] for k in ("generalization", "clients")]
         line += [
@@ -126,8 +129,9 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Table:
     title = f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
     title += f"seed {config.seed}, each domain held out in turn"
     notes = (
+        f"every number is {metric} in percent",
         "clients: the shared model on the clients' test images; comprehensive: mean over all domains",
-        "round: the first with the highest validation accuracy, mean over clients; never the held-out domain",
+        "round: the first with the highest score on validation images of clients, never the held-out domain",
     )
     return Table(title, COLUMNS, tuple(rows), notes)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.client import Client
@@ -24,11 +23,13 @@ class Local:
         offers: Names this half puts into `shared` or `extra`.
         needs: Names it requires from another part; checked before the run.
         deploys: Whether the method's headline accuracy is that of the global or of the personal models.
+        tasks: The tasks it makes sense for (`rayfed.objective`); empty: any.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
     deploys: ClassVar[Literal["global", "personal"]] = "global"
+    tasks: ClassVar[frozenset[str]] = frozenset()
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Driver side, before training: learn from clients what all of them must know, and share it."""
@@ -51,7 +52,7 @@ class Local:
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         x, y = batch
-        return F.cross_entropy(logits(client.model(x)), y)
+        return client.objective.loss(logits(client.model(x)), y)
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         """Make `client.model` the one this client would deploy: by default what it just trained."""
@@ -59,5 +60,5 @@ class Local:
 
 
 def logits(output: Tensor | list[Tensor]) -> Tensor:
-    """Prediction of a model with one head, or the mean over the exits of one with several. Shape (B, C)."""
+    """Prediction of a model with one head, (B, C, ...), or the mean over the exits of one with several."""
     return output if isinstance(output, Tensor) else torch.stack(output).mean(0)

@@ -45,6 +45,20 @@ def check(server: Server, local: Local, tuning: object) -> None:
             )
 
 
+def check_task(task: str, *halves: Server | Local) -> None:
+    """Refuse halves that make no sense for a task (`rayfed.objective`).
+
+    Raises:
+        ConfigError: Names the half, the task and the tasks it is for.
+    """
+    for half in halves:
+        if half.tasks and task not in half.tasks:
+            allowed = " and ".join(sorted(half.tasks))
+            raise ConfigError(
+                f"algorithm: {type(half).__name__} is for {allowed}, and the data set is for {task}"
+            )
+
+
 def method_names() -> list[str]:
     """Every method that ships: the files of algorithms/ whose name has no leading underscore."""
     package = importlib.import_module(PACKAGE)

@@ -207,6 +207,7 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
     """
     from rayfed.config import to_dict
     from rayfed.data.manifest import describe
+    from rayfed.objective import objective
     from rayfed.report.folder import begun_with, describe_run
 
     partition, dataset = setup.partition, setup.dataset
@@ -214,6 +215,8 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
         "data_digest": dataset.digest,
         "partition_digest": partition.digest,
         "bad_images_skipped": dataset.skipped,
+        "task": dataset.task,
+        "examples": objective(dataset.task).examples,
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,

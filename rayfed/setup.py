@@ -12,17 +12,19 @@ from rayfed.client import TrainConfig
 from rayfed.cohort import ClientInfo
 from rayfed.config import Config, Parts, build_parts
 from rayfed.data import load
-from rayfed.data.partition import Partition, make_partition
+from rayfed.data.groups import partition_of
+from rayfed.data.partition import Partition
 from rayfed.data.shards import Dataset
 from rayfed.driver import Experiment
 from rayfed.errors import ConfigError
 from rayfed.evaluation.protocol import all_splits, evaluation_sets
 from rayfed.faults import Faults, plan_faults
-from rayfed.method import check
+from rayfed.method import check, check_task
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import dump, skeleton
+from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
 from rayfed.worker import Weights, World
@@ -59,20 +61,16 @@ def prepare(config: Config) -> Setup:
     check(parts.server, parts.local, parts.tuning)
     # Without values, for the size of its input; the real one needs the classes of the data.
     bare = replace(config.model, pretrained=False)
-    dataset = load(config.data, skeleton(lambda: build_backbone(bare, 1, config.seed)).size)
-    partition = make_partition(
-        dataset.labels,
-        dataset.domain,
-        dataset.test,
-        dataset.domains,
-        config.data,
-        config.seed,
-        dataset.keys if config.data.partition.file else (),
-    )
+    shape = skeleton(lambda: build_backbone(bare, 1, config.seed))
+    dataset = load(config.data, shape.size, shape.task)
+    check_task(dataset.task, parts.server, parts.local)
+    _check_tuning(dataset.task, config)
+    partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
     model = world.build()
-    _check_input(config.model, model)
+    if dataset.task == CLASSIFICATION:
+        _check_input(config.model, model)
     _check_cache(config.train, model)
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     start = export(model, buffers=config.train.batch_norm == "average")
@@ -94,6 +92,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         tuning=parts.tuning,
         num_classes=len(dataset.classes),
         classes=tuple(dataset.classes),
+        objective=objective(dataset.task),
         train=_train(config.train, partition),
         shard=Path(dataset.path),
         splits=all_splits(partition),
@@ -115,6 +114,15 @@ def _check_input(config: ModelConfig, model: Backbone) -> None:
         raise ConfigError(
             f"model.size: {config.name!r} does not take images of {model.size} pixels: {reason}"
         ) from err
+
+
+def _check_tuning(task: str, config: Config) -> None:
+    scheme = config.tuning["name"]
+    if task != CLASSIFICATION and scheme != "full":
+        raise ConfigError(
+            f"tuning.name: {scheme!r} adapts a pretrained image classifier, and the data set is for {task}; "
+            f"set tuning=full"
+        )
 
 
 def _check_cache(train: TrainConfig, model: Backbone) -> None:

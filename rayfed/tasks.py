@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from rayfed.client import Client
 from rayfed.local import Local, logits
@@ -15,23 +14,23 @@ from rayfed.types import Broadcast, Update
 
 @torch.no_grad()
 def score(client: Client, split: str) -> dict[str, float]:
-    """Mean cross entropy and accuracy (a fraction) of `client.model` on one split, in evaluation mode.
+    """Mean loss and metrics (fractions) of `client.model` on one split, in evaluation mode.
 
     A split without examples gives no metrics. With exits, also the accuracy of both ways to predict: the mean
     of all exits and the last one.
     """
     client.model.eval()
-    loss, correct, n = 0.0, {"accuracy": 0}, client.data.size(split)
+    task, sums, n = client.objective, dict[str, float](), client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
         output = client.model(x)
-        predicted = {"accuracy": client.model.predict(output)}
+        found = task.scores(client.model.predict(output), y)
         if isinstance(output, list):
-            predicted |= {"accuracy_ensemble": logits(output), "accuracy_last_exit": output[-1]}
-        loss += F.cross_entropy(predicted["accuracy"], y, reduction="sum").item()
-        for name, out in predicted.items():
-            correct[name] = correct.get(name, 0) + int((out.argmax(-1) == y).sum())
+            for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
+                found[f"{task.metric}_{name}"] = task.scores(out, y)[task.metric]
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value
     train_mode(client.model)
-    return {"loss": loss / n, "num": n, **{name: count / n for name, count in correct.items()}} if n else {}
+    return {"loss": sums.pop("loss") / n, "num": n, **{name: s / n for name, s in sums.items()}} if n else {}
 
 
 def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
@@ -48,7 +47,7 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
         client: Who is visited; its model holds `sent.params`.
         sent: What the server sent.
         local: The client half of the method.
-        start: Split for the received model; its metrics come back as start/loss, start/accuracy. Empty: skip.
+        start: Split for the received model; its metrics come back as start/loss, start/<metric>. Empty: skip.
         end: Split for the trained parameters, as end/...
     """
     metrics: dict[str, float] = {}

@@ -14,7 +14,7 @@ Params: TypeAlias = dict[str, Tensor]
 """Tensors by global name. A partial dict is legal everywhere: a client that holds 3 of 12 blocks sends 3."""
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs, shape (B, ...), and targets, shape (B,)."""
+"""Inputs, shape (B, ...), and targets, shape (B,) or, for segmentation, (B, H, W)."""
 
 Positive: TypeAlias = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative: TypeAlias = Annotated[float, Ge(0), Lt(float("inf"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
 from rayfed.types import RESIDUAL, Params, Update
@@ -40,8 +41,9 @@ class World:
         num_classes: Width of the head.
         classes: Names of the classes, where the model may want to read them.
         train: Local optimisation.
-        shard: The Arrow file of the images.
+        shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
+        objective: Loss and scores of the task.
         personal_every: Score personal models in every such round; 0: never.
         rounds: Planned rounds; personal models are scored in the last one too.
         threads: torch threads of a process; the same everywhere, because it changes float sums.
@@ -56,6 +58,7 @@ class World:
     shard: Path
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
+    objective: Objective = field(default_factory=Objective)
     personal_every: int = 0
     rounds: int = 1
     threads: int = 1
@@ -104,8 +107,8 @@ class Worker:
         statistics = self._start.keys() - export(self._model, buffers=False).keys()
         self._float_buffers = {name for name in statistics if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
-        self._images, self._labels = dataset.images, np.asarray(dataset.labels)
-        self._normalize = Normalizer(self._model.mean, self._model.std)
+        self._images, self._targets = dataset.images, np.asarray(dataset.targets)
+        self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
         self._cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
@@ -147,9 +150,10 @@ class Worker:
         model.zero_grad(set_to_none=True)
         train_mode(model)
         splits = world.splits[call.client]
-        data = ClientData(self._images, self._labels, splits, self._normalize, self._device)
+        data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
         personal = "test" if world.scores_personal(sent.round) else ""
-        return Client(call.client, model, data, world.train, rng, store, personal, self._cache)
+        cache, task = self._cache, world.objective
+        return Client(call.client, model, data, world.train, rng, store, personal, cache, objective=task)
 
     def _check_shapes(self, update: Update) -> None:
         """Raise ValueError, naming the tensor, when an answer holds what the model does not."""

@@ -9,13 +9,14 @@ import numpy as np
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig, check, client_domains
 from rayfed.data.shards import Dataset, open_dataset, prepare
-from rayfed.data.source import Listing, make_source
-from rayfed.errors import DataError
+from rayfed.data.source import Listing, make_source, task_of
+from rayfed.errors import ConfigError, DataError
+from rayfed.objective import CLASSIFICATION
 
 logger = logging.getLogger(__name__)
 
 
-def load(config: DataConfig, size: int) -> Dataset:
+def load(config: DataConfig, size: int, task: str | None = None) -> Dataset:
     """Find, check, decode (once) and map the data set of a config.
 
     The result holds every domain of the data set, also those that `data.domains` leaves out: it is shared by
@@ -23,17 +24,27 @@ def load(config: DataConfig, size: int) -> Dataset:
 
     Args:
         config: Which data set.
-        size: Side of the images in pixels, as the model wants them.
+        size: Side of the images in pixels, as the model wants them, or characters in a window.
+        task: What the model is for; None: whatever the data are for.
 
     Raises:
         ConfigError: Bad input; one line that says what to change.
     """
     check(config)
+    source = make_source(config)
+    if task not in (None, task_of(source)):
+        raise ConfigError(
+            f"model.name: the model is for {task}, the data set {config.name!r} for {task_of(source)}; set "
+            f"model=unet for segmentation, char_lstm for next_character, any other for classification"
+        )
 
     def check_domains(data: Listing | Dataset) -> None:
-        _check_domains(data, config)
+        if task_of(source) == CLASSIFICATION:
+            _check_domains(data, config)
+        else:
+            client_domains(config, data.domains)
 
-    path = prepare(make_source(config), size, cache_folder(config), config.on_bad_image, check_domains)
+    path = prepare(source, size, cache_folder(config), config.on_bad_image, check_domains)
     dataset = open_dataset(path)
     check_domains(dataset)  # again: the config may be another one, and skipping may have emptied a class
     if dataset.skipped:

@@ -58,10 +58,19 @@ def finish(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
         raise RuntimeError(f"images of {path} are at byte {start}, but Arrow expects them at {wrote}")
 
 
-def images_of(batch: pa.RecordBatch, size: int) -> NDArray[np.uint8]:
-    """The image column as a read-only array, shape (N, size, size, 3), without a copy."""
-    column = batch.column("image")
-    return np.frombuffer(column.buffers()[1], dtype=np.uint8).reshape(len(column), size, size, 3)
+def rows_of(batch: pa.RecordBatch, layout: np.dtype[Any]) -> NDArray[Any]:
+    """The image column as a read-only array of rows of this layout, shape (N,), without a copy."""
+    return np.frombuffer(batch.column("image").buffers()[1], dtype=layout)[: batch.num_rows]
+
+
+def packed(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[Any]) -> memoryview:
+    """The bytes of a row: an array alone, or one array for each field of the layout."""
+    if not isinstance(decoded, tuple):
+        return np.ascontiguousarray(decoded).data
+    row = np.zeros((), layout)
+    for name, value in zip(layout.names or (), decoded, strict=True):
+        row[name] = value
+    return memoryview(row.tobytes())
 
 
 class _Around:

@@ -27,6 +27,8 @@ class PartitionConfig:
             (Digit-Five, DomainNet), or over a range of `factor` (PACS).
         split_test: Under `imbalanced`: cut a domain's test samples into its clients' own, in proportion to
             their parts, instead of sharing them (FedGCR's spread over clients at factor 1).
+        by_group: Samples that belong together (slices of a patient) are dealt as one and never shared between
+            clients or splits; all numbers here and in `data` are then numbers of groups.
         pooled: Train one client on everything (the centralised reference); tests stay as they are.
         file: A saved partition to use instead: partition.parquet of a run, or a JSON or CSV list of who has
             what. Of the rest of this section, only `pooled` counts then, and `data.limit` does not.
@@ -40,6 +42,7 @@ class PartitionConfig:
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
     split_test: bool = False
+    by_group: bool = True
     pooled: bool = False
     file: str | None = None
 

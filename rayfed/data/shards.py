@@ -1,4 +1,4 @@
-"""Decoded images in one Arrow file: made once, memory-mapped by every process that wants them."""
+"""Decoded inputs, mostly images, in one Arrow file: made once, memory-mapped by every process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data import arrow_file
-from rayfed.data.source import BadImageError, Listing, Source
+from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
+from rayfed.objective import CLASSIFICATION, objective
 
 FORMAT = 1
 """Goes up when the content of a shard changes for the same data."""
@@ -49,7 +50,8 @@ class Dataset:
         name: Name of the data set.
         classes: Class names; a label is an index into them.
         domains: Domain names.
-        images: RGB, uint8, shape (N, size, size, 3): a read-only view of the memory map.
+        images: The inputs, a read-only view of the memory map: RGB, uint8, shape (N, size, size, 3), or what
+            the layout of the task says.
         labels: int64, shape (N,), read-only.
         domain: Index into `domains`, int64, shape (N,), read-only.
         test: Whether the sample is in the data set's own test split, bool, shape (N,), read-only.
@@ -58,6 +60,9 @@ class Dataset:
         size: Side of the images in pixels.
         path: The shard.
         key_column: The keys as Arrow array.
+        masks: Targets that the task has beside the inputs, shape (N, ...); None: the labels say it all.
+        task: What the data are for (`rayfed.objective`).
+        grouped: See `Listing`.
     """
 
     name: str
@@ -72,11 +77,19 @@ class Dataset:
     size: int
     path: Path
     key_column: Any
+    masks: NDArray[Any] | None = None
+    task: str = CLASSIFICATION
+    grouped: bool = False
 
     @cached_property
     def keys(self) -> list[str]:
         """One name per sample, `domain/class/file`."""
         return self.key_column.to_pylist()
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """What a model shall answer: masks, or labels."""
+        return self.labels if self.masks is None else self.masks
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -156,7 +169,8 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
         raise ValueError("it holds no image")
     batch.validate()
     batch.column("key").validate(full=True)
-    for column, names in (("label", "classes"), ("domain", "domains")):
+    labels = [("label", "classes")] if about.get("task", CLASSIFICATION) == CLASSIFICATION else []
+    for column, names in (*labels, ("domain", "domains")):
         values = batch.column(column).to_numpy()
         if values.min() < 0 or values.max() >= len(about[names]):
             raise ValueError(f"a {column} is outside of its {len(about[names])} {names}")
@@ -165,11 +179,13 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
 
 
 def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
+    task = about.get("task", CLASSIFICATION)
+    rows = arrow_file.rows_of(batch, objective(task).layout(about["size"]))
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
         domains=tuple(about["domains"]),
-        images=arrow_file.images_of(batch, about["size"]),
+        images=rows["input"],
         labels=batch.column("label").to_numpy(),
         domain=batch.column("domain").to_numpy(),
         test=batch.column("test").to_numpy().view(np.bool_),
@@ -178,6 +194,9 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         size=about["size"],
         path=path,
         key_column=batch.column("key"),
+        masks=rows["target"] if "target" in (rows.dtype.names or ()) else None,
+        task=task,
+        grouped=bool(about.get("grouped")),
     )
 
 
@@ -215,7 +234,7 @@ def _build(
     source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage, watch: Watch | None
 ) -> None:
     began = time.monotonic()
-    _check_room(path.parent, len(listing.labels) * size * size * 3)
+    _check_room(path.parent, len(listing.labels) * objective(task_of(source)).layout(size).itemsize)
     logger.info("preparing %s: %d images of %d pixels into %s", source.name, len(listing.labels), size, path)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -243,22 +262,26 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 def _write(
     source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage, watch: Watch | None
 ) -> None:
-    width = size * size * 3
+    layout = objective(task_of(source)).layout(size)
+    width = layout.itemsize
     about = {
         "name": source.name,
         "classes": listing.classes,
         "domains": listing.domains,
         "size": size,
         "fingerprint": listing.fingerprint,
+        "task": task_of(source),
+        "grouped": listing.grouped,
     }
     # Of fixed length, because the place of the images depends on the length of the text.
     start = arrow_file.image_start(arrow_file.make_schema(width, _text(about, "0" * 64, 0)))
     content, kept = hashlib.sha256(), []
     with path.open("wb") as file:
         file.seek(start)
-        for index, image in _decoded(source, listing, size, on_bad_image, watch):
-            file.write(image.data)
-            content.update(image.data)
+        for index, decoded in _decoded(source, listing, size, on_bad_image, watch):
+            row = arrow_file.packed(decoded, layout)
+            file.write(row)
+            content.update(row)
             kept.append(index)
         if not kept:
             raise DataError(f"none of the {len(listing.labels)} images of {source.name!r} can be decoded")
@@ -290,11 +313,11 @@ def _add_to(content: Any, about: dict[str, Any], columns: dict[str, Any]) -> Non
 
 def _decoded(
     source: Source, listing: Listing, size: int, on_bad_image: OnBadImage, watch: Watch | None
-) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+) -> Iterator[tuple[int, Decoded]]:
     """Index and image in order, decoded a little ahead by threads (Pillow lets go of the interpreter)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = min(8, cores)
-    ahead: deque[Future[NDArray[np.uint8]]] = deque()
+    ahead: deque[Future[Decoded]] = deque()
     total, skipped = len(listing.labels), 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
@@ -305,7 +328,7 @@ def _decoded(
                 if not 0 <= done < total:
                     continue
                 try:
-                    yield done, np.ascontiguousarray(ahead.popleft().result())
+                    yield done, ahead.popleft().result()
                     if watch:
                         watch(done, None)
                 except BadImageError as error:

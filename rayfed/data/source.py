@@ -7,13 +7,17 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, DataError, check_name, unknown
+from rayfed.objective import CLASSIFICATION
+
+Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
+"""An input alone, or an input and its target."""
 
 
 class BadImageError(DataError):
@@ -33,6 +37,8 @@ class Listing:
         domain: Index into `domains`, int64, shape (N,).
         test: Whether the sample is in the data set's own test split, bool, shape (N,); all False without one.
         fingerprint: Changes whenever a sample does; cheap to compute.
+        grouped: Whether samples whose keys differ in the last part only belong together, such as slices of
+            a patient; a partition then deals them as one (`rayfed.data.groups`).
     """
 
     name: str
@@ -43,12 +49,14 @@ class Listing:
     domain: NDArray[np.int64]
     test: NDArray[np.bool_]
     fingerprint: str
+    grouped: bool = False
 
 
 class Source(Protocol):
     """A reader with its options. A file in `readers/` ends with `READER = <dataclass that does this>`.
 
-    The fields of the dataclass are the keys of `DataConfig` that the reader wants to see.
+    The fields of the dataclass are the keys of `DataConfig` that the reader wants to see. A reader for
+    another task than classification names it in a class attribute `task` (`rayfed.objective`).
     """
 
     @property
@@ -61,8 +69,10 @@ class Source(Protocol):
     def scan(self) -> Listing:
         """List the samples in an order that depends on their names only."""
 
-    def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
+    def decode(self, listing: Listing, index: int, size: int) -> Decoded:
         """One image as RGB, shape (size, size, 3). Must be safe to call from several threads.
+
+        For other tasks: what their `layout` says, one array for each of its fields.
 
         Raises:
             BadImageError: The image is corrupt; the message names its path.
@@ -94,6 +104,11 @@ def check_inside(name: str, where: str) -> None:
     parts = name.replace("\\", "/").split("/")
     if not name.isprintable() or not all(parts) or {".", ".."} & set(parts) or ":" in parts[0]:
         raise DataError(f"data.root: {where} names {name!r}, which is not a path inside the folder")
+
+
+def task_of(source: Source) -> str:
+    """The task that a reader's data are for."""
+    return str(getattr(source, "task", CLASSIFICATION))
 
 
 def readers() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +34,20 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class ClientData:
-    """Splits of one client over the images all clients share.
+    """Splits of one client over the examples all clients share.
 
     Attributes:
-        images: All images of the data set, uint8, shape (N, H, W, 3), read only.
-        labels: All labels, int64, shape (N,).
+        images: All inputs of the data set, uint8, read only: images (N, H, W, 3) or symbols (N, length).
+        targets: What a model shall answer: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
         splits: Which rows are this client's, by split name.
-        normalize: From uint8 images to network input.
+        normalize: From stored inputs to network input.
         device: Where batches are put.
     """
 
     images: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
+    targets: npt.NDArray[Any]
     splits: Splits
-    normalize: Normalizer
+    normalize: Callable[[npt.NDArray[np.uint8], str], torch.Tensor]
     device: str = "cpu"
 
     def size(self, split: str) -> int:
@@ -58,4 +59,4 @@ class ClientData:
         """The examples at these positions of a split, in that order."""
         rows = self.splits[split][positions.numpy()]
         x = self.normalize(self.images[rows], self.device)
-        return x, torch.from_numpy(self.labels[rows]).to(self.device)
+        return x, torch.from_numpy(self.targets[rows]).to(self.device).long()

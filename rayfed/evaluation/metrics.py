@@ -9,16 +9,18 @@ import numpy as np
 
 from rayfed.cohort import Answer, ClientInfo
 from rayfed.evaluation.protocol import EvaluationSet
+from rayfed.objective import METRICS, metric_of
 from rayfed.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy (a fraction) and mean loss on `num` examples."""
+    """The task's metric (a fraction) and mean loss on `num` examples."""
 
-    accuracy: float
+    value: float
     loss: float
     num: int
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,7 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
         answer = answers.get(unit.id)
         if answer is None or not answer.num_examples:
             continue
-        score = Score(
-            accuracy=answer.metrics["accuracy"], loss=answer.metrics["loss"], num=answer.num_examples
-        )
+        score = _score(answer.metrics, answer.num_examples)
         clients.update(dict.fromkeys(unit.clients, score))
         if unit.clients:
             domains.setdefault(unit.domain, []).append(score)
@@ -60,11 +60,18 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
     return Evaluation(clients=clients, domains=pooled, held_out=held_out)
 
 
+def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
+    """The score among a client's metrics, whose names begin with the prefix."""
+    metric = metric_of(metrics, prefix) or METRICS[0]
+    return Score(value=metrics[prefix + metric], loss=metrics[prefix + "loss"], num=num, metric=metric)
+
+
 def pool(scores: Sequence[Score]) -> Score:
     """The score on all examples together."""
     num = sum(s.num for s in scores)
-    accuracy = sum(s.accuracy * s.num for s in scores) / num
-    return Score(accuracy=accuracy, loss=sum(s.loss * s.num for s in scores) / num, num=num)
+    value = sum(s.value * s.num for s in scores) / num
+    loss = sum(s.loss * s.num for s in scores) / num
+    return Score(value=value, loss=loss, num=num, metric=scores[0].metric)
 
 
 def summary(scores: Evaluation) -> dict[str, float | str]:
@@ -72,29 +79,30 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
 
     Returns:
         accuracy: unweighted mean over clients; accuracy_domain: unweighted mean over domains; sigma_client
-            and
-        sigma_type: population standard deviations over clients and over domains; worst_domain and its
-            accuracy;
-        worst_client_accuracy; loss: unweighted mean over clients; held_out_accuracy: mean over held-out
-        domains. All accuracies and deviations are fractions.
+        and sigma_type: population standard deviations over clients and over domains; worst_domain and
+        worst_domain_accuracy; worst_client_accuracy; loss: unweighted mean over clients; held_out_accuracy:
+        mean over held-out domains. All accuracies and deviations are fractions. For a task with another
+        metric its name takes the place of `accuracy`.
     """
     row: dict[str, float | str] = {}
     if scores.clients:
-        client = np.array([s.accuracy for s in scores.clients.values()])
-        domain = {name: s.accuracy for name, s in scores.domains.items()}
+        client = np.array([s.value for s in scores.clients.values()])
+        domain = {name: s.value for name, s in scores.domains.items()}
+        metric = next(iter(scores.clients.values())).metric
         worst = min(domain, key=lambda name: domain[name])
         row |= {
-            "accuracy": float(client.mean()),
-            "accuracy_domain": float(np.mean(list(domain.values()))),
+            metric: float(client.mean()),
+            f"{metric}_domain": float(np.mean(list(domain.values()))),
             "sigma_type": float(np.std(list(domain.values()))),
             "sigma_client": float(client.std()),
             "worst_domain": worst,
-            "worst_domain_accuracy": domain[worst],
-            "worst_client_accuracy": float(client.min()),
+            f"worst_domain_{metric}": domain[worst],
+            f"worst_client_{metric}": float(client.min()),
             "loss": float(np.mean([s.loss for s in scores.clients.values()])),
         }
     if scores.held_out:
-        row["held_out_accuracy"] = float(np.mean([s.accuracy for s in scores.held_out.values()]))
+        metric = next(iter(scores.held_out.values())).metric
+        row[f"held_out_{metric}"] = float(np.mean([s.value for s in scores.held_out.values()]))
     return row
 
 
@@ -108,10 +116,8 @@ def personal(
     known = dict(previous.clients) if previous else {}
     for answer in answers:
         own = answer.metrics
-        if "personal/accuracy" in own:
-            known[answer.client] = Score(
-                accuracy=own["personal/accuracy"], loss=own["personal/loss"], num=int(own["personal/num"])
-            )
+        if "personal/loss" in own:
+            known[answer.client] = _score(own, int(own["personal/num"]), "personal/")
     if not known:
         return None
     ordered = {cid: known[cid] for cid in clients if cid in known}

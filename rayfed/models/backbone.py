@@ -19,10 +19,13 @@ from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import is_trained_norm, trained_modules
+from rayfed.objective import CLASSIFICATION
 from rayfed.types import RESIDUAL, block_of
 
 _ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+\.weight$")
 STATISTICS = ("running_mean", "running_var")
+STRIDE = 8
+"""Of pixels that count as samples."""
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 
 
@@ -38,6 +41,11 @@ def global_name(module_name: str) -> str:
     """
     name = module_name.removeprefix("net.").replace(".base_layer.", ".")
     return "prompt" if name == "blocks.prompt" else _ADAPTER.sub(r".\1", name)
+
+
+def samples_of(features: Tensor) -> Tensor:
+    """Features as rows (n, width), for statistics: of a map, every eighth pixel of every eighth row."""
+    return features if features.ndim == 2 else features[:, :, ::STRIDE, ::STRIDE].movedim(1, -1).flatten(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +88,20 @@ class Backbone(nn.Module):
 
     Attributes:
         net: timm's or torchvision's model, or the image tower of a CLIP model; maps images
-            (B, 3, size, size) to features (B, width).
-        head: The classifier, PyTorch's default initialisation; of a CLIP model: cosines with class features.
+            (B, 3, size, size) to features (B, width). For segmentation: to a map (B, width, size, size); for
+            text: symbols (B, size) to (B, width).
+        head: The classifier, PyTorch's default initialisation; of a CLIP model: cosines with class features;
+            for segmentation: a convolution that looks at single pixels.
         text: Class prompts and text tower of a CLIP model.
         adapter: Changes features before the head, where a tuning scheme has put one.
         untuned: Leave out what a tuning scheme has put beside a CLIP model; off at the begin of every call.
         exits: Classifiers within the network, where a tuning scheme has put some.
         gc_net: Makes prompts that depend on the image, where a tuning scheme has put one.
-        size: Input height and width in pixels.
+        task: What it is for (`rayfed.objective`).
+        size: Input height and width in pixels, or length of a text.
         mean, std: What inputs are normalised with, by channel.
         width: Size of the features.
+        num_classes: Number of logits.
         num_blocks: Blocks that can be left out; 0 where the network has no uniform blocks.
         label: The model's name, for messages.
     """
@@ -97,12 +109,17 @@ class Backbone(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        head: nn.Linear | ClipHead,
+        head: nn.Linear | nn.Conv2d | ClipHead,
         label: str = "this model",
         text: TextSide | None = None,
     ) -> None:
         super().__init__()
-        self.label, self.width = label, head.in_features
+        self.label = label
+        if isinstance(head, nn.Conv2d):
+            self.width, self.num_classes = head.in_channels, head.out_channels
+        else:
+            self.width, self.num_classes = head.in_features, head.out_features
+        self.task = CLASSIFICATION
         self.size: int = 224
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
         self.std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -119,7 +136,7 @@ class Backbone(nn.Module):
         self._mode_plan: tuple[tuple[bool, ...], list[nn.Module], list[nn.Module]] | None = None
 
     def features(self, x: Tensor) -> Tensor:
-        """Pooled features before the head, shape (B, width), of the active blocks."""
+        """Features before the head, shape (B, width) or (B, width, H, W), of the active blocks."""
         return self.encode(x)[0]
 
     def encode(self, x: Tensor, customize: bool = True) -> tuple[Tensor, Tensor]:
@@ -170,7 +187,7 @@ class Backbone(nn.Module):
         return self.exits.logits(self.net, self.head, x)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, C) of features (B, width)."""
+        """Logits (B, C) of features (B, width), or (B, C, H, W) of (B, width, H, W)."""
         if self.untuned or not self.text_is_live:
             return self.head(features)
         return self.head(features, self.class_features())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -15,44 +15,13 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
+from rayfed.models.bare import HALF, IMAGENET_MEAN, IMAGENET_STD, Bare
+from rayfed.models.char_lstm import WINDOW, CharLSTM
 from rayfed.models.checkpoints import Published, load_into, locate
 from rayfed.models.config import ModelConfig
+from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet
+from rayfed.objective import NEXT_CHARACTER, SEGMENTATION
 from rayfed.seeds import derive, seeded
-
-Channels = tuple[float, float, float]
-IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
-IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
-HALF: Channels = (0.5, 0.5, 0.5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bare:
-    """A network without classifier and weights, and what is known about it.
-
-    Attributes:
-        net: Random, or without values on the meta device.
-        width: Size of its features.
-        size: Input height and width in pixels.
-        mean, std: What its inputs are normalised with.
-        classifiers: What its weight files call the classifier.
-        published: Where its weights are; None: nowhere.
-        packaged: File in rayfed/models/weights/ that holds them instead.
-        load: How a published file in the first authors' own format is read; None: it is a state dict.
-        is_tag: `model.pretrained` names the published weights, it is not a path.
-        tokenizer: Of a CLIP model, which `net` then is as a whole.
-    """
-
-    net: nn.Module
-    width: int
-    size: int
-    mean: Channels
-    std: Channels
-    classifiers: tuple[str, ...]
-    published: Published | None = None
-    packaged: str = ""
-    load: Callable[[str], None] | None = None
-    is_tag: bool = False
-    tokenizer: clip.Tokenizer | None = None
 
 
 def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int) -> Backbone:
@@ -76,7 +45,7 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
     if torch.get_default_device().type != "meta":
         _load(config, bare)
     model = _assemble(config, bare, names, seed)
-    model.size = bare.size
+    model.size, model.task = bare.size, bare.task
     model.mean, model.std = config.mean or bare.mean, config.std or bare.std
     return model
 
@@ -87,7 +56,8 @@ def _assemble(config: ModelConfig, bare: Bare, names: Sequence[str], seed: int) 
         return Backbone(tower, scores, config.name, text)
     with seeded(derive(seed, "model", "head")):
         # Drawn here: timm's own classifiers start at zero or from a truncated normal, by family.
-        head = nn.Linear(bare.width, len(names))
+        pixelwise = bare.task == SEGMENTATION
+        head = nn.Conv2d(bare.width, len(names), 1) if pixelwise else nn.Linear(bare.width, len(names))
     return Backbone(bare.net, head, config.name)
 
 
@@ -279,9 +249,38 @@ def _fixed_pixels(config: ModelConfig, size: int) -> int:
     return size
 
 
+def _unet(config: ModelConfig) -> Bare:
+    options = {"width": 32, **config.options}
+    size = _pixels(config, 384)
+    return Bare(
+        net=_construct(config, lambda: unet(size=size, **options)),
+        width=options["width"],
+        size=size,
+        mean=STANDARDISED_MEAN,
+        std=STANDARDISED_STD,
+        classifiers=("head",),
+        task=SEGMENTATION,
+    )
+
+
+def _char_lstm(config: ModelConfig) -> Bare:
+    net = _construct(config, lambda: CharLSTM(**config.options))
+    return Bare(
+        net=net,
+        width=net.width,
+        size=config.size or WINDOW,
+        mean=HALF,
+        std=HALF,
+        classifiers=("head",),
+        task=NEXT_CHARACTER,
+    )
+
+
 _BUILDERS: Mapping[str, Callable[[ModelConfig], Bare]] = {
     "alexnet": _alexnet,
+    "char_lstm": _char_lstm,
     "clip_mini": _clip_mini,
     "mixer_mini": _mixer_mini,
+    "unet": _unet,
     "vit_mini": _vit_mini,
 }

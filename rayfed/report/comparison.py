@@ -12,13 +12,16 @@ FOLDER = "compare"
 
 
 def with_others(table: Table, folder: Path, names: tuple[str, ...]) -> Table:
-    """The table with the accuracy columns and the statistics of the runs in `compare/<name>`.
+    """The table with the score columns and statistics, or the rows, of the runs in `compare/<name>`.
 
     Args:
         table: Of the main run.
         folder: Of the main run.
         names: Algorithms to show.
     """
+    if table.columns[0] != "domain":
+        found = (final_table(folder / FOLDER / name) for name in names)
+        return replace(table, rows=table.rows + tuple(row for other in found for row in other.rows))
     columns, rows, notes = list(table.columns), [list(row) for row in table.rows], list(table.notes)
     width = len(table.columns)
     for name in names:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
+from rayfed.objective import metric_of
+
 Row = dict[str, Any]
 
 
@@ -19,14 +21,14 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def line(row: Row, rounds: int) -> str:
     """One round as one line."""
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
-    if "accuracy" in row:
+    if metric := metric_of(row):
         parts += [
-            f"accuracy {100 * row['accuracy']:5.1f}",
-            f"worst {100 * row['worst_domain_accuracy']:5.1f} ({row['worst_domain']})",
+            f"{metric} {100 * row[metric]:5.1f}",
+            f"worst {100 * row[f'worst_domain_{metric}']:5.1f} ({row['worst_domain']})",
             f"loss {row['loss']:.3f}",
         ]
-    if "held_out_accuracy" in row:
-        parts.append(f"held out {100 * row['held_out_accuracy']:5.1f}")
+    if held_out := metric_of(row, "held_out_"):
+        parts.append(f"held out {100 * row[f'held_out_{held_out}']:5.1f}")
     if row.get("missing"):
         parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rayfed.objective import METRICS, metric_of
 from rayfed.report.files import write_whole
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
 from rayfed.report.partition_figure import partition_map
 from rayfed.report.table import read_rows
 
 
-def accuracy_by_domain(folder: Path) -> Path | None:
-    """Accuracy of every domain and their mean over the rounds; None where nothing was scored."""
+def score_by_domain(folder: Path) -> Path | None:
+    """The task's metric for every domain over the rounds; None where nothing was scored."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -21,14 +22,14 @@ def accuracy_by_domain(folder: Path) -> Path | None:
 
     table = folder / "clients.parquet"
     rows = pq.read_table(table).to_pylist() if table.exists() else []
-    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in rows:
-        if row["exchange"] in ("report_domains", "report_held_out") and row["metric"] == "accuracy":
-            suffix = " (held out)" if row["exchange"] == "report_held_out" else ""
-            key = (row["model"], row["client"] + suffix)
-            curves.setdefault(key, []).append((row["round"], 100 * row["value"]))
-    if not curves:
+    kinds = {"report_domains": "", "report_held_out": " (held out)"}
+    scored = [row for row in rows if row["exchange"] in kinds and row["metric"] in METRICS]
+    if not scored:
         return None
+    metric, curves = scored[0]["metric"], dict[tuple[str, str], list[tuple[int, float]]]()
+    for row in scored:
+        key = (row["model"], row["client"] + kinds[row["exchange"]])
+        curves.setdefault(key, []).append((row["round"], 100 * row["value"]))
     models = list(dict.fromkeys(model for model, _ in curves))
     figure, axes = plt.subplots(1, len(models), figsize=(6.4 * len(models), 4), squeeze=False, sharey=True)
     for axis, model in zip(axes[0], models, strict=True):
@@ -36,12 +37,13 @@ def accuracy_by_domain(folder: Path) -> Path | None:
             if owner == model:
                 style = "--" if domain.endswith("(held out)") else "-"
                 axis.plot(*zip(*points, strict=True), style, marker=".", label=domain)
-        axis.set(xlabel="round", ylabel="test accuracy, %", title=f"{model} model", ylim=(0, 100))
+        axis.set(xlabel="round", ylabel=f"test {metric}, %", title=f"{model} model", ylim=(0, 100))
         axis.grid(alpha=0.3)
-        axis.legend(loc="lower right", fontsize=8)
+        if len(curves) <= MOST_PANELS * len(models):
+            axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
     (folder / "figures").mkdir(exist_ok=True)
-    path = folder / "figures" / "accuracy.png"
+    path = folder / "figures" / f"{metric}.png"
     write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
     plt.close(figure)
     return path
@@ -91,19 +93,20 @@ def allocations(folder: Path) -> Path | None:
 
 
 def time_to_accuracy(folder: Path) -> Path | None:
-    """Accuracy of the deployed models over the virtual clock; None without one."""
+    """The task's metric of the deployed models over the virtual clock; None without one."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for row in read_rows(folder) if "virtual_time" in row and "accuracy" in row]
+    rows = [row for row in read_rows(folder) if "virtual_time" in row and metric_of(row)]
     if not rows:
         return None
+    metric = metric_of(rows[0]) or METRICS[0]
     figure, axis = plt.subplots(figsize=(6.4, 4))
-    for key, label in (("accuracy", "mean over clients"), ("worst_domain_accuracy", "worst domain")):
+    for key, label in ((metric, "mean over clients"), (f"worst_domain_{metric}", "worst domain")):
         axis.plot([r["virtual_time"] for r in rows], [100 * r[key] for r in rows], marker=".", label=label)
-    axis.set(xlabel="virtual time, s", ylabel="test accuracy, %", xlim=(0, None), ylim=(0, 100))
+    axis.set(xlabel="virtual time, s", ylabel=f"test {metric}, %", xlim=(0, None), ylim=(0, 100))
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
@@ -116,7 +119,7 @@ def time_to_accuracy(folder: Path) -> Path | None:
 
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
     "labels and domains of the clients": partition_map,
-    "accuracy by domain": accuracy_by_domain,
+    "score by domain": score_by_domain,
     "accuracy over virtual time": time_to_accuracy,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,

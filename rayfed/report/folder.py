@@ -222,8 +222,7 @@ class RunFolder:
         for model, scores in done.scores.items():
             for kind in ("clients", "domains", "held_out"):
                 for name, score in getattr(scores, kind).items():
-                    for metric in ("accuracy", "loss"):
-                        value = getattr(score, metric)
+                    for metric, value in ((score.metric, score.value), ("loss", score.loss)):
                         rows.append(self._row(number, f"report_{kind}", name, model, metric, value))
         return rows
 

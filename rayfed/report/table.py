@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
+
+from rayfed.objective import METRICS, metric_of
 
 
 @dataclass(frozen=True)
@@ -41,48 +45,52 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last row that has accuracies."""
-    return next((row for row in reversed(rows) if "accuracy" in row), {})
+    """The last row that has scores."""
+    return next((row for row in reversed(rows) if metric_of(row)), {})
 
 
 def final_table(folder: Path) -> Table:
-    """Accuracy by domain of the models a method deploys, with the statistics over domains and clients."""
+    """Scores by domain of the models a method deploys, with the statistics over domains and clients.
+
+    With `evaluation.table: clients`, instead a row for each model with statistics over clients.
+    """
     import pyarrow.parquet as pq
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     history = read_rows(folder)
     row = last_evaluated(history)
+    metric = metric_of(row) or METRICS[0]
     scores = pq.read_table(folder / "clients.parquet").to_pylist() if row else []
-    now = [s for s in scores if s["round"] == row["round"] and s["metric"] == "accuracy"]
-    counts = _counts(folder)
-    models = [m for m in ("global", "personal") if any(s["model"] == m for s in now)]
-    columns = ("domain", "clients", "train images", "test images", *(f"{m} accuracy %" for m in models))
-    rows = []
+    now = [s for s in scores if s["round"] == row["round"] and s["metric"] == metric]
+    title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
+    title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
+    models = [m for m in MODELS if any(s["model"] == m for s in now)]
+    if config["evaluation"].get("table") == "clients":
+        table = client_table(title, config["algorithm"], metric, now, test_counts(folder))
+        return replace(table, notes=(*_held_out_note(row), *_fault_notes(history)))
+    what, counts, rows = _examples(folder), _counts(folder), []
+    columns = ("domain", "clients", f"train {what}", f"test {what}", *(f"{m} {metric} %" for m in models))
     for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
         found = [s for s in now if s["exchange"] == kind]
         for domain in dict.fromkeys(s["client"] for s in found):
             values = {s["model"]: s["value"] for s in found if s["client"] == domain}
             cells = (_percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
-    title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     return Table(title, columns, tuple(rows), (*_notes(row), *_fault_notes(history)))
 
 
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
     for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
-        if f"{prefix}accuracy" in row:
-            cell = {k: _percent(row[prefix + k]) for k in STATISTICS}
-            worst = f"worst domain {row[prefix + 'worst_domain']} {cell['worst_domain_accuracy']}"
+        if metric := metric_of(row, prefix):
+            statistics = (metric, f"{metric}_domain", "sigma_type", "sigma_client", f"worst_domain_{metric}")
+            clients, domains, by_type, by_client, worst = (_percent(row[prefix + k]) for k in statistics)
             notes.append(
-                f"{name}mean over clients {cell['accuracy']}, over domains {cell['accuracy_domain']}; "
-                f"sigma_type {cell['sigma_type']}, sigma_client {cell['sigma_client']}; {worst}"
+                f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
+                f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
             )
-    if "held_out_accuracy" in row:
-        notes.append(f"mean over held-out domains {_percent(row['held_out_accuracy'])}")
-    return notes
+    return [*notes, *_held_out_note(row)]
 
 
 def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
@@ -96,11 +104,79 @@ def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-STATISTICS = ("accuracy", "accuracy_domain", "sigma_type", "sigma_client", "worst_domain_accuracy")
+def _held_out_note(row: dict[str, Any]) -> Iterator[str]:
+    if metric := metric_of(row, "held_out_"):
+        yield f"mean over held-out domains {_percent(row[f'held_out_{metric}'])}"
+
+
+def client_table(
+    title: str,
+    algorithm: str,
+    metric: str,
+    scores: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, int],
+) -> Table:
+    """The columns of FFT-GP's Table 10: how good and how equal clients are, one row for each model.
+
+    Args:
+        title: Heading.
+        algorithm: Name of the rows.
+        metric: What is averaged.
+        scores: Rows of clients.parquet of one round and this metric.
+        counts: Test examples by client.
+
+    Returns:
+        Average, mean of the worst and of the best tenth of the clients (the number rounded down, at least
+        one), and population variance, all of percentages by client; then the mean over all test examples,
+        which stays empty where clients share their test examples.
+    """
+    columns = (f"{metric} %", "clients", "average", "worst 10%", "best 10%", "variance", "over examples")
+    rows = []
+    for model in MODELS:
+        own = {s["client"]: 100 * s["value"] for s in scores if _is_client(s, model)}
+        if own:
+            values, weights = sorted(own.values()), [counts.get(cid, 0) for cid in own]
+            numbers = [*tails(values), pstdev(values) ** 2]
+            if sum(weights):
+                numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
+            cells = [f"{number:.1f}" for number in numbers] + [""] * (len(columns) - 2 - len(numbers))
+            rows.append((f"{algorithm}, {model}", str(len(own)), *cells))
+    return Table(title, columns, tuple(rows))
+
+
+def tails(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of ascending values, of their lowest and of their highest tenth.
+
+    >>> tails([10.0, 20.0, 60.0])
+    (30.0, 10.0, 60.0)
+    """
+    tail = max(1, len(values) // 10)
+    return fmean(values), fmean(values[:tail]), fmean(values[-tail:])
+
+
+def _is_client(score: Mapping[str, Any], model: str) -> bool:
+    return score["exchange"] == "report_clients" and score["model"] == model
+
+
+MODELS = ("global", "personal")
+
+
+def test_counts(folder: Path) -> dict[str, int]:
+    """Test examples of each client that has its own, from the manifest."""
+    import pyarrow.parquet as pq
+
+    manifest = pq.read_table(folder / "partition.parquet", columns=["client", "split"]).to_pylist()
+    return dict(Counter(row["client"] for row in manifest if row["split"] == "test"))
+
+
+def _examples(folder: Path) -> str:
+    """What examples are called."""
+    path = folder / "environment.json"
+    return str(json.loads(path.read_text()).get("examples", "images")) if path.exists() else "images"
 
 
 def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
-    """Clients, training and test images of each domain, from the manifest."""
+    """Clients, training and test examples of each domain, from the manifest."""
     import pyarrow.parquet as pq
 
     manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()

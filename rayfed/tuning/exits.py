@@ -47,7 +47,7 @@ class Exits:
         model = _scheme(self.inner).apply(model)
         paper = self.variant == "paper"
         model.exits = ExitHeads(
-            self.spans(depth), model.width, model.head.out_features, not paper, self.predict == "last"
+            self.spans(depth), model.width, model.num_classes, not paper, self.predict == "last"
         )
         if paper:
             model.head.requires_grad_(False)

@@ -84,7 +84,7 @@ def state(round):
     )
 
 
-PERSONAL = Evaluation(clients={"c": Score(accuracy=0.1, loss=2.0, num=3)}, domains={}, held_out={})
+PERSONAL = Evaluation(clients={"c": Score(value=0.1, loss=2.0, num=3)}, domains={}, held_out={})
 
 
 def write(folder, rounds, keep=2, executor=None):

@@ -109,8 +109,8 @@ def test_personal_scores_are_the_last_known_ones():
 
     first = personal(None, [own("c0", 0.2), own("c3", 0.6)], CLIENTS)
     second = personal(first, [own("c0", 0.4), Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS)
-    assert {c: s.accuracy for c, s in second.clients.items()} == {"c0": 0.4, "c3": 0.6}
-    assert {d: s.accuracy for d, s in second.domains.items()} == {"a": 0.4, "b": 0.6}
+    assert {c: s.value for c, s in second.clients.items()} == {"c0": 0.4, "c3": 0.6}
+    assert {d: s.value for d, s in second.domains.items()} == {"a": 0.4, "b": 0.6}
     assert personal(None, [Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS) is None
 
 

@@ -175,7 +175,7 @@ def test_v12_statistics():
     from rayfed.evaluation.metrics import Evaluation, Score, summary
 
     accuracy = [0.946, 0.9462, 0.8858, 0.7289, 0.6571]
-    scores = [Score(accuracy=a, loss=1.0, num=100) for a in accuracy]
+    scores = [Score(value=a, loss=1.0, num=100) for a in accuracy]
     clients = [score for score, count in zip(scores, COUNTS[5, 10], strict=True) for _ in range(count)]
     row = summary(
         Evaluation(

@@ -11,6 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
+from rayfed.objective import objective
 from rayfed.params import digest
 from tests.rayfed.models.small import CLASSES, VIT, config, images, shared, small
 
@@ -182,7 +183,7 @@ def test_a_model_without_published_weights_says_so():
     [
         (
             {"name": "vit_bas_patch16_224"},
-            "did you mean 'vit_base_patch16_224'.*Choose alexnet, clip_mini, mixer_mini, vit_mini or",
+            "'vit_base_patch16_224'.*Choose alexnet, char_lstm, clip_mini, mixer_mini, unet, vit_mini or",
         ),
         ({"name": "resnet50.tv"}, "'resnet50' has no weights 'tv'; choose one of: .*tv_in1k"),
         ({"name": "vit_mini", "options": {"dept": 3}}, "model.options: .*dept.*do not fit 'vit_mini'"),
@@ -224,7 +225,10 @@ def test_every_config_builds(path):
         values["name"] = "resnet10t"
     with torch.device("meta"):
         model = build_backbone(ModelConfig(**values), CLASSES, 0)
-        assert model(torch.zeros(1, 3, model.size, model.size)).shape == (1, CLASSES)
+        layout = objective(model.task).layout(model.size)["input"].shape
+        images = len(layout) == 3
+        x = torch.zeros(1, *layout[::-1]) if images else torch.zeros(1, *layout, dtype=torch.long)
+        assert model(x).shape[:2] == (1, CLASSES)
 
 
 def test_the_embedded_weights_load():

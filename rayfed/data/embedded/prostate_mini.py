@@ -1,0 +1,67 @@
+"""Made-up prostate MRI of six sites: volumes with a gland, a bladder above and a rectum below it.
+
+Not anatomy: a segmentation problem of the right form, with differences between sites that matter (contrast,
+noise, the coil's brightness, size of the gland), so that everything around it can be run without a download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.seeds import generator
+
+SIDE, DEPTH = 48, 8
+
+
+@dataclass(frozen=True)
+class Site:
+    """How a scanner sees.
+
+    Attributes:
+        cases: Number of patients.
+        gland: Brightness of the gland; tissue around it is 1.
+        noise: Standard deviation of the noise.
+        coil: How much brighter one side is than the other.
+        radius: Of the gland, in pixels.
+        gain: Factor on all intensities, which standardising removes.
+    """
+
+    cases: int
+    gland: float
+    noise: float
+    coil: float
+    radius: float
+    gain: float
+
+
+SITES = {
+    "RUNMC": Site(cases=10, gland=1.5, noise=0.15, coil=0.0, radius=9, gain=100),
+    "BMC": Site(cases=10, gland=1.4, noise=0.2, coil=0.4, radius=8, gain=400),
+    "HCRUDB": Site(cases=9, gland=1.6, noise=0.3, coil=0.0, radius=11, gain=60),
+    "UCL": Site(cases=8, gland=1.3, noise=0.2, coil=-0.4, radius=8, gain=250),
+    "BIDMC": Site(cases=8, gland=0.6, noise=0.2, coil=0.2, radius=10, gain=900),
+    "HK": Site(cases=8, gland=1.5, noise=0.4, coil=0.6, radius=7, gain=150),
+}
+
+
+def make_case(site: str, number: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Intensities and mask of one patient, both of shape (SIDE, SIDE, DEPTH)."""
+    look, rng = SITES[site], generator(0, "prostate_mini", site, number)
+    y, x, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(DEPTH), indexing="ij")
+    middle = np.array([SIDE / 2, SIDE / 2]) + rng.uniform(-5, 5, 2)
+    radii = look.radius * rng.uniform(0.8, 1.2, 2)
+    height, centre = rng.uniform(2.2, 3.4), DEPTH / 2 - 0.5 + rng.uniform(-0.5, 0.5)
+    across = ((y - middle[0]) / radii[0]) ** 2 + ((x - middle[1]) / radii[1]) ** 2
+    mask = across + ((z - centre) / height) ** 2 < 1
+    bladder = ((y - middle[0] + 1.6 * radii[0]) / 5) ** 2 + ((x - middle[1]) / 9) ** 2 < 1
+    rectum = ((y - middle[0] - 1.5 * radii[0]) / 4) ** 2 + ((x - middle[1] - rng.uniform(-3, 3)) / 5) ** 2 < 1
+    body = ((y - SIDE / 2) / 22) ** 2 + ((x - SIDE / 2) / 23) ** 2 < 1
+    volume = np.where(body, 1.0, 0.1)
+    for part, brightness in ((bladder & body, 1.9), (rectum & body, 0.3), (mask, look.gland)):
+        volume[part] = brightness
+    volume *= 1 + look.coil * (y / SIDE - 0.5)
+    volume = np.abs(volume + look.noise * rng.standard_normal(volume.shape))
+    return (look.gain * volume).astype(np.float32), mask.astype(np.uint8)

@@ -1,0 +1,130 @@
+"""Shakespeare's plays by speaking role: windows of 80 characters, and the character that follows.
+
+The data set of LEAF (Caldas et al., 2018) as q-FFL and FFT-GP use it: 31 roles, each a client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.data.source import Decoded, Listing
+from rayfed.errors import ConfigError, DataError, unknown
+from rayfed.models.char_lstm import SYMBOLS, WINDOW
+from rayfed.objective import NEXT_CHARACTER
+from rayfed.seeds import generator
+
+ALPHABET = "\n !\"&'(),-." + digits + ":;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
+"""LEAF's; any other character counts as the last one."""
+NAMES = {"\n": "newline", " ": "space"}
+ROLES, FEWEST = 31, 64
+"""Roles that take part, of those with at least so many windows."""
+FILE = "input.txt"
+LAYOUT = f"{FILE} (speeches between blank lines, each begins with `<role>:`), or <role>.txt for each role"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shakespeare:
+    """All windows of the roles that `data.domains` lists, or of 31 drawn once with a seed of their own.
+
+    Line breaks become spaces and runs of spaces one, as in LEAF. The windows of a role overlap, in whatever
+    split they end up; the papers' splits do the same.
+    """
+
+    name: str
+    root: str | None
+    domains: list[str] | None
+
+    task: ClassVar[str] = NEXT_CHARACTER
+
+    def fingerprint(self) -> str:
+        out = hashlib.sha256()
+        for path in self._files:
+            about = path.stat()
+            out.update(f"{path.name}|{about.st_size}|{about.st_mtime_ns}\n".encode())
+        return f"shakespeare/1:{self.domains}:{out.hexdigest()}"
+
+    def scan(self) -> Listing:
+        chosen = self._chosen()
+        keys, labels, domain = [], [], []
+        for place, role in enumerate(chosen):
+            text = self._texts[role]
+            keys += [f"{role}/{start}" for start in range(len(text) - WINDOW)]
+            labels.append(text[WINDOW:].astype(np.int64))
+            domain.append(np.full(len(text) - WINDOW, place, dtype=np.int64))
+        return Listing(
+            name=self.name,
+            classes=tuple(NAMES.get(character, character) for character in ALPHABET),
+            domains=tuple(chosen),
+            keys=keys,
+            labels=np.concatenate(labels),
+            domain=np.concatenate(domain),
+            test=np.zeros(len(keys), dtype=np.bool_),
+            fingerprint=self.fingerprint(),
+        )
+
+    def decode(self, listing: Listing, index: int, size: int) -> Decoded:
+        if size > WINDOW:
+            raise ConfigError(f"model.size: {size} is more than the {WINDOW} characters of a window")
+        role, _, start = listing.keys[index].rpartition("/")
+        end = int(start) + WINDOW
+        return self._texts[role][end - size : end]
+
+    def _chosen(self) -> list[str]:
+        large = sorted(role for role, text in self._texts.items() if len(text) - WINDOW >= FEWEST)
+        if not large:
+            raise DataError(f"data.root: no role in {self.root} has {FEWEST} windows of {WINDOW} characters")
+        if self.domains is None:
+            order = generator(0, "shakespeare").permutation(len(large))[:ROLES]
+            return [large[place] for place in sorted(order)]
+        for role in self.domains:
+            if role not in large:
+                raise ConfigError(unknown("data.domains", role, large))
+        return list(dict.fromkeys(self.domains))
+
+    @cached_property
+    def _texts(self) -> dict[str, NDArray[np.uint8]]:
+        """Places in the alphabet, by role."""
+        code = {character: place for place, character in enumerate(ALPHABET)}
+        found = {}
+        for role, text in _speeches(self._files).items():
+            plain = re.sub(r"  +", " ", text.replace("\n", " "))
+            found[role] = np.array([code.get(character, SYMBOLS - 1) for character in plain], dtype=np.uint8)
+        return found
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        if not self.root:
+            raise ConfigError(f"data.root: not set; give the folder of {self.name!r}: {LAYOUT}")
+        folder = Path(self.root).expanduser().absolute()
+        files = [folder / FILE] if (folder / FILE).is_file() else sorted(folder.glob("*.txt"))
+        if not files:
+            raise DataError(f"data.root: no text in {folder}; expected {LAYOUT}")
+        return files
+
+
+def _speeches(files: list[Path]) -> dict[str, str]:
+    """All that a role says, by role, speeches joined by line breaks."""
+    try:
+        texts = {path: path.read_text(encoding="utf-8") for path in files}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.root: a text cannot be read ({error})") from error
+    if len(files) > 1 or files[0].name != FILE:
+        return {path.stem: text for path, text in texts.items()}
+    found: dict[str, list[str]] = {}
+    for block in re.split(r"\n\s*\n", texts[files[0]]):
+        role, colon, speech = block.strip().partition(":\n")
+        if colon:
+            found.setdefault(role.replace(" ", "_"), []).append(speech)
+    return {role: "\n".join(speeches) for role, speeches in found.items()}
+
+
+READER = Shakespeare

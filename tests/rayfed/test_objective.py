@@ -1,0 +1,82 @@
+"""Losses and scores of the three tasks."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import samples_of
+from rayfed.objective import OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
+
+ONE = torch.tensor([[[1, 0, 0, 0, 0, 0]]])
+
+
+def maps(n=3, size=8, classes=2):
+    rng = torch.Generator().manual_seed(0)
+    output = torch.randn(n, classes, size, size, generator=rng)
+    return output, torch.randint(classes, (n, size, size), generator=rng)
+
+
+@pytest.mark.parametrize("task", ["classification", "next_character"])
+def test_one_class_for_each_example_is_cross_entropy_and_accuracy(task):
+    output, y = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 0, 0])
+    found = objective(task).scores(output, y)
+    assert found["accuracy"] == 2
+    assert found["loss"] == F.cross_entropy(output, y, reduction="sum").item()
+    assert torch.equal(objective(task).loss(output, y), F.cross_entropy(output, y))
+
+
+def test_dice_as_in_the_specification():
+    output = torch.tensor([[[0.0, 0, 1, 1, 1, 1]], [[1.0, 1, 0, 0, 0, 0]]])[None]
+    found = Segmentation().scores(output, ONE)
+    assert found["dice"] == pytest.approx(0.666664, abs=1e-6)
+    assert found["dice_mean2"] == pytest.approx(0.777776, abs=1e-6)
+
+
+def test_dice_of_nothing_is_nothing():
+    assert dice(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)).tolist() == [[0, 0]]
+
+
+def test_scores_of_slices_do_not_depend_on_the_batch():
+    output, y = maps()
+    whole = Segmentation().scores(output, y)
+    single = [Segmentation().scores(output[i : i + 1], y[i : i + 1]) for i in range(3)]
+    for name, value in whole.items():
+        assert sum(one[name] for one in single) == pytest.approx(value, rel=1e-6)
+    assert float(Segmentation().loss(output, y)) == pytest.approx(whole["loss"] / 3, rel=1e-6)
+
+
+def test_loss_of_slices_is_half_cross_entropy_and_half_soft_dice():
+    output, y = maps(n=1)
+    soft, hard = output.softmax(1)[0].flatten(1), torch.stack([y == 0, y == 1])[:, 0].float().flatten(1)
+    overlap = (2 * (soft * hard).sum(1) / (soft.sum(1) + hard.sum(1) + 1e-5)).mean()
+    expected = (F.cross_entropy(output, y) + 1 - overlap) / 2
+    assert float(Segmentation().loss(output, y)) == pytest.approx(float(expected), abs=1e-6)
+    certain = 20.0 * torch.stack([1 - y, y], dim=1)
+    assert float(Segmentation().loss(certain, y)) == pytest.approx(0, abs=1e-4)
+
+
+def test_layouts_say_what_an_example_is():
+    sizes = {task: o.layout(16).itemsize for task, o in OBJECTIVES.items()}
+    assert sizes == {"classification": 16 * 16 * 3, "segmentation": 16 * 16 * 4, "next_character": 16}
+    x = symbols(np.array([[1, 79]], dtype=np.uint8))
+    assert x.dtype == torch.int64
+    assert x.tolist() == [[1, 79]]
+
+
+def test_the_metric_that_scores_hold():
+    assert metric_of({"dice": 1, "loss": 2}) == "dice"
+    assert metric_of({"val_accuracy": 1}, "val_") == "accuracy"
+    assert metric_of({"loss": 2}) is None
+    with pytest.raises(ConfigError, match=r"'segmentatoin' does not exist; did you mean 'segmentation'"):
+        objective("segmentatoin")
+
+
+def test_pixels_are_samples_of_maps():
+    features = torch.arange(2 * 3 * 16 * 16.0).view(2, 3, 16, 16)
+    rows = samples_of(features)
+    assert rows.shape == (2 * 2 * 2, 3)
+    assert torch.equal(rows[1], features[0, :, 0, 8])
+    flat = torch.rand(4, 5)
+    assert samples_of(flat) is flat
