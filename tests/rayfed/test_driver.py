@@ -96,7 +96,7 @@ def test_empty_test_sets_are_left_out():
 def test_sets_that_did_not_answer_are_left_out_and_the_others_keep_their_own_score():
     sets = (unit("c0", "a", ("c0",)), unit("c1", "a", ("c1",)), unit("c2", "b", ("c2",)))
     found = evaluation(sets, {"c1": answer(0.25, 1, 2)})
-    assert {c: s.accuracy for c, s in found.clients.items()} == {"c1": 0.25}
+    assert {c: s.value for c, s in found.clients.items()} == {"c1": 0.25}
     assert list(found.domains) == ["a"]
     assert summary(evaluation(sets, {})) == {}
 
