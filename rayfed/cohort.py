@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from rayfed.client import Client
+from rayfed.failures import Event
 from rayfed.types import Broadcast, Update
 
 Task: TypeAlias = Callable[[Client, Broadcast], Update]
@@ -31,11 +32,48 @@ class Call:
     cost: float = 1.0
 
 
-class Executor(Protocol):
-    """Runs calls anywhere, in any order."""
+@dataclass(frozen=True)
+class Kept:
+    """A client's private store between two calls.
 
-    def map(self, calls: Sequence[Call]) -> Sequence[Update]:
-        """Answer in the order given. Tensors of an answer may be read-only views."""
+    Attributes:
+        serial: Another number for every store that was ever kept.
+        value: The store, or where it is.
+    """
+
+    serial: int
+    value: Any
+
+
+class Executor(Protocol):
+    """Runs calls anywhere, in any order, and keeps what clients keep.
+
+    Attributes:
+        on_event: Told about every failure.
+    """
+
+    on_event: Callable[[Event], None]
+
+    def map(self, calls: Sequence[Call]) -> Sequence[Update | None]:
+        """Answer in the order given, None for a client that was dropped.
+
+        Tensors of an answer may be read-only views.
+        """
+
+    def stores(self) -> dict[str, Kept]:
+        """What every client keeps now, by client."""
+
+    def fetch(self, kept: Kept) -> dict[str, Any]:
+        """The content of one store."""
+
+    def restore(self, client: str, store: Mapping[str, Any]) -> None:
+        """Give a client its store back."""
+
+    def forget(self) -> None:
+        """Drop all stores."""
+
+    def stop(self) -> None:
+        """Raise Stopped in the exchange under way, and in every later one."""
 
     def close(self) -> None:
         """End what this executor started."""
@@ -147,7 +185,7 @@ class Cohort:
             raise KeyError(f"not in the cohort of round {self.round}: {strangers}")
         called = [cid for cid in self.ids if cid in each]
         calls = [Call(cid, task, tag, each[cid], self._cost(cid, each[cid])) for cid in called]
-        updates = self.executor.map(calls)
+        updates = [update for update in self.executor.map(calls) if update is not None]
         for cid, update in zip(called, updates, strict=True):
             self.ledger.transfers.append(
                 {"exchange": tag, "client": cid, "down": each[cid].num_bytes(), "up": update.num_bytes()}

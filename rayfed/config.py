@@ -19,6 +19,7 @@ from rayfed.client import TrainConfig
 from rayfed.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
+from rayfed.failures import OnError
 from rayfed.local import Local
 from rayfed.method import check, load_method
 from rayfed.models.config import ModelConfig
@@ -47,7 +48,7 @@ class ClusterConfig:
         num_gpus: GPUs of a cluster of our own; none: what the machine has.
         dashboard: Start Ray's dashboard with a cluster of our own.
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
-        retries: How often a client's work is repeated after its actor died.
+        retries: How often a client's work is repeated after its actor was lost.
     """
 
     executor: Literal["ray", "inline"] = "ray"
@@ -80,6 +81,19 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept for going on after a crash; nothing here changes a result.
+
+    Attributes:
+        every: Write a checkpoint after every such round, and after the last one; 0: only after the last one.
+        keep: How many of the last checkpoints stay.
+    """
+
+    every: Annotated[int, Ge(0)] = 1
+    keep: Count = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """One experiment.
 
@@ -103,6 +117,12 @@ class Config:
             table and into compare/<name> of the run's folder.
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
+        checkpoint: What is kept for going on after a crash.
+        on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
+            again up to cluster.retries times and then ends it (retry), or is left out of the round (drop).
+        client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
+        watchdog: Seconds without any answer after which the clients that are waited for are named, with
+            what they are doing; none: never.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
     """
@@ -124,6 +144,10 @@ class Config:
     compare: str | tuple[str, ...] = ()
     deterministic: bool = False
     protocol: Literal["single", "leave_one_out"] = "single"
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    on_client_error: OnError = "raise"
+    client_timeout: Positive | None = None
+    watchdog: Positive | None = 300.0
     output: str | None = None
     overwrite: bool = False
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rayfed.capacity import draw
 from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger
-from rayfed.evaluation.metrics import Evaluation, evaluation, personal, summary
+from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
 from rayfed.evaluation.protocol import EvaluationSet
 from rayfed.local import Local
 from rayfed.seeds import generator
@@ -72,12 +72,24 @@ class Round:
 
 
 def run(
-    experiment: Experiment, executor: Executor, start: Params, state: ServerState | None = None
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    state: ServerState | None = None,
+    known: Mapping[str, Score] | None = None,
 ) -> Iterator[Round]:
-    """Run the rounds after `state` (from the start without one) and yield each when it is finished."""
+    """Run the rounds after `state` (from the start without one) and yield each when it is finished.
+
+    Args:
+        experiment: What to run.
+        executor: Where; its clients have the stores that belong to `state`.
+        start: Start values of what travels.
+        state: What the server carried after an earlier round.
+        known: Last known scores of the clients' own models, which belong to `state` too.
+    """
     first = 0 if state is None else state.round + 1
     state = state or experiment.server.start(start)
-    own: Evaluation | None = None
+    own = Evaluation(clients=known, domains={}, held_out={}) if known else None
     for r in range(first, experiment.rounds):
         began = time.perf_counter()
         cohort = make_cohort(experiment, executor, r)

@@ -35,6 +35,22 @@ class ClientError(RayFedError):
         )
 
 
+class ClusterError(RayFedError):
+    """The cluster failed: the driver's process or all client actors are gone."""
+
+
+class StorageError(RayFedError):
+    """Something could not be written; what had been written before is untouched."""
+
+
+class LostStoreError(RayFedError):
+    """The private store of a client was lost with its node; the last checkpoint has it."""
+
+
+class StoppedError(RayFedError):
+    """The run was asked to end."""
+
+
 def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     """The message for a name that does not exist: what was given, the nearest match, all that is allowed.
 

@@ -2,66 +2,190 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfed.cohort import Executor
-from rayfed.config import ClusterConfig
-from rayfed.driver import Experiment, run
+from rayfed.checkpoint import Checkpoints, Saved
+from rayfed.cohort import Executor, Kept
+from rayfed.config import Config
+from rayfed.driver import Experiment, Round, is_due, run
+from rayfed.errors import ClusterError, LostStoreError, StoppedError, StorageError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.failures import Policy
 from rayfed.report.folder import RunFolder
 from rayfed.setup import Setup
 from rayfed.types import Params
 from rayfed.worker import World
 
+log = logging.getLogger(__name__)
+
 Row = dict[str, Any]
 GB = 1e9
+MOST_RESTARTS = 3  # of a round whose clients lost their stores
+STOP_PATIENCE = 15.0  # seconds the driver has for ending the exchange under way and for saving
 
 
-def conduct(experiment: Experiment, executor: Executor, start: Params, folder: RunFolder) -> Iterator[Row]:
-    """Run all rounds and write them down; yields each row, then one with the digest of the final tensors."""
-    params = start
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How a run is kept.
+
+    Attributes:
+        path: Folder of the run.
+        domains: Domain of every client.
+        every: A checkpoint after every such round, and after the last one (0: only then).
+        keep: How many checkpoints stay.
+        resume: Go on from the last checkpoint in the folder.
+    """
+
+    path: Path
+    domains: Mapping[str, str]
+    every: int = 1
+    keep: int = 2
+    resume: bool = False
+
+
+def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: Keeping) -> Iterator[Row]:
+    """Run all rounds and write them down; yields each row, then one with the digest of the final tensors.
+
+    However it ends, the rounds that were finished are on disk, with a checkpoint of the last one.
+
+    Raises:
+        ConfigError: Another process writes to the folder, or no checkpoint in it can be used.
+        ClientError: A client failed, and the policy says to raise.
+        StorageError: Something cannot be written.
+        StoppedError: The run was asked to end.
+    """
+    folder = RunFolder(keeping.path, keeping.domains)
+    checkpoints = Checkpoints(keeping.path, keeping.keep)
+    executor.on_event = folder.event
+    with folder.mine():
+        resume = keeping.resume
+        for _ in range(1 + MOST_RESTARTS):
+            saved = checkpoints.load(start, folder.history.complete) if resume else None
+            folder.begin(saved.state.round + 1 if saved else 0)
+            executor.forget()
+            if saved:
+                saved.restore(executor)
+            try:
+                yield from _rounds(
+                    experiment, executor, start, folder, _Keeper(checkpoints, executor, keeping), saved
+                )
+            except LostStoreError as err:
+                log.warning("%s; going back to the last checkpoint", err)
+                resume = True
+            else:
+                return
+        raise ClusterError(f"the stores of clients were lost {1 + MOST_RESTARTS} times; giving up")
+
+
+def _rounds(
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    folder: RunFolder,
+    keeper: _Keeper,
+    saved: Saved | None,
+) -> Iterator[Row]:
+    params = saved.state.params if saved else start
+    state = saved.state if saved else None
+    personal = saved.personal if saved else {}
     try:
-        for done in run(experiment, executor, start):
+        for done in run(experiment, executor, start, state, personal):
             params = done.state.params
             folder.add(done)
+            keeper.finished(
+                done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
+            )
             yield done.row
+        digest = folder.finish(params)
     except BaseException:
-        folder.write_tables()
+        with suppress(StorageError):  # what brought us here is what the user must hear of
+            keeper.save_last()
+            folder.write_tables()
         raise
-    yield {"sha256": folder.finish(params)}
+    yield {"sha256": digest}
 
 
-def run_folder(setup: Setup, path: Path) -> RunFolder:
-    domains = {c.id: c.domain for c in setup.partition.clients}
-    return RunFolder(path, domains)
+@dataclass
+class _Keeper:
+    """Saves rounds when they are due, and the last finished one when there may be no other."""
+
+    checkpoints: Checkpoints
+    executor: Executor
+    keeping: Keeping
+    unsaved: tuple[Round, dict[str, Kept]] | None = None
+
+    def finished(self, done: Round, due: bool) -> None:
+        # Stores move on in the next round; these are the ones that belong to this one.
+        self.unsaved = done, self.executor.stores()
+        if due:
+            self.save_last()
+
+    def save_last(self) -> None:
+        if self.unsaved is not None:
+            done, stores = self.unsaved
+            self.checkpoints.save(done.state, done.scores.get("personal"), stores, self.executor)
+            self.unsaved = None
 
 
 def launch(
-    setup: Setup, cluster: ClusterConfig, path: Path, notify: Callable[[str], None] = lambda _: None
+    setup: Setup,
+    config: Config,
+    path: Path,
+    notify: Callable[[str], None] = lambda _: None,
+    resume: bool = False,
 ) -> Iterator[Row]:
     """Conduct an experiment where the config says; yields a row per round, then the digest.
+
+    Args:
+        setup: The experiment, prepared from `config`.
+        config: What to run where.
+        path: Folder of the run.
+        notify: Told what is being started.
+        resume: Go on after the last checkpoint in the folder, if there is one.
 
     Raises:
         ConfigError: The cluster does not answer or cannot hold the actors.
         ClientError: A client failed.
+        ClusterError: The driver or all client actors were lost.
     """
-    if cluster.executor == "inline":
-        executor = InlineExecutor(setup.world, setup.weights)
-        yield from conduct(setup.experiment, executor, setup.start, run_folder(setup, path))
+    keeping = Keeping(
+        path=path,
+        domains={c.id: c.domain for c in setup.partition.clients},
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        resume=resume,
+    )
+    if config.cluster.executor == "inline":
+        executor = InlineExecutor(setup.world, setup.weights, policy(config))
+        yield from conduct(setup.experiment, executor, setup.start, keeping)
         return
-    yield from _launch_on_ray(setup, cluster, path, notify)
+    yield from _launch_on_ray(setup, config, keeping, notify)
+
+
+def policy(config: Config) -> Policy:
+    """What the config says about failures."""
+    return Policy(
+        on_client_error=config.on_client_error,
+        retries=config.cluster.retries,
+        client_timeout=config.client_timeout,
+        watchdog=config.watchdog,
+        patience=max(config.cluster.connect_timeout, Policy.patience),
+    )
 
 
 def _launch_on_ray(
-    setup: Setup, cluster: ClusterConfig, path: Path, notify: Callable[[str], None]
+    setup: Setup, config: Config, keeping: Keeping, notify: Callable[[str], None]
 ) -> Iterator[Row]:
     from rayfed.executors.cluster import Wish, connection, node_resources, plan, reserved
 
-    experiment = setup.experiment
+    experiment, cluster = setup.experiment, config.cluster
     with connection(
         cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
     ) as url:
@@ -77,13 +201,13 @@ def _launch_on_ray(
         if url:
             notify(f"Ray dashboard: http://{url}")
         with reserved(found, cluster.connect_timeout) as options:
-            yield from _drive(setup, cluster, path, options, notify)
+            yield from _drive(setup, config, keeping, options, notify)
 
 
 def _drive(
     setup: Setup,
-    cluster: ClusterConfig,
-    path: Path,
+    config: Config,
+    keeping: Keeping,
     options: list[dict[str, Any]],
     notify: Callable[[str], None],
 ) -> Iterator[Row]:
@@ -95,59 +219,73 @@ def _drive(
 
     # The driver writes the run folder, so it lives on the node of whoever started it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    weights = [ray.put(dict(setup.weights))]
+    weights, name = [ray.put(dict(setup.weights))], keeping.path.name
     driver: Any = (
         ray.remote(DriverActor)
-        .options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
-        .remote(path.name, setup.experiment, setup.world, weights)
+        .options(num_cpus=0, max_restarts=0, max_concurrency=2, scheduling_strategy=here)
+        .remote(name, setup.experiment, setup.world, weights)
     )
-    per_client = cluster.actors == "per_client"
+    per_client = config.cluster.actors == "per_client"
     lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
-    names = [f"rayfed:clients:{path.name}:{lane}" for lane in lanes]
-    domains = {c.id: c.domain for c in setup.partition.clients}
+    names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
     try:
-        seconds = ray.get(driver.start.remote(names, options, cluster.retries))
+        seconds = ray.get(driver.start.remote(names, options, policy(config)))
         notify(f"actors ready after {seconds:.1f} s")
-        rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), path, domains)
+        rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
         for row in rows:
             yield ray.get(row)
     except ray.exceptions.RayTaskError as err:
         cause = err.cause if isinstance(err.cause, Exception) else err
         raise cause from err
+    except ray.exceptions.RayActorError as err:
+        raise ClusterError(f"the driver actor was lost: {err}".splitlines()[0]) from err
+    except (KeyboardInterrupt, GeneratorExit):
+        # It ends the exchange under way and saves the last finished round.
+        with suppress(ray.exceptions.RayError):
+            ray.get(driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
+        raise
     finally:
         # Client actors belong to the driver and end with it.
         ray.kill(driver)
 
 
-@dataclass(eq=False)
 class DriverActor:
     """The server of the federation as a Ray actor; it owns the client actors, which end when it ends."""
 
-    name: str
-    experiment: Experiment
-    world: World
-    weights: list[Any]
+    def __init__(self, name: str, experiment: Experiment, world: World, weights: list[Any]) -> None:
+        self._name, self._experiment, self._world, self._weights = name, experiment, world, weights
+        self._ended = threading.Event()
 
     def __repr__(self) -> str:
-        return f"rayfed:driver:{self.name}"
+        return f"rayfed:driver:{self._name}"
 
-    def start(self, names: list[str], options: list[dict[str, Any]], retries: int) -> float:
+    def start(self, names: list[str], options: list[dict[str, Any]], policy: Policy) -> float:
         """Start the client actors; returns the seconds until every one has its model."""
         import torch
 
         from rayfed.executors.actors import RayExecutor
 
-        torch.set_num_threads(self.world.threads)
+        torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
-        self._executor = RayExecutor(self.world, self.weights[0], names, options, retries)
+        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy)
         self._executor.where()
         return time.perf_counter() - began
 
-    def rounds(self, start: Any, path: Path, domains: dict[str, str]) -> Iterator[Row]:
+    def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
         from rayfed.executors.wire import unpack
 
         params = {name: value.clone() for name, value in unpack(start).items()}
-        yield from conduct(self.experiment, self._executor, params, RunFolder(path, domains))
+        try:
+            yield from conduct(self._experiment, self._executor, params, keeping)
+        except StoppedError:
+            return
+        finally:
+            self._ended.set()
+
+    def stop(self, patience: float) -> bool:
+        """Ask the rounds to end; whether they did within so many seconds."""
+        self._executor.stop()
+        return self._ended.wait(patience)
 
     def where(self) -> list[dict[str, Any]]:
         return self._executor.where()

@@ -94,37 +94,49 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
     return execute(checked, quiet)
 
 
-def execute(config: Config, quiet: bool = False) -> Result:
-    """Prepare, run and report one checked config."""
+def execute(config: Config, quiet: bool = False, resume: bool = False) -> Result:
+    """Prepare, run and report one checked config.
+
+    Args:
+        config: The experiment; with `resume`, `output` is a folder that holds it already.
+        quiet: Show nothing.
+        resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
+    """
     from rayfed.config import comparisons
-    from rayfed.report.folder import create, discard
+    from rayfed.report.folder import create, discard, finished
     from rayfed.setup import prepare
 
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
-    path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
+    if resume:
+        path = Path(str(config.output))
+    else:
+        path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
     if config.protocol == "leave_one_out":
-        return _each_domain_out(config, path, quiet, tell)
+        return _each_domain_out(config, path, quiet, resume)
     began = time.perf_counter()
     try:
         others = comparisons(config, path)
         setup = prepare(config)
     except ConfigError:
-        discard(path)
+        if not resume:
+            discard(path)
         raise
-    _record(config, setup, path, tell)
-    digest = _conduct(config, setup, path, quiet)
+    digest = finished(path, config.rounds) if resume else ""
+    if not digest:
+        _record(config, setup, path, tell, resume)
+        digest = _conduct(config, setup, path, quiet, resume)
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
         save(Result(path, digest).params, config.model.name, path / "model")
     for name, other in others.items():
         tell(f"\ncompare={name}")
-        execute(other, quiet)
+        execute(other, quiet, resume and _is_run(other))
     _report(path, tell, tuple(others))
     tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
 
-def _conduct(config: Config, setup: Setup, path: Path, quiet: bool) -> str:
+def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool) -> str:
     """Run all rounds and show them; the digest of the final tensors."""
     from rayfed.launch import launch
     from rayfed.report.folder import discard
@@ -132,18 +144,25 @@ def _conduct(config: Config, setup: Setup, path: Path, quiet: bool) -> str:
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     digest = ""
     try:
-        for row in follow(launch(setup, config.cluster, path, tell), config.rounds, quiet):
+        for row in follow(launch(setup, config, path, tell, resume), config.rounds, quiet):
             digest = row.get("sha256", digest)
-            if STOP.is_set():
-                raise KeyboardInterrupt
+            _look_for_stop()
     except ConfigError:
-        if not (path / "result.json").exists():  # the cluster refused; the same output can be used again
+        if not resume and not (path / "result.json").exists():  # refused; the same output can be used again
             discard(path)
+        raise
+    except (RayFedError, KeyboardInterrupt):
+        say(f"continue with: python -m rayfed.resume {path}", sys.stderr)
         raise
     return digest
 
 
-def _each_domain_out(config: Config, path: Path, quiet: bool, tell: Callable[[str], None]) -> Result:
+def _look_for_stop() -> None:
+    if STOP.is_set():
+        raise KeyboardInterrupt
+
+
+def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool) -> Result:
     """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
     import yaml
 
@@ -153,27 +172,38 @@ def _each_domain_out(config: Config, path: Path, quiet: bool, tell: Callable[[st
     from rayfed.report.folder import discard
     from rayfed.setup import prepare
 
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
     try:
         runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
     except ConfigError:
-        discard(path)
+        if not resume:
+            discard(path)
         raise
     write_text(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
     done = {}
     for name, fold in runs.items():
         tell(f"\nheld out: {name}")
-        done[name] = execute(fold, quiet)
+        done[name] = execute(fold, quiet, resume and _is_run(fold))
     table = table_of(config, {name: result.path for name, result in done.items()})
     write_text(path / "report.md", table.markdown())
     tell("\n" + table.text())
     return Result(path, hashlib.sha256("".join(r.sha256 for r in done.values()).encode()).hexdigest())
 
 
-def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]) -> None:
-    """Write what will be run, and show who has what."""
+def _is_run(config: Config) -> bool:
+    """Whether the folder of a config already holds a run."""
+    return (Path(str(config.output)) / "config.yaml").exists()
+
+
+def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None], resume: bool) -> None:
+    """Write what will be run, and show who has what.
+
+    Raises:
+        ConfigError: The run that is continued had other data.
+    """
     from rayfed.config import to_dict
     from rayfed.data.manifest import describe
-    from rayfed.launch import run_folder
+    from rayfed.report.folder import begun_with, describe_run
 
     partition, dataset = setup.partition, setup.dataset
     facts = {
@@ -184,7 +214,9 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
     }
-    run_folder(setup, path).describe(to_dict(config), facts)
+    if resume:
+        begun_with(path, facts)
+    describe_run(path, to_dict(config), facts)
     partition.save_manifest(path / "partition.parquet", dataset)
     tell(describe(partition, dataset))
     if dataset.skipped:
@@ -239,25 +271,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show every algorithm, tuning, model and data")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = parser.parse_args(argv)
+
+    def work() -> None:
+        from rayfed.catalog import catalog
+        from rayfed.config import load_config
+
+        if args.list:
+            say(catalog())
+        else:
+            execute(load_config(args.overrides, args.config), args.quiet)
+
+    return guarded(work, args.debug)
+
+
+def guarded(work: Callable[[], object], debug: bool = False) -> int:
+    """Do the work of a command; its exit code, with one line on standard error where it is not 0."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # Two spinning threads on contended cores are slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with stoppable():
-            from rayfed.catalog import catalog
-            from rayfed.config import load_config
-
-            if args.list:
-                say(catalog())
-                return 0
-            execute(load_config(args.overrides, args.config), args.quiet)
+            work()
     except RayFedError as err:
-        if args.debug:
+        if debug:
             traceback.print_exc()
         say(f"error: {err}", sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt:
-        say("interrupted; finished rounds are in result.json", sys.stderr)
+        say("interrupted; finished rounds are kept", sys.stderr)
         return 130
     return 0
 

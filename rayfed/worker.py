@@ -121,13 +121,14 @@ class Worker:
         """Play one client: (call, store) in, (update, store) out, nothing else changes.
 
         Raises:
-            ClientError: The task failed or answered with numbers that are not finite.
+            ClientError: The task failed, or answered with a tensor of a wrong shape or that is not finite.
         """
         world, sent = self._world, call.sent
         with seeded(derive(world.seed, call.tag, sent.round, call.client)) as rng:
             try:
                 client = self._client(call, dict(store), rng)
                 update = call.task(client, sent)
+                self._check_shapes(update)
                 check_finite(update)
             except RayFedError:
                 raise
@@ -149,6 +150,15 @@ class Worker:
         data = ClientData(self._images, self._labels, splits, self._normalize, self._device)
         personal = "test" if world.scores_personal(sent.round) else ""
         return Client(call.client, model, data, world.train, rng, store, personal, self._cache)
+
+    def _check_shapes(self, update: Update) -> None:
+        """Raise ValueError, naming the tensor, when an answer holds what the model does not."""
+        for name, value in update.params.items():
+            wanted = self._start.get(name)
+            if wanted is None:
+                raise ValueError(f"it answered with {name!r}, which is not a trained tensor of this model")
+            if value.shape != wanted.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)} instead of {tuple(wanted.shape)}")
 
     def _keep_buffers(self, client: Client) -> None:
         if self._float_buffers and not client.buffers_travel:

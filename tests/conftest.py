@@ -83,12 +83,12 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
             pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2))
             return pools[0]
         pool = pools[0]
-        pool._stores.clear()
+        pool.forget()
         again = [
             lane.actor.__ray_call__.remote(
                 lambda self, *new: self.__init__(*new), lane.name, setup.world, weights
             )
-            for lane in pool._lanes
+            for lane in pool.lanes
         ]
         ray.get(again)
         return pool

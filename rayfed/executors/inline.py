@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import faulthandler
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rayfed.cohort import Call
+from rayfed.cohort import Call, Kept
+from rayfed.errors import ClientError, StoppedError
+from rayfed.failures import Event, Policy, action_for, event_of
 from rayfed.types import Update
 from rayfed.worker import Weights, Worker, World
 
 
 class InlineExecutor:
-    """The cohort in one process: a breakpoint inside a client just works."""
+    """The cohort in one process: a breakpoint inside a client just works.
 
-    def __init__(self, world: World, weights: Weights) -> None:
+    A client cannot be timed out here. The watchdog writes the stack of this process to standard error.
+    """
+
+    def __init__(self, world: World, weights: Weights, policy: Policy | None = None) -> None:
         self.worker = Worker(world, weights)
-        self._stores: dict[str, Mapping[str, Any]] = {}
+        self.policy = policy or Policy()
+        self.on_event: Callable[[Event], None] = lambda _: None
+        self._stores: dict[str, Kept] = {}
+        self._serial = itertools.count()
+        self._stopped = threading.Event()
 
-    def map(self, calls: Sequence[Call]) -> list[Update]:
-        updates = []
-        for call in calls:
-            update, self._stores[call.client] = self.worker.call(call, self._stores.get(call.client, {}))
-            updates.append(update)
-        return updates
+    def map(self, calls: Sequence[Call]) -> list[Update | None]:
+        try:
+            return [self._answer(call) for call in calls]
+        finally:
+            if self.policy.watchdog:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _answer(self, call: Call) -> Update | None:
+        for attempt in itertools.count(1):
+            if self._stopped.is_set():
+                raise StoppedError("asked to end")
+            if self.policy.watchdog and sys.__stderr__:
+                faulthandler.dump_traceback_later(self.policy.watchdog, file=sys.__stderr__)
+            kept = self._stores.get(call.client)
+            try:
+                update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
+            except ClientError as err:
+                action = action_for(self.policy, attempt)
+                self.on_event(event_of(err, "error", action, attempt))
+                if action == "raise":
+                    raise
+                if action == "drop":
+                    return None
+            else:
+                self.restore(call.client, store)
+                return update
+        raise AssertionError
+
+    def stores(self) -> dict[str, Kept]:
+        return dict(self._stores)
+
+    def fetch(self, kept: Kept) -> dict[str, Any]:
+        return dict(kept.value)
+
+    def restore(self, client: str, store: Mapping[str, Any]) -> None:
+        if store:
+            self._stores[client] = Kept(next(self._serial), store)
+        else:
+            self._stores.pop(client, None)
+
+    def forget(self) -> None:
+        self._stores.clear()
+
+    def stop(self) -> None:
+        self._stopped.set()
 
     def close(self) -> None:
         """Nothing was started."""

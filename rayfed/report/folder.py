@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
+import logging
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rayfed.driver import Round
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, StorageError
+from rayfed.failures import Event
 from rayfed.params import digest
 from rayfed.report.files import write_parquet, write_text, write_whole
+from rayfed.report.history import History
 from rayfed.types import Params
 
+log = logging.getLogger(__name__)
+
 PACKAGES = ("rayfed-sim", "ray", "torch", "torchvision", "timm", "peft", "scikit-learn", "pyarrow", "numpy")
-WRITE_SHARE = 20  # tables are rewritten when at least this many times the last writing time has passed
+TENSORS = Path("model", "params.safetensors")
+EVENTS = "events.jsonl"
+LOCK = ".lock"
+LOCK_PATIENCE, LOCK_PAUSE = 20.0, 0.25  # seconds
 
 
 def create(path: Path, overwrite: bool = False) -> Path:
@@ -32,7 +43,8 @@ def create(path: Path, overwrite: bool = False) -> Path:
     if (path / "result.json").exists() or (path / "config.yaml").exists():
         if not overwrite:
             raise ConfigError(
-                f"output: {str(path)!r} already holds a run; choose another folder or set overwrite=true"
+                f"output: {str(path)!r} already holds a run; choose another folder, set overwrite=true, or "
+                f"continue it with python -m rayfed.resume {path}"
             )
         _clear(path)
     try:
@@ -41,7 +53,29 @@ def create(path: Path, overwrite: bool = False) -> Path:
         (path / ".writable").unlink()
     except OSError as err:
         raise ConfigError(f"output: cannot write to {str(path)!r}: {err.strerror}") from err
+    except StorageError as err:
+        raise ConfigError(f"output: {err}") from err
     return path
+
+
+def finished(path: Path, rounds: int) -> str:
+    """Digest of the final tensors of a run that has all its rounds; empty for any other folder.
+
+    Raises:
+        ConfigError: The folder says that it is finished, but cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        lines = (path / "result.json").read_text().splitlines()
+        if not (path / TENSORS).exists() or json.loads(lines[-1])["round"] < rounds:
+            return ""
+        return digest(load_file(path / TENSORS))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as err:
+        raise ConfigError(f"{path}: the finished run cannot be read: {err}") from err
 
 
 def discard(path: Path) -> None:
@@ -53,7 +87,7 @@ def discard(path: Path) -> None:
 
 def _clear(path: Path) -> None:
     """Remove the files of an earlier run, and nothing that a run does not write."""
-    for name in ("model", "figures", "tensorboard", "checkpoints", "compare"):
+    for name in ("model", "figures", "tensorboard", "checkpoints", "history", "compare"):
         shutil.rmtree(path / name, ignore_errors=True)
     for pattern in (
         "*.parquet",
@@ -62,9 +96,41 @@ def _clear(path: Path) -> None:
         "config.yaml",
         "environment.json",
         "report.*",
+        EVENTS,
+        LOCK,
     ):
         for file in path.glob(pattern):
             file.unlink()
+
+
+def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write config.yaml (repeats the run) and environment.json (what it ran on)."""
+    import yaml
+
+    versions = {name: version for name in PACKAGES if (version := _version(name))}
+    machine = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
+    write_text(path / "environment.json", json.dumps({**machine, **facts}, indent=1) + "\n")
+    write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
+    """Make sure that a run is continued on what it began with.
+
+    Raises:
+        ConfigError: The images or their partition are others now.
+    """
+    try:
+        before = json.loads((path / "environment.json").read_text())
+    except (OSError, ValueError) as err:
+        raise ConfigError(
+            f"{path}: environment.json cannot be read, so this run cannot be continued"
+        ) from err
+    for key, name in (("data_digest", "images"), ("partition_digest", "partition")):
+        if before.get(key) != facts[key]:
+            raise ConfigError(f"data: the {name} of {path} were others when it began; put them back")
+    changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
+    if changed:
+        log.warning("%s began with other versions of %s: the last bits may differ", path, ", ".join(changed))
 
 
 class RunFolder:
@@ -73,42 +139,65 @@ class RunFolder:
     def __init__(self, path: Path, domains: Mapping[str, str]) -> None:
         """Args: path: an existing folder. domains: domain of every client."""
         self.path = path
+        self.history = History(path)
         self._domains = domains
         self._rows: list[dict[str, Any]] = []
-        self._tables: dict[str, list[dict[str, Any]]] = {}
-        self._cost, self._written = 0.0, 0.0
 
-    def describe(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Write config.yaml (repeats the run) and environment.json (what it ran on)."""
-        import yaml
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Be the only process that writes here, as long as this lasts.
 
-        write_text(self.path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-        versions = {name: version for name in PACKAGES if (version := _version(name))}
-        machine = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
-        write_text(self.path / "environment.json", json.dumps({**machine, **facts}, indent=1) + "\n")
+        Raises:
+            ConfigError: Another process is writing this run, and does not end soon.
+        """
+        with (self.path / LOCK).open("w") as file:
+            for _ in range(int(LOCK_PATIENCE / LOCK_PAUSE)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:  # a killed run's driver may need a moment to end
+                    time.sleep(LOCK_PAUSE)
+            else:
+                raise ConfigError(
+                    f"output: another process is running in {str(self.path)!r}; wait or stop it"
+                )
+            yield
+
+    def begin(self, rounds: int = 0) -> None:
+        """Keep this many rounds of what is there already, and forget the others."""
+        (self.path / TENSORS).unlink(missing_ok=True)  # its presence says that the run is finished
+        self._rows = self.history.cut(rounds)
 
     def add(self, done: Round) -> None:
-        """Append a round to result.json and progress.csv, and its details to the tables."""
-        self._rows.append(done.row)
+        """Append a round to result.json and progress.csv, and keep its details for the tables."""
         number = done.row["round"]
-        self._table("rounds").append(done.row)
-        self._table("clients").extend(self._client_rows(done))
-        self._table("transfers").extend({"round": number, **row} for row in done.ledger.transfers)
+        tables = {
+            "rounds": [done.row],
+            "clients": self._client_rows(done),
+            "transfers": [{"round": number, **row} for row in done.ledger.transfers],
+        }
         for name, rows in done.ledger.tables.items():
-            self._table(name).extend({"round": number, **row} for row in rows)
+            tables[name] = [{"round": number, **row} for row in rows]
+        self.history.write(number, done.row, tables)
+        self._rows.append(done.row)
         write_text(self.path / "result.json", "".join(json.dumps(row) + "\n" for row in self._rows))
         write_text(self.path / "progress.csv", _csv(self._rows))
-        if time.monotonic() - self._written > WRITE_SHARE * self._cost:
-            self.write_tables()
+
+    def event(self, event: Event) -> None:
+        """Write down a failure at once: it may be the last thing this run does."""
+        row = {**asdict(event), "round": event.round + 1, "time": time.time()}
+        try:
+            with (self.path / EVENTS).open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as err:
+            raise StorageError(f"cannot write {self.path / EVENTS}: {err.strerror}") from err
 
     def write_tables(self) -> None:
-        """Write every table; called when enough time has passed and at the end."""
-        began = time.monotonic()
-        for name, rows in self._tables.items():
-            if rows:
-                write_parquet(self.path / f"{name}.parquet", rows)
-        self._written = time.monotonic()
-        self._cost = self._written - began
+        """Write every table, and the events."""
+        self.history.write_tables(self.path)
+        if (self.path / EVENTS).exists():
+            lines = (self.path / EVENTS).read_text().splitlines()
+            write_parquet(self.path / "events.parquet", [json.loads(line) for line in lines])
 
     def finish(self, params: Params) -> str:
         """Write the final tensors and all tables; returns the sha256 of the tensors."""
@@ -116,11 +205,8 @@ class RunFolder:
 
         self.write_tables()
         tensors = {name: value.contiguous() for name, value in params.items()}
-        write_whole(self.path / "model" / "params.safetensors", lambda p: save_file(tensors, p))
+        write_whole(self.path / TENSORS, lambda p: save_file(tensors, p))
         return digest(params)
-
-    def _table(self, name: str) -> list[dict[str, Any]]:
-        return self._tables.setdefault(name, [])
 
     def _client_rows(self, done: Round) -> list[dict[str, Any]]:
         number, rows = done.row["round"], []

@@ -1,6 +1,7 @@
 """What every file of algorithms/ promises. A new file is tested without writing a test."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rayfed.config import load_config
 from rayfed.driver import run
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
+from rayfed.launch import Keeping, conduct
 from rayfed.method import check, load_method, method_names
 from rayfed.params import digest
 from rayfed.setup import prepare
@@ -53,13 +55,24 @@ def test_runs_leaves_messages_and_frozen_weights_alone_and_stays_finite(name, ca
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_is_repeatable(name, cache):
+def test_is_repeatable_also_when_interrupted(name, cache, tmp_path):
+    """Everything a method carries from round to round is in a checkpoint."""
     setup = setup_of(name, cache)
-    states = [
-        list(run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))[-1].state
-        for _ in range(2)
-    ]
-    assert digest(states[0].params) == digest(states[1].params)
+    rows = {}
+    for kind in ("whole", "interrupted"):
+        keeping = Keeping(path=tmp_path / kind, domains={})
+        keeping.path.mkdir()
+        rounds = conduct(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start, keeping)
+        first = [next(rounds)] if kind == "interrupted" else []
+        if first:
+            rounds.close()
+            again = InlineExecutor(setup.world, setup.weights)
+            rounds = conduct(setup.experiment, again, setup.start, replace(keeping, resume=True))
+        rows[kind] = [
+            {k: v for k, v in row.items() if not k.startswith("seconds")} for row in [*first, *rounds]
+        ]
+    assert len(rows["whole"]) == 3
+    assert rows["whole"] == rows["interrupted"]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -75,7 +75,7 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
         parts = []
         for done in run(setup.experiment, pool, setup.start):
             parts.append(done.scores)
-            ray.kill(pool._lanes[0].actor)
+            ray.kill(pool.lanes[0].actor)
         assert pool.replaced == 2
     finally:
         pool.close()

@@ -1,0 +1,108 @@
+"""python -m rayfed.resume: go on with a run that was killed, or make a finished one longer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayfed.config import Config
+
+USAGE = """\
+python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--debug]
+
+Goes on from the last checkpoint of the run in DIR, to the same tensors and tables as if nothing had happened.
+Overrides may change where it runs and how it is kept, for example
+  python -m rayfed.resume runs/mine rounds=+20 cluster.actors=4
+"""
+
+HARMLESS = (
+    "cluster",
+    "checkpoint",
+    "on_client_error",
+    "client_timeout",
+    "watchdog",
+    "output",
+    "overwrite",
+    "data.root",
+    "data.cache",
+)
+"""Keys that may change: where it runs, how it is kept, and where the same images are now."""
+
+BINDING = ("cluster.threads",)
+"""Keys below those that may not: float sums depend on them."""
+
+
+def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config with which a run goes on.
+
+    Args:
+        path: Folder of the run.
+        overrides: `key=value`; `rounds=+N` adds rounds.
+
+    Raises:
+        ConfigError: There is no run, or a key would change its result; names the key.
+    """
+    from rayfed.config import load_config, to_dict
+
+    file = path / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"{path}: holds no run to continue (there is no config.yaml)")
+    before = load_config((), file)
+    more = [text for text in overrides if text.startswith("rounds=")]
+    config = load_config([text for text in overrides if text not in more], file)
+    for key, old, new in _changes(to_dict(before), to_dict(config)):
+        if not _under(key, HARMLESS) or _under(key, BINDING):
+            raise ConfigError(
+                f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
+                f"run, or change only {', '.join(HARMLESS)} and rounds"
+            )
+    rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
+    return replace(config, rounds=rounds, output=str(path), overwrite=False)
+
+
+def _rounds(text: str, before: int) -> int:
+    number = text.removeprefix("+")
+    if not number.isdecimal():
+        raise ConfigError(f"rounds: {text!r} is not a number of rounds; write rounds=+20 for 20 more")
+    rounds = before + int(number) if text.startswith("+") else int(number)
+    if rounds < before:
+        raise ConfigError(
+            f"rounds: {rounds} is fewer than the {before} of this run; write rounds=+20 for 20 more"
+        )
+    return rounds
+
+
+def _under(key: str, prefixes: Sequence[str]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            yield from _changes(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
+    elif old != new:
+        yield key, old, new
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    from rayfed.run import execute, guarded
+
+    parser = argparse.ArgumentParser("rayfed.resume", usage=USAGE)
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(argv)
+    return guarded(lambda: execute(continued(args.run, args.overrides), args.quiet, resume=True), args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
