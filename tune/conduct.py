@@ -54,14 +54,14 @@ class Search:
         base: The experiment that is varied.
         path: Folder of the sweep.
         config: The experiment with the paper's values.
-        point: These values.
+        points: These values, then other points to try first.
     """
 
     sweep: Sweep
     base: Base
     path: Path
     config: Config
-    point: Values
+    points: tuple[Values, ...]
 
     @property
     def space(self) -> Space:
@@ -123,13 +123,15 @@ def check(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path: Path
     _check_objectives(sweep, plain)
     _check_loggers(sweep)
     space.check(base.config)
-    point = space.select({**_values_of(plain, space), **sweep.default})
-    space.point({**point, **sweep.default}, "default")
-    for i, other in enumerate(sweep.points):
-        space.point(other, f"points.{i}")
-    config = base.config(point)
+    paper = {**_values_of(plain, space), **sweep.default}
+    named = {"default": sweep.default, **{f"points.{i}": point for i, point in enumerate(sweep.points)}}
+    points = []
+    for where, point in named.items():
+        points.append(space.select({**paper, **point}))
+        space.point({**points[-1], **point}, where)
+    config = base.config(points[0])
     check_parts(config)
-    return Search(sweep=sweep, base=base, path=path, config=config, point=point)
+    return Search(sweep=sweep, base=base, path=path, config=config, points=tuple(points))
 
 
 def _check_objectives(sweep: Sweep, config: Config) -> None:
@@ -273,7 +275,7 @@ def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int
 
 def _corners(found: Search, keys: Sequence[str]) -> Iterator[Values]:
     """Combinations of all options and ends of ranges of some keys, beside the paper's values."""
-    corners: list[dict[str, Any]] = [dict(found.point)]
+    corners: list[dict[str, Any]] = [dict(found.points[0])]
     for parameter in found.space.parameters:
         if parameter.key in keys:
             corners = [{**c, parameter.key: value} for c in corners for value in parameter.probes()]
@@ -309,13 +311,12 @@ def _tuner(found: Search, trainable: Any, most: int, quiet: bool) -> ray.tune.Tu
         return ray.tune.Tuner.restore(str(folder), trainable)
     sweep, config = found.sweep, found.config
     seed = config.seed if sweep.seed is None else sweep.seed
-    points = [{**_values_of(found.base.config({}), found.space), **point} for point in sweep.points]
     searcher = RoundAwareOptuna(
         found.space,
         found.base,
         sweep.objectives,
         found.path,
-        [found.space.point(p, "points") for p in (found.point, *map(found.space.select, points))],
+        [found.space.point(point, "points") for point in found.points],
         make_sampler(sweep.search, seed),
     )
     one = len(sweep.objectives) == 1

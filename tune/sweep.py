@@ -65,7 +65,7 @@ class Sweep:
         experiment: Overrides of the experiment that is varied; those of the command line come after them.
         space: What is searched, by config key.
         default: The paper's values of these keys, tried first; keys left out have the experiment's own.
-        points: Further points to try first.
+        points: Further points to try first; keys left out have the paper's values.
         objective: A column of the rounds, or several, each with max or min; its value in the last round
             counts.
         searcher: Who proposes trials, by name or with options.
