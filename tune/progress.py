@@ -13,11 +13,17 @@ from tune.results import number
 
 
 class Progress(ray.tune.Callback):
-    """Says how trials ended, and ends a sweep that was asked to stop."""
+    """Says how trials ended, and ends a sweep that was asked to stop.
 
-    def __init__(self, objectives: tuple[str, ...], rounds: int, quiet: bool) -> None:
-        """Args: objectives: columns to show. rounds: of a whole trial. quiet: show nothing."""
-        self._objectives, self._rounds, self._quiet = objectives, rounds, quiet
+    Attributes:
+        shown: Whether to say anything; of this process, while Ray keeps the rest for a sweep that goes on.
+    """
+
+    shown = True
+
+    def __init__(self, objectives: tuple[str, ...], rounds: int) -> None:
+        """Args: objectives: columns to show. rounds: of a whole trial."""
+        self._objectives, self._rounds = objectives, rounds
         self._began = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -33,7 +39,7 @@ class Progress(ray.tune.Callback):
         self._say(trial, "failed", [])
 
     def _say(self, trial: Any, how: str, scores: list[str]) -> None:
-        if self._quiet:
+        if not Progress.shown:
             return
         values = [f"{key}={number(value)}" for key, value in trial.config["values"].items()]
         seconds = time.monotonic() - self._began

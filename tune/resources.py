@@ -110,7 +110,7 @@ class _Free:
         return True
 
 
-def describe(wanted: Sequence[Resources], together: int) -> str:
+def in_words(wanted: Sequence[Resources], together: int) -> str:
     """One line for the user."""
 
     def text(bundle: Resources) -> str:

@@ -48,16 +48,16 @@ def work(args: argparse.Namespace) -> None:
     if args.list:
         say("\n".join(sweep_names()))
         return
-    from tune import conduct, figures, results
+    from tune import checks, conduct, figures, results
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
         if len(args.overrides) > 1:
             raise ConfigError("resume: takes no other overrides; a sweep goes on as it was started")
-        found, _ = conduct.continued(Path(again[0].removeprefix("resume=")))
+        found, _ = checks.continued(Path(again[0].removeprefix("resume=")))
     else:
         sweep, overrides = load_sweep(args.overrides)
-        found = conduct.check(sweep, overrides, None, conduct.new_folder(sweep))
+        found = checks.check(sweep, overrides, None, checks.new_folder(sweep))
     try:
         _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt:

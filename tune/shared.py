@@ -177,4 +177,9 @@ def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureF
         return None
     parts = (frozen.digest, world.model, world.shard.name, world.train.eval_batch_size, world.threads)
     name = hashlib.sha256(repr((*parts, device, torch.__version__)).encode()).hexdigest()
-    return FeatureFolder(world.shard.parent / "features" / name[:32], world.splits)
+    return FeatureFolder(_features_of(world) / name[:32], world.splits)
+
+
+def _features_of(world: World) -> Path:
+    """Beside the images, so that `data.cache` says where features are."""
+    return world.shard.parent / "features"

@@ -5,7 +5,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from rayfed.errors import ConfigError
-from tune.conduct import check
+from tune.checks import check
 from tune.experiment import Base
 from tune.space import read_space
 from tune.sweep import load_sweep, make_sweep, sweep_names
@@ -166,6 +166,7 @@ def test_overrides_reach_the_sweep_or_the_experiment():
         (["sweep=fedgcr", "evaluation.every=0"], ["evaluation.every"]),
         (["sweep=fedgcr", "evaluation.validation=false"], ["val_accuracy", "evaluation.validation=true"]),
         (["sweep=fedgcr", "objective=held_out_accuracy"], ["data.held_out"]),
+        (["sweep=fedgcr", "scheduler.name=asha", "scheduler.grace=99"], ["scheduler.grace", "15 rounds"]),
         (["sweep=fedgcr", "protocol=leave_one_out"], ["protocol"]),
         (["sweep=fedgcr", "loggers=[mlflow]"], ["loggers", "rayfed-sim[mlflow]"]),
         (["sweep=fedgcr", "tuning=head"], ["algorithm", "prompts by image"]),

@@ -9,7 +9,7 @@ import yaml
 import rayfed
 import tune
 from rayfed.config import load_config
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, ResourceError
 from tests.conftest import SMALL
 from tests.tune.folders import rows
 
@@ -27,7 +27,9 @@ def swept(ray_cluster, cache, tmp_path_factory):
     path = tmp_path_factory.mktemp("sweep") / "out"
     small = [text for text in SMALL if not text.startswith("tuning.")]  # the tuning is searched
     overrides = [*small, f"data.cache={cache}", "cluster=inline", "rounds=2"]
-    grid = tune.search(overrides, SPACE, trials=4, seeds=2, objective="accuracy", output=str(path), seed=3)
+    grid = tune.search(
+        overrides, SPACE, trials=4, seeds=2, objective="accuracy", output=str(path), seed=3, max_concurrent=2
+    )
     return path, grid
 
 
@@ -167,3 +169,11 @@ def test_trials_that_fail_are_told_apart(ray_cluster, cache, tmp_path):
     assert table["state"].tolist() == ["finished", "failed"]
     assert "finite" in table["error"][1]
     assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["lr"] == 0.02
+
+
+def test_a_trial_that_can_never_be_placed_is_refused_before_any_starts(ray_cluster, cache, tmp_path):
+    overrides = [*SMALL, f"data.cache={cache}", "cluster.actors=2", "cluster.gpus_per_actor=0.0"]
+    space = {"cluster.gpus_per_actor": {"choice": [0.0, 0.5]}}
+    with pytest.raises(ResourceError, match=r"2 actors with 0\.5 GPU .* 0 GPU .*gpus_per_actor=0"):
+        tune.search(overrides, space, objective="accuracy", output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
