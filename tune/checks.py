@@ -96,13 +96,16 @@ def _check_loggers(sweep: Sweep) -> None:
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:
-    """What the experiment has for each key of the space."""
+    """What the experiment has for each key of the space that it has at all."""
     found, tree = {}, to_dict(config)
     for parameter in space.parameters:
-        value: Any = tree
-        for part in parameter.key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        found[parameter.key] = value.get("name") if isinstance(value, dict) else value
+        *path, last = parameter.key.split(".")
+        section: Any = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and last in section:
+            value = section[last]
+            found[parameter.key] = value.get("name") if isinstance(value, dict) else value
     return found
 
 
