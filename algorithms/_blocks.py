@@ -66,7 +66,7 @@ class BlockServer(Server):
         state = self.plan(state, cohort)
         if self.feddyn_alpha:
             state = state.share(**{SHARE: self.feddyn_alpha})
-        return super().round(state, cohort, local)
+        return self.count(super().round(state, cohort, local), cohort)
 
     def plan(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Allocate, account for frozen weights, and record who holds what."""
@@ -80,15 +80,31 @@ class BlockServer(Server):
             caches[cid] = self._cached(kept, blocks[cid])
         if self.frozen_cache == "preinstalled":
             frozen = dict.fromkeys(cohort.ids, 0)
-        holders = [sum(j in held for held in blocks.values()) for j in range(cohort.depth)]
-        before = state.memory.get("visits", [0] * cohort.depth)
-        visits = [a + b for a, b in zip(before, holders, strict=True)]
-        _record(cohort, blocks, frozen, holders, visits)
-        last = state.memory.get("last_round", [-1] * cohort.depth)
-        last = [cohort.round if n else r for n, r in zip(holders, last, strict=True)]
+        for cid in cohort.ids:
+            cohort.record(
+                "allocations",
+                client=cid,
+                capacity=cohort.capacity[cid],
+                blocks=list(blocks[cid]),
+                frozen_bytes=frozen[cid],
+            )
         plan = {cid: {"blocks": list(blocks[cid]), "frozen": frozen[cid]} for cid in cohort.ids}
         keep = {"cache": caches} if self.frozen_cache in ("lru", "all") else {}
-        return state.remember(plan=plan, visits=visits, last_round=last, **keep)
+        return state.remember(plan=plan, **keep)
+
+    def count(self, state: ServerState, cohort: Cohort) -> ServerState:
+        """Remember and record which blocks were trained, by clients whose answers arrived."""
+        gone, plan = set(cohort.ledger.missing), state.memory["plan"]
+        trained = [plan[cid]["blocks"] for cid in cohort.ids if cid not in gone]
+        holders = [sum(j in held for held in trained) for j in range(cohort.depth)]
+        before = state.memory.get("visits", [0] * cohort.depth)
+        visits = [a + b for a, b in zip(before, holders, strict=True)]
+        for j, number in enumerate(holders):
+            cohort.record("block_visits", block=j, holders=number, visits=visits[j])
+        cohort.measure(blocks_unselected=float(sum(number == 0 for number in holders)))
+        last = state.memory.get("last_round", [-1] * cohort.depth)
+        last = [cohort.round if n else r for n, r in zip(holders, last, strict=True)]
+        return state.remember(visits=visits, last_round=last)
 
     def _cached(self, kept: list[int], used: Sequence[int]) -> list[int]:
         """The cache after these blocks were used, least recently used first."""
@@ -157,19 +173,3 @@ def dynamic_step(
         new_h[name] = h[name] - step if name in h else -step
         params[name] = mean[name] - new_h[name] / alpha
     return params, new_h
-
-
-def _record(
-    cohort: Cohort, blocks: Blocks, frozen: Mapping[str, int], holders: Sequence[int], visits: Sequence[int]
-) -> None:
-    for cid in cohort.ids:
-        cohort.record(
-            "allocations",
-            client=cid,
-            capacity=cohort.capacity[cid],
-            blocks=list(blocks[cid]),
-            frozen_bytes=frozen[cid],
-        )
-    for j, count in enumerate(holders):
-        cohort.record("block_visits", block=j, holders=count, visits=visits[j])
-    cohort.measure(blocks_unselected=float(sum(count == 0 for count in holders)))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.cohort import Cohort, Ledger, Task
+from rayfed.errors import NobodyAnsweredError
 from rayfed.local import Local
 from rayfed.server import Server
 from rayfed.tasks import evaluate, fit
@@ -77,9 +79,11 @@ class GapServer(Server):
         """
         looking = cohort if counted else replace(cohort, ledger=Ledger())
         sent = {u.client: state.broadcast(blocks=cohort.prefix(u.client)) for u in updates}
-        answers = looking.run(partial(evaluate, split=self.gap_split), sent, tag=tag)
-        pairs = zip(answers, updates, strict=True)
-        found = [_loss(a.metrics, "loss") - _loss(u.metrics, "end/loss") for a, u in pairs]
+        answers: Sequence[Update] = ()
+        with suppress(NobodyAnsweredError):  # what was trained is worth keeping
+            answers = looking.run(partial(evaluate, split=self.gap_split), sent, tag=tag)
+        metrics = {answer.client: answer.metrics for answer in answers}
+        found = [_loss(metrics.get(u.client, {}), "loss") - _loss(u.metrics, "end/loss") for u in updates]
         return np.array(found)
 
 
@@ -93,8 +97,8 @@ def all_known(gaps: Vector, who: Sequence[str] = ()) -> bool:
     if odd.size:
         names = ", ".join(who[i] for i in odd[:3]) if who else f"client {int(odd[0])}"
         log.warning(
-            "the generalization gap of %s is not a number (no validation images: set data.val, or a loss "
-            "that is not finite); the weights stay as they are",
+            "the generalization gap of %s is not a number (no validation images: set data.val, a loss "
+            "that is not finite, or no answer); the weights stay as they are",
             names,
         )
     return not odd.size

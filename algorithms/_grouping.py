@@ -1,6 +1,7 @@
 """Servers that put clients into groups by what their images look like to the model."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -14,7 +15,8 @@ from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossWeighted
 from rayfed.client import Client
-from rayfed.cohort import Cohort, Ledger, Task
+from rayfed.cohort import TRAINING, Cohort, Task
+from rayfed.errors import NobodyAnsweredError
 from rayfed.local import Local
 from rayfed.seeds import derive
 from rayfed.tasks import fit
@@ -57,7 +59,7 @@ class GroupingServer(LossWeighted):
         messages = dict(self.send(state, cohort))
         if CENTERS in local.needs:
             messages = {cid: self._tell(sent, state, cid, cohort.rounds) for cid, sent in messages.items()}
-        updates = cohort.run(self.visit(local), messages, tag="fit")
+        updates = cohort.run(self.visit(local), messages, tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
     def _tell(self, message: Broadcast, state: ServerState, cid: str, rounds: int) -> Broadcast:
@@ -121,9 +123,11 @@ def record_samples(cohort: Cohort, state: ServerState) -> None:
 
     What we look at is not what the method costs: the exchange is not counted.
     """
-    looking = replace(cohort, ledger=Ledger())
     share = max(1, MOST_SAMPLES // len(cohort.ids))
-    for answer in looking.run(partial(show, most=share), state.broadcast(), tag="samples"):
+    answers: Sequence[Update] = ()
+    with suppress(NobodyAnsweredError):
+        answers = cohort.looking().run(partial(show, most=share), state.broadcast(), tag="samples")
+    for answer in answers:
         for h, label in zip(answer.extra[REPRESENTATION], answer.extra["labels"], strict=True):
             cohort.record(
                 "samples",

@@ -34,7 +34,7 @@ class AgnosticServer(LossWeighted):
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         losses = self.losses(cohort, updates)
-        before = self._mixture(state, cohort)
+        before = self._mixture(state, cohort, updates)
         for update, loss in zip(updates, losses, strict=True):
             before[update.client] += self.lr_lambda * loss
         after = dict(zip(before, project_to_simplex(list(before.values())).tolist(), strict=True))
@@ -44,11 +44,11 @@ class AgnosticServer(LossWeighted):
         self.record_weights(cohort, updates, weights)
         return self.average(state, updates, weights).remember(**{MIXTURE: after})
 
-    def _mixture(self, state: ServerState, cohort: Cohort) -> dict[str, float]:
+    def _mixture(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> dict[str, float]:
         known: dict[str, Any] = {} if self.memoryless else dict(state.memory.get(MIXTURE, {}))
         if known:
             return known
-        ids = cohort.ids if self.memoryless else cohort.all_ids
+        ids = [update.client for update in updates] if self.memoryless else cohort.all_ids
         counts = {
             cid: 1.0 if self.weighting == "uniform" else cohort.clients[cid].num_examples for cid in ids
         }

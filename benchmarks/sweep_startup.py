@@ -64,9 +64,8 @@ def main() -> None:
     say("wait   " + "  ".join(f"{wait:>5.2f} s" for wait in shared))
     second, later = shared[1], statistics.median(shared[1:])
     say(f"first {shared[0]:.2f} s, second {second:.2f} s: {shared[0] / second:.1f} x faster")
-    say(
-        f"median of the later ones {later:.2f} s: {shared[0] / later:.1f} x faster; load {os.getloadavg()[0]:.1f}"
-    )
+    load = os.getloadavg()[0]
+    say(f"median of the later ones {later:.2f} s: {shared[0] / later:.1f} x faster; load {load:.1f}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
+
+K = TypeVar("K", int, str)
 
 CapacityConfig: TypeAlias = int | list[int] | dict[int, float] | Literal["dynamic"] | None
 """One depth for all; one per client or domain; share of clients by depth; uniform in 1..L each round; all."""
@@ -36,7 +38,8 @@ def assign(
     if isinstance(config, int):
         found = dict.fromkeys(domain_of, config)
     elif isinstance(config, dict):
-        found = _tiers(config, list(domain_of), seed)
+        shares = dict(sorted(config.items(), reverse=True))
+        found = deal(shares, list(domain_of), seed, "capacity")
     elif len(config) == len(domain_of):
         found = dict(zip(domain_of, config, strict=True))
     elif len(config) == len(domains):
@@ -56,18 +59,29 @@ def draw(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str,
     return {cid: int(generator(seed, "capacity", round, cid).integers(1, depth + 1)) for cid in clients}
 
 
-def _tiers(shares: Mapping[int, float], clients: list[str], seed: int) -> dict[str, int]:
+def deal(shares: Mapping[K, float], clients: Sequence[str], seed: int, key: str) -> dict[str, K]:
+    """Put clients into tiers of these shares; the sizes are exact, the seed decides who is where.
+
+    Args:
+        shares: By tier, in any unit.
+        clients: All clients, in order.
+        seed: Seed of the experiment.
+        key: Config key that the shares are from; names the random stream too.
+
+    Raises:
+        ConfigError: A share is negative or not finite, or all are 0.
+    """
     total = sum(shares.values())
-    if total <= 0 or min(shares.values()) < 0:
-        raise ConfigError(f"capacity: shares {dict(shares)} must not be negative and must not all be 0")
-    exact = {depth: len(clients) * share / total for depth, share in sorted(shares.items(), reverse=True)}
-    counts = {depth: int(value) for depth, value in exact.items()}
+    if not 0 < total < float("inf") or min(shares.values()) < 0:
+        raise ConfigError(f"{key}: shares {dict(shares)} must be finite, not negative and not all 0")
+    exact = {tier: len(clients) * share / total for tier, share in shares.items()}
+    counts = {tier: int(value) for tier, value in exact.items()}
     # Largest remainders get the clients that rounding down left over.
-    for depth in sorted(exact, key=lambda d: counts[d] - exact[d])[: len(clients) - sum(counts.values())]:
-        counts[depth] += 1
-    order = generator(seed, "capacity").permutation(clients).tolist()
-    depths = [depth for depth, count in counts.items() for _ in range(count)]
-    chosen = dict(zip(order, depths, strict=True))
+    for tier in sorted(exact, key=lambda t: counts[t] - exact[t])[: len(clients) - sum(counts.values())]:
+        counts[tier] += 1
+    order = generator(seed, key).permutation(list(clients)).tolist()
+    tiers = [tier for tier, count in counts.items() for _ in range(count)]
+    chosen = dict(zip(order, tiers, strict=True))
     return {cid: chosen[cid] for cid in clients}
 
 

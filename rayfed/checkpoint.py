@@ -89,11 +89,13 @@ class Checkpoints:
         }
         final = self.path / f"round-{state.round + 1:06d}"
         temporary = final.with_name(f".{final.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        write_bytes(temporary / "state.safetensors", data)
-        write_text(temporary / "checkpoint.json", json.dumps(facts))
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.replace(final)
+        try:
+            write_bytes(temporary / "state.safetensors", data)
+            write_text(temporary / "checkpoint.json", json.dumps(facts))
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.replace(final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         self._held[final] = set(names.values())
         self._prune()
 

@@ -54,6 +54,19 @@ class TrainConfig:
     batch_norm: Literal["average", "local"] = "average"
     cache_features: Literal["auto"] | bool = "auto"
 
+    def steps(self, num_examples: int) -> int:
+        """Optimisation steps of one call on so many examples."""
+        full = self.epochs * -(-num_examples // self.batch_size)
+        steps = self.local_steps if isinstance(self.local_steps, int) else full
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def examples(self, num_examples: int) -> int:
+        """Examples of all batches of these steps; the last batch of every pass may be smaller."""
+        if not num_examples:
+            return 0
+        passes, rest = divmod(self.steps(num_examples), -(-num_examples // self.batch_size))
+        return passes * num_examples + rest * self.batch_size
+
 
 @dataclass
 class Client:
@@ -127,10 +140,7 @@ class Client:
 
     def num_steps(self, split: str = "train") -> int:
         """Optimisation steps of one call."""
-        c = self.config
-        full = c.epochs * -(-self.data.size(split) // c.batch_size)
-        steps = c.local_steps if isinstance(c.local_steps, int) else full
-        return steps if c.max_steps is None else min(steps, c.max_steps)
+        return self.config.steps(self.data.size(split))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What the optimizer may change: trainable parameters of the held blocks, by global name."""

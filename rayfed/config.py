@@ -20,6 +20,7 @@ from rayfed.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
 from rayfed.failures import OnError
+from rayfed.faults import FaultsConfig
 from rayfed.local import Local
 from rayfed.method import check, load_method
 from rayfed.models.config import ModelConfig
@@ -115,6 +116,7 @@ class Config:
             dynamic (drawn each round); none: all.
         compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
             table and into compare/<name> of the run's folder.
+        faults: Clients that cannot be reached, drop out or are slow; nothing by default.
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
         checkpoint: What is kept for going on after a crash.
@@ -142,6 +144,7 @@ class Config:
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: bool = False
     protocol: Literal["single", "leave_one_out"] = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -176,7 +179,7 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
 
 def resolve(tree: Mapping[str, Any]) -> Config:
     """Check a plain mapping and fill in every default, those of the halves and the tuning included."""
-    config = parse(Config, tree, "")
+    config = parse(Config, spelled_out(tree), "")
     parts = build_parts(config)
     return dataclasses.replace(
         config,
@@ -184,6 +187,14 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         local=_named(config.local.get("name", config.algorithm), parts.local),
         tuning=_named(config.tuning["name"], parts.tuning),
     )
+
+
+def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`data.partition: path` written in full, as `data.partition.file: path`."""
+    data = tree.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str):
+        return tree
+    return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from rayfed.capacity import draw
-from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger
+from rayfed.cohort import ClientInfo, Cohort, Executor, Ledger, Task
+from rayfed.errors import NobodyAnsweredError
 from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
 from rayfed.evaluation.protocol import EvaluationSet
+from rayfed.faults import Faults
 from rayfed.local import Local
 from rayfed.seeds import generator
 from rayfed.server import Server
 from rayfed.tasks import evaluate
-from rayfed.types import Params, ServerState
+from rayfed.types import Params, ServerState, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class Experiment:
         depth: Blocks of the backbone.
         capacity: Blocks each client can hold; None: drawn anew each round.
         block_bytes: Size of the frozen weights of each block.
+        faults: Faults to inject; None: none.
     """
 
     server: Server
@@ -52,6 +56,7 @@ class Experiment:
     depth: int = 0
     capacity: Mapping[str, int] | None = None
     block_bytes: tuple[int, ...] = ()
+    faults: Faults | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,7 @@ def run(
     for r in range(first, experiment.rounds):
         began = time.perf_counter()
         cohort = make_cohort(experiment, executor, r)
-        state = experiment.server.round(replace(state, round=r), cohort, experiment.local)
+        state = advance(experiment, replace(state, round=r), cohort)
         trained = time.perf_counter()
         scores: dict[str, Evaluation] = {}
         if is_due(experiment.evaluate_every, r, experiment.rounds):
@@ -107,10 +112,30 @@ def run(
             "clients": len(cohort.ids),
             "bytes_up": cohort.ledger.total("up"),
             "bytes_down": cohort.ledger.total("down"),
+            **fault_columns(experiment.faults, cohort.ledger, state),
             "seconds": time.perf_counter() - began,
             "seconds_training": trained - began,
         }
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
+
+
+def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> ServerState:
+    """The state after a round: the same one, but for the clock, where nobody is there or nobody answers."""
+    after = state
+    if cohort.ids:
+        with suppress(NobodyAnsweredError):
+            after = experiment.server.round(state, cohort, experiment.local)
+    return replace(after, virtual_time=state.virtual_time + cohort.ledger.seconds)
+
+
+def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> dict[str, Any]:
+    """How many clients were missing, and the virtual clock, where there can be something to say."""
+    row: dict[str, Any] = {}
+    if faults is not None or ledger.missing:
+        row["missing"] = len(ledger.missing)
+    if faults is not None and faults.has_clock:
+        row |= {"virtual_seconds": ledger.seconds, "virtual_time": state.virtual_time}
+    return row
 
 
 def is_due(every: int, round: int, rounds: int) -> bool:
@@ -131,17 +156,22 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohor
         capacity=draw(ids, experiment.depth, experiment.seed, round) if capacity is None else capacity,
         executor=executor,
         block_bytes=experiment.block_bytes,
+        faults=experiment.faults,
     )
 
 
 def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
-    """Ids of the cohort, in client order: all, a uniform draw, or one client of each domain."""
-    ids = list(experiment.clients)
+    """Ids of the cohort, in client order: all, a uniform draw, or one client of each domain.
+
+    Only clients that are available are drawn; where they are too few, all of them take part.
+    """
+    faults = experiment.faults
+    ids = [cid for cid in experiment.clients if faults is None or faults.is_available(round, cid)]
     rng = generator(experiment.seed, "sample", round)
     if experiment.sampling == "one_per_domain":
         groups: dict[str, list[str]] = {}
-        for cid, info in experiment.clients.items():
-            groups.setdefault(info.domain, []).append(cid)
+        for cid in ids:
+            groups.setdefault(experiment.clients[cid].domain, []).append(cid)
         chosen = {group[int(rng.integers(len(group)))] for group in groups.values()}
     elif experiment.clients_per_round >= len(ids):
         chosen = set(ids)
@@ -153,23 +183,30 @@ def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
 def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> Evaluation:
     """Score the global model on every test set; what we look at is not what the method costs."""
     ids = tuple(s.id for s in experiment.sets)
-    looking = replace(cohort, ids=ids, ledger=Ledger())
     task = partial(evaluate, split="test", local=experiment.local)
-    answers = looking.run(task, state.broadcast(), tag="report")
-    others = {name for a in answers for name in a.metrics} - {"accuracy", "loss", "num"}
+    answers = look(cohort, ids, task, state, "report")
+    others = {name for a in answers.values() for name in a.metrics} - {"accuracy", "loss", "num"}
     for name in sorted(others):  # another way to predict, such as the last exit alone
-        found = [a.metrics[name] for a in answers if name in a.metrics]
+        found = [a.metrics[name] for a in answers.values() if name in a.metrics]
         cohort.measure(**{name: sum(found) / len(found)})
     return evaluation(experiment.sets, answers)
 
 
+def look(cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, tag: str) -> dict[str, Update]:
+    """Let everybody score the global model; answers by id. Says in the round's row how many are lacking."""
+    answers: Sequence[Update] = ()
+    with suppress(NobodyAnsweredError):
+        answers = cohort.looking(ids).run(task, state.broadcast(), tag=tag)
+    if len(answers) < len(ids):
+        cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
+    return {answer.client: answer for answer in answers}
+
+
 def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
     """Accuracy of the global model on the clients' validation splits, mean over the clients that have one."""
-    looking = replace(cohort, ids=cohort.all_ids, ledger=Ledger())
-    answers = looking.run(
-        partial(evaluate, local=experiment.local), state.broadcast(), tag="report_validation"
-    )
-    found = [a.metrics["accuracy"] for a in answers if "accuracy" in a.metrics]
+    task = partial(evaluate, local=experiment.local)
+    answers = look(cohort, cohort.all_ids, task, state, "report_validation")
+    found = [a.metrics["accuracy"] for a in answers.values() if "accuracy" in a.metrics]
     return {"val_accuracy": sum(found) / len(found)} if found else {}
 
 

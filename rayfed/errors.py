@@ -22,6 +22,10 @@ class ResourceError(ConfigError):
     """The cluster cannot hold what the config asks for."""
 
 
+class NobodyAnsweredError(RayFedError):
+    """No client that was called in an exchange answered; the round then changes nothing."""
+
+
 class ClientError(RayFedError):
     """A client call failed; the message says which client, round and task."""
 

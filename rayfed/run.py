@@ -214,6 +214,8 @@ def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
     }
+    if config.faults.trace:
+        facts["trace_digest"] = hashlib.sha256(Path(config.faults.trace).read_bytes()).hexdigest()
     if resume:
         begun_with(path, facts)
     describe_run(path, to_dict(config), facts)

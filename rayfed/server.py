@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
-from rayfed.cohort import Cohort, Task
+from rayfed.cohort import TRAINING, Cohort, Task
 from rayfed.local import Local
 from rayfed.lora_mean import EXACT, LoraRule, exact_mean, product_mean
 from rayfed.params import mean_by_name
@@ -42,8 +42,7 @@ class Server:
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         """One communication round: any number of exchanges, then the next state."""
         state = local.exchange(state, cohort)
-        # One name for the training exchange, so that all methods draw the same random numbers in it.
-        updates = cohort.run(self.visit(local), self.send(state, cohort), tag="fit")
+        updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
     def visit(self, local: Local) -> Task:
@@ -55,7 +54,10 @@ class Server:
         return {cid: state.broadcast(blocks=cohort.prefix(cid)) for cid in cohort.ids}
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        """From trained updates, in the order of the cohort, to the next state. May run more exchanges."""
+        """From trained updates, in the order of the cohort, to the next state. May run more exchanges.
+
+        Clients may be missing, here and in a later exchange: pair answers by `Update.client`.
+        """
         weights = self.base_weights(updates)
         self.record_weights(cohort, updates, weights)
         return self.average(state, updates, weights)

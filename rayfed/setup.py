@@ -16,6 +16,7 @@ from rayfed.data.shards import Dataset
 from rayfed.driver import Experiment
 from rayfed.errors import ConfigError
 from rayfed.evaluation.protocol import all_splits, evaluation_sets
+from rayfed.faults import Faults, plan_faults
 from rayfed.method import check
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
@@ -68,11 +69,13 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         dataset.domains,
         config.data,
         config.seed,
+        dataset.keys if config.data.partition.file else (),
     )
     world = _world(config, parts, dataset, partition)
+    faults = _faults(config, dataset, partition, world.train)
     model = build(world)
     _check_cache(config.train, model)
-    experiment = _experiment(config, parts, partition, model)
+    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
         experiment=experiment,
@@ -117,6 +120,12 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     fewest = min(-(-len(c.train) // train.batch_size) for c in partition.trainers)
     limit = fewest + 1 if train.max_steps is None else min(fewest + 1, train.max_steps)
     return replace(train, local_steps="full_epoch", max_steps=limit)
+
+
+def _faults(config: Config, dataset: Dataset, partition: Partition, train: TrainConfig) -> Faults | None:
+    clients = {c.id: c.domain for c in partition.trainers}
+    work = {c.id: train.examples(len(c.train)) for c in partition.trainers}
+    return plan_faults(config.faults, clients, work, dataset.domains, config.seed)
 
 
 def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:

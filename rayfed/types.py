@@ -129,6 +129,7 @@ class ServerState:
         shared: Goes to clients with every broadcast.
         memory: Stays on the server.
         blocks: Blocks the global model consists of; None means all of them.
+        virtual_time: Seconds on the virtual clock since the start (`rayfed.faults`).
     """
 
     round: int
@@ -136,6 +137,7 @@ class ServerState:
     shared: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     blocks: tuple[int, ...] | None = None
+    virtual_time: float = 0.0
 
     def share(self, **values: Any) -> ServerState:
         return replace(self, shared={**self.shared, **values})

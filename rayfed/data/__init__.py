@@ -6,8 +6,9 @@ import logging
 
 import numpy as np
 
+from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig, check, client_domains
-from rayfed.data.shards import Dataset, cache_folder, open_dataset, prepare
+from rayfed.data.shards import Dataset, open_dataset, prepare
 from rayfed.data.source import Listing, make_source
 from rayfed.errors import DataError
 

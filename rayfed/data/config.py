@@ -25,7 +25,11 @@ class PartitionConfig:
         order: Under `imbalanced`: domains from the largest to the smallest; None: as in `data.domains`.
         within: Under `imbalanced`: sizes of a domain's clients fall by the same `ratio` as the counts do
             (Digit-Five, DomainNet), or over a range of `factor` (PACS).
+        split_test: Under `imbalanced`: cut a domain's test samples into its clients' own, in proportion to
+            their parts, instead of sharing them (FedGCR's spread over clients at factor 1).
         pooled: Train one client on everything (the centralised reference); tests stay as they are.
+        file: A saved partition to use instead: partition.parquet of a run, or a JSON or CSV list of who has
+            what. Of the rest of this section, only `pooled` counts then, and `data.limit` does not.
     """
 
     scheme: Literal["by_domain", "dirichlet", "imbalanced"] = "by_domain"
@@ -35,7 +39,9 @@ class PartitionConfig:
     factor: float = 5
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
+    split_test: bool = False
     pooled: bool = False
+    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +54,16 @@ class DataConfig:
         root: Folder of the data set, for readers that read one.
         cache: Folder for decoded images; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
-        classes: Classes to use, in this order; None means all. Only for readers that can choose.
+        classes: Classes to use, in this order, or how many of the first; None means all. Only for readers
+            that can choose.
+        aliases: Other spellings of folders: name on the disk to name of the domain or class.
         held_out: Domain or domains that no client owns: all their images test the global model.
         on_bad_image: What to do with an image that cannot be decoded.
-        limit: At most this many images of each domain, chosen by the seed in the proportions of the classes.
+        limit: At most this many images of each domain, or this share in (0, 1] of them, chosen by the seed in
+            the proportions of the classes.
         val: Fraction in [0, 1), or number, of a client's samples kept for validation.
         test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
-        partition: How a domain is dealt to clients.
+        partition: How a domain is dealt to clients. In a config, a path here is short for `file: path`.
     """
 
     name: str
@@ -62,10 +71,11 @@ class DataConfig:
     root: str | None = None
     cache: str | None = None
     domains: list[str] | None = None
-    classes: list[str] | None = None
+    classes: list[str] | int | None = None
+    aliases: dict[str, str] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"
-    limit: int | None = None
+    limit: float | int | None = None
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -86,8 +96,12 @@ def check(config: DataConfig) -> None:
                 f"data.val + data.test: {config.val} + {config.test} leaves nothing to train on; "
                 "their sum must be below 1"
             )
-    if config.limit is not None and config.limit < 1:
-        raise ConfigError(f"data.limit: {config.limit} is not a number of images >= 1; use null for no limit")
+    limit = config.limit
+    if limit is not None and not (0 < limit <= 1 if isinstance(limit, float) else limit >= 1):
+        raise ConfigError(
+            f"data.limit: {limit} is neither a number of images >= 1 nor a fraction in (0, 1]; "
+            "use null for no limit"
+        )
     _check_partition(config.partition)
 
 
@@ -109,6 +123,11 @@ def _check_partition(partition: PartitionConfig) -> None:
         raise ConfigError(f"data.partition.min_samples: {partition.min_samples} must be at least 1")
     if not 1 <= partition.factor < float("inf"):
         raise ConfigError(f"data.partition.factor: {partition.factor} is not a finite number >= 1; try 5")
+    if partition.split_test and partition.scheme != "imbalanced":
+        raise ConfigError(
+            f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
+            "have test samples of their own where data.test is a fraction"
+        )
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rayfed.data.partition import Partition
+    from rayfed.data.clients import Partition
     from rayfed.data.shards import Dataset
 
 MAX_ROWS = 20

@@ -2,102 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data import manifest
+from rayfed.data import imported
+from rayfed.data.clients import ClientSplit, Partition
 from rayfed.data.config import DataConfig, check, client_counts, client_domains
 from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
 from rayfed.data.skew import Indices, deal_by_dirichlet, deal_evenly, stratified_order
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rayfed.data.shards import Dataset
-
 __all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
 
+MIXED = "mixed"
+"""Domain of a client from a file that has samples of several domains."""
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClientSplit:
-    """The samples of one client: ascending indices into the data set, int64.
-
-    Attributes:
-        id: `c07-sketch`; the alphabetical order of ids is the order of the clients.
-        domain: The client's domain.
-        train: Samples to train on, at least one.
-        val: Samples for validation, possibly none.
-        test: Samples for testing; with an official test split, all of the domain's, shared by its clients.
-    """
-
-    id: str
-    domain: str
-    train: Indices
-    val: Indices
-    test: Indices
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Partition:
-    """All clients, in the order of their ids, and what nobody owns.
-
-    Attributes:
-        clients: Clients of one domain are consecutive, domains in the order of the config.
-        held_out: All samples of each domain that has no client.
-        official_test: Whether the clients of a domain share its official test split.
-        pooled: Whether one trainer holds everybody's training and validation samples.
-    """
-
-    clients: tuple[ClientSplit, ...]
-    held_out: dict[str, Indices]
-    official_test: bool
-    pooled: bool
-
-    @cached_property
-    def trainers(self) -> tuple[ClientSplit, ...]:
-        """Who trains: the clients, or with `pooled` one that has all of their samples."""
-        if not self.pooled:
-            return self.clients
-        train, val, test = (_union([getattr(c, s) for c in self.clients]) for s in ("train", "val", "test"))
-        return (ClientSplit(id="pooled", domain="pooled", train=train, val=val, test=test),)
-
-    def domain_tests(self) -> dict[str, Indices]:
-        """Test samples of each domain that has clients."""
-        domains = dict.fromkeys(client.domain for client in self.clients)
-        return {name: _union([c.test for c in self.clients if c.domain == name]) for name in domains}
-
-    @cached_property
-    def digest(self) -> str:
-        """sha256 over ids, domains and index arrays."""
-        out = hashlib.sha256()
-        parts = [(f"{c.id}|{c.domain}", [c.train, c.val, c.test]) for c in self.clients]
-        parts += [(f"held_out|{name}", [indices]) for name, indices in self.held_out.items()]
-        for name, arrays in parts:
-            out.update(f"{name}|{'|'.join(str(len(array)) for array in arrays)}\n".encode())
-            for array in arrays:
-                out.update(array.astype("<i8").tobytes())
-        return out.hexdigest()
-
-    def table(self, labels: NDArray[np.int64], classes: Sequence[str]) -> list[dict[str, Any]]:
-        """One row per client: client, domain; train, val, test counts; number of classes; the top class."""
-        return manifest.client_rows(self, labels, classes)
-
-    def to_table(self, dataset: Dataset) -> pa.Table:
-        """One row per sample and role: key, index, label, domain, client, split."""
-        return manifest.to_table(self, dataset)
-
-    def save_manifest(self, path: Path, dataset: Dataset) -> None:
-        """Write `to_table` as parquet, whole or not at all, with the digests of partition and data."""
-        manifest.save(self, path, dataset)
+_EMPTY: Indices = np.empty(0, dtype=np.int64)
 
 
 def make_partition(
@@ -107,6 +31,7 @@ def make_partition(
     domains: Sequence[str],
     config: DataConfig,
     seed: int,
+    keys: Sequence[str] = (),
 ) -> Partition:
     """Deal the samples of each domain to its clients, and split every client's part.
 
@@ -120,11 +45,17 @@ def make_partition(
         domains: All domain names of the data set.
         config: Which domains, how many clients, which shares.
         seed: Seed of the experiment.
+        keys: Key of each sample; needed for `data.partition.file` only.
 
     Raises:
-        ConfigError: A domain does not exist, has no official test set though asked for, or is too small.
+        ConfigError: A domain does not exist, has no official test set though asked for, or is too small; or
+            the file does not fit the data.
     """
     check(config)
+    if (file := config.partition.file) is not None:
+        config = replace(config, limit=None, partition=replace(config.partition, scheme="by_domain"))
+        dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
+        return dealer.from_file(imported.read(file, labels, keys))
     owners, held_out = client_domains(config, domains)
     counts = client_counts(config.partition, owners)
     dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
@@ -137,7 +68,7 @@ def make_partition(
     return Partition(
         clients=tuple(clients),
         held_out={name: dealer.samples(name) for name in held_out},
-        official_test=config.test == "official" or config.partition.scheme == "imbalanced",
+        official_test=_shares_test(config),
         pooled=config.partition.pooled,
     )
 
@@ -156,11 +87,14 @@ class _Dealer:
     def samples(self, name: str) -> Indices:
         """A domain's samples, ascending, after `data.limit`, which keeps the shares of classes and tests."""
         found = np.flatnonzero(self.domain == self.domains.index(name))
-        if self.config.limit is None or len(found) <= self.config.limit:
+        limit = self.config.limit
+        if isinstance(limit, float):
+            limit = max(1, int(np.floor(limit * len(found) + 0.5)))
+        if limit is None or len(found) <= limit:
             return found
         strata = 2 * self.labels[found] + self.test[found]
         order = stratified_order(strata, generator(self.seed, "partition", name, "limit"))
-        return np.sort(found[order[: self.config.limit]])
+        return np.sort(found[order[:limit]])
 
     def sizes(self, owners: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
         """Under `imbalanced`: samples of each client, by domain; otherwise nothing."""
@@ -205,7 +139,10 @@ class _Dealer:
             )
         parts = self.cut(name, pool, count, sizes)
         splits = [self.split(name, number, part) for number, part in enumerate(parts)]
-        return splits if shared is None else [split | {"test": shared} for split in splits]
+        if shared is None:
+            return splits
+        tests = self.cut_test(name, shared, parts) if self.config.partition.split_test else [shared] * count
+        return [split | {"test": own} for split, own in zip(splits, tests, strict=True)]
 
     def cut(self, name: str, pool: Indices, count: int, sizes: Sequence[int] | None) -> list[Indices]:
         """The parts of a domain's clients, each large enough for what is taken from it."""
@@ -230,6 +167,79 @@ class _Dealer:
         num_test, num_val = (int(taken) for taken in _taken(self.config, np.array(len(part))))
         test, val, train = np.split(part[order], [num_test, num_test + num_val])
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def cut_test(self, name: str, shared: Indices, parts: Sequence[Indices]) -> list[Indices]:
+        """A domain's test samples, one piece for each client, in proportion to the clients' parts."""
+        ends = np.floor(np.cumsum([len(part) for part in parts]) / sum(map(len, parts)) * len(shared))
+        mixed = generator(self.seed, "partition", name, "split_test").permutation(shared)
+        pieces = np.split(mixed, ends[:-1].astype(np.int64))
+        if not all(map(len, pieces)):
+            raise ConfigError(
+                f"data.partition.split_test: the {len(shared)} test samples of domain {name!r} do not give "
+                f"each of its {len(parts)} clients one in proportion to their parts; set it to false"
+            )
+        return [np.sort(piece) for piece in pieces]
+
+    def from_file(self, found: imported.Imported) -> Partition:
+        """The partition of a file; what it leaves open (validation, tests) is cut as the config says."""
+        held_out = self.held_out(found)
+        tests = found.shared_tests
+        if not found.ids and self.config.test == "official":
+            tests = np.flatnonzero(self.test)
+        clients = []
+        owned = {name: self.domain_of(name, splits, held_out) for name, splits in found.clients.items()}
+        order = {name: place for place, name in enumerate([*(self.config.domains or self.domains), MIXED])}
+        names = sorted(owned, key=lambda name: order.get(owned[name], len(order)))  # stable: as in the file
+        width = len(str(len(names) - 1))
+        for number, name in enumerate(names):
+            splits = found.clients[name]
+            here = np.unique(self.domain[np.concatenate(list(splits.values()))])
+            if "all" in splits:
+                splits = self.split(name, 0, np.setdiff1d(splits["all"], tests))
+            shared = tests[np.isin(self.domain[tests], here)]
+            own = {split: splits.get(split, _EMPTY) for split in imported.SPLITS}
+            own["test"] = own["test"] if len(own["test"]) or not len(shared) else shared
+            if not len(own["train"]):
+                raise ConfigError(f"data.partition.file: nothing is left to train on for client {name!r}")
+            id = name if found.ids else f"c{number:0{width}d}-{name}"
+            clients.append(ClientSplit(id=id, domain=owned[name], **own))
+        return Partition(
+            clients=tuple(clients),
+            held_out=held_out,
+            official_test=len(tests) > 0,
+            pooled=self.config.partition.pooled,
+        )
+
+    def held_out(self, found: imported.Imported) -> dict[str, Indices]:
+        """Samples of each held-out domain, by the file if it says so, else by the config."""
+        wanted = client_domains(self.config, self.domains)[1]
+        if found.held_out is None:
+            return {name: self.samples(name) for name in wanted}
+        places = self.domain[found.held_out]
+        saved = {
+            self.domains[n]: np.sort(found.held_out[places == n]) for n in dict.fromkeys(places.tolist())
+        }
+        if wanted and set(wanted) != set(saved):
+            raise ConfigError(
+                f"data.held_out: {', '.join(wanted)}, but the partition file holds out "
+                f"{', '.join(saved) or 'nothing'}; leave data.held_out out"
+            )
+        return {name: saved[name] for name in wanted or saved}
+
+    def domain_of(self, client: str, splits: dict[str, Indices], held_out: dict[str, Indices]) -> str:
+        """The one domain of a client's samples, or MIXED."""
+        places = np.unique(self.domain[np.concatenate(list(splits.values()))])
+        names = [self.domains[place] for place in places]
+        if taken := [name for name in names if name in held_out]:
+            raise ConfigError(
+                f"data.held_out: {taken[0]!r}, but client {client!r} of the file has samples of it"
+            )
+        return names[0] if len(names) == 1 else MIXED
+
+
+def _shares_test(config: DataConfig) -> bool:
+    imbalanced = config.partition.scheme == "imbalanced"
+    return (config.test == "official" or imbalanced) and not config.partition.split_test
 
 
 def _taken(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
@@ -270,7 +280,3 @@ def _too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int
         f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
         f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
     )
-
-
-def _union(arrays: Sequence[Indices]) -> Indices:
-    return np.unique(np.concatenate(arrays)) if arrays else np.empty(0, dtype=np.int64)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data import arrow_file
-from rayfed.data.config import DataConfig
 from rayfed.data.source import BadImageError, Listing, Source
 from rayfed.errors import ConfigError, DataError
 
@@ -34,6 +34,9 @@ MAX_NAMED = 5
 """Skipped images that are named in the log."""
 
 OnBadImage = Literal["stop", "skip"]
+
+Watch = Callable[[int, BadImageError | None], None]
+"""Is told of every image in order: its index in the listing, and why it cannot be decoded if so."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,23 +85,6 @@ class Dataset:
         return open_dataset, (self.path,)
 
 
-def cache_folder(config: DataConfig) -> Path:
-    """Where shards are kept: data.cache, else $RAYFED_CACHE, else ~/.cache/rayfed; made if it is not there.
-
-    Raises:
-        ConfigError: It cannot be made or written to.
-    """
-    folder = Path(config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed").expanduser().absolute()
-    advice = "set data.cache (or RAYFED_CACHE) to a folder you can write to"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"data.cache: cannot make {folder} ({error.strerror}); {advice}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"data.cache: cannot write to {folder}; {advice}")
-    return folder
-
-
 def shard_path(source: Source, size: int, cache: Path, on_bad_image: OnBadImage) -> Path:
     """Where the shard of this data is, or would be. Another state of the data has another path."""
     return _path(source.name, source.fingerprint(), size, cache, on_bad_image)
@@ -110,6 +96,7 @@ def prepare(
     cache: Path,
     on_bad_image: OnBadImage = "stop",
     check: Callable[[Listing], None] = lambda listing: None,
+    watch: Watch | None = None,
 ) -> Path:
     """Decode a data set once into an Arrow file; do nothing if that has been done.
 
@@ -122,6 +109,7 @@ def prepare(
         cache: Folder of shards.
         on_bad_image: `stop` raises on the first image that cannot be decoded, `skip` leaves such images out.
         check: Called before the first image is decoded, if any will be; raises if the listing will not do.
+        watch: Follows the work, if any is done. With it, `stop` goes through all images before it raises.
 
     Raises:
         DataError: An image is bad (`stop`), all are, or the data changed meanwhile.
@@ -140,7 +128,7 @@ def prepare(
             check(listing)
             if listing.fingerprint != fingerprint:
                 raise DataError(f"data set {source.name!r} is being changed; run again when it is complete")
-            _build(source, listing, size, path, on_bad_image)
+            _build(source, listing, size, path, on_bad_image, watch)
     return path
 
 
@@ -175,7 +163,8 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def _path(name: str, fingerprint: str, size: int, cache: Path, on_bad_image: str) -> Path:
-    identity = json.dumps([FORMAT, name, fingerprint, size, on_bad_image])
+    decoder = f"pillow {metadata.version('pillow')}"  # another one may give other pixels
+    identity = json.dumps([FORMAT, decoder, name, fingerprint, size, on_bad_image])
     safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
     return cache / f"{safe_name}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.arrow"
 
@@ -203,13 +192,15 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage) -> None:
+def _build(
+    source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage, watch: Watch | None
+) -> None:
     began = time.monotonic()
     _check_room(path.parent, len(listing.labels) * size * size * 3)
     logger.info("preparing %s: %d images of %d pixels into %s", source.name, len(listing.labels), size, path)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        _write(source, listing, size, temporary, on_bad_image)
+        _write(source, listing, size, temporary, on_bad_image, watch)
         # Images were read after the fingerprint; one replaced meanwhile must not hide behind the old one.
         if listing.fingerprint != source.fingerprint():
             raise DataError(f"data set {source.name!r} changed while it was being prepared; run again")
@@ -226,7 +217,9 @@ def _check_room(folder: Path, num_bytes: int) -> None:
         raise ConfigError(f"data.cache: {folder} {need}; set data.cache to a larger disk")
 
 
-def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage) -> None:
+def _write(
+    source: Source, listing: Listing, size: int, path: Path, on_bad_image: OnBadImage, watch: Watch | None
+) -> None:
     width = size * size * 3
     about = {
         "name": source.name,
@@ -240,12 +233,14 @@ def _write(source: Source, listing: Listing, size: int, path: Path, on_bad_image
     content, kept = hashlib.sha256(), []
     with path.open("wb") as file:
         file.seek(start)
-        for index, image in _decoded(source, listing, size, on_bad_image):
+        for index, image in _decoded(source, listing, size, on_bad_image, watch):
             file.write(image.data)
             content.update(image.data)
             kept.append(index)
         if not kept:
             raise DataError(f"none of the {len(listing.labels)} images of {source.name!r} can be decoded")
+        if on_bad_image == "stop" and (bad := len(listing.labels) - len(kept)):
+            raise DataError(f"{bad} of the {len(listing.labels)} images of {source.name!r} cannot be decoded")
         columns = {
             "label": listing.labels[kept],
             "domain": listing.domain[kept],
@@ -271,7 +266,7 @@ def _add_to(content: Any, about: dict[str, Any], columns: dict[str, Any]) -> Non
 
 
 def _decoded(
-    source: Source, listing: Listing, size: int, on_bad_image: OnBadImage
+    source: Source, listing: Listing, size: int, on_bad_image: OnBadImage, watch: Watch | None
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """Index and image in order, decoded a little ahead by threads (Pillow lets go of the interpreter)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -288,7 +283,12 @@ def _decoded(
                     continue
                 try:
                     yield done, np.ascontiguousarray(ahead.popleft().result())
+                    if watch:
+                        watch(done, None)
                 except BadImageError as error:
+                    if watch:
+                        watch(done, error)
+                        continue
                     if on_bad_image == "stop":
                         raise
                     skipped += 1

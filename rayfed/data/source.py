@@ -82,9 +82,33 @@ def make_source(config: DataConfig) -> Source:
         ConfigError: There is no such reader, or the reader refuses its options.
     """
     reader = _find(config.reader)
-    if config.classes is not None and "classes" not in {option.name for option in fields(reader)}:
-        raise ConfigError(f"data.classes: the reader {config.reader!r} cannot choose classes; leave it out")
-    return reader(**{option.name: getattr(config, option.name) for option in fields(reader)})
+    options = [option.name for option in fields(reader) if option.init]
+    for key, what in (("classes", "choose classes"), ("aliases", "rename folders")):
+        if getattr(config, key) is not None and key not in options:
+            raise ConfigError(f"data.{key}: the reader {config.reader!r} cannot {what}; leave it out")
+    return reader(**{option: getattr(config, option) for option in options})
+
+
+def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> list[str]:
+    """The classes to use: those that `data.classes` lists, in its order; the first so many; or all.
+
+    Raises:
+        ConfigError: A class does not exist or is listed twice, or there are not so many.
+    """
+    if wanted is None:
+        return list(found)
+    if isinstance(wanted, int):
+        if not 1 <= wanted <= len(found):
+            raise ConfigError(
+                f"data.classes: {wanted} of {len(found)} classes; use a number of 1..{len(found)}"
+            )
+        return list(found[:wanted])
+    for position, name in enumerate(wanted):
+        if name not in found:
+            raise ConfigError(unknown("data.classes", name, found))
+        if name in wanted[:position]:
+            raise ConfigError(f"data.classes: {name!r} is listed twice; list each class once")
+    return list(wanted)
 
 
 def _find(name: str) -> Any:

@@ -36,13 +36,17 @@ class Evaluation:
     held_out: Mapping[str, Score]
 
 
-def evaluation(sets: Sequence[EvaluationSet], answers: Sequence[Update]) -> Evaluation:
-    """Scores by client and domain from the answers of the evaluation sets; empty sets are left out."""
+def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> Evaluation:
+    """Scores by client and domain from the answers of evaluation sets, by id.
+
+    Sets that are empty or did not answer are left out.
+    """
     clients: dict[str, Score] = {}
     domains: dict[str, list[Score]] = {}
     held_out: dict[str, Score] = {}
-    for unit, answer in zip(sets, answers, strict=True):
-        if not answer.num_examples:
+    for unit in sets:
+        answer = answers.get(unit.id)
+        if answer is None or not answer.num_examples:
             continue
         score = Score(
             accuracy=answer.metrics["accuracy"], loss=answer.metrics["loss"], num=answer.num_examples

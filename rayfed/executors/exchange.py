@@ -27,6 +27,7 @@ LARGEST_CHUNK = 16
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 TICK = 0.5  # seconds between two looks at the clock and at whether to stop
 MOST_STACKS = 4  # actors whose stack the watchdog shows
+OUT_OF_MEMORY = "memory usage threshold"  # what Ray's memory monitor says when it ends a process
 
 
 class Exchange:
@@ -178,7 +179,7 @@ class Exchange:
         waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
-        kind = "out_of_memory" if "memory" in str(err).lower() else "actor_lost"
+        kind = "out_of_memory" if OUT_OF_MEMORY in str(err) else "actor_lost"
         for i in itertools.chain.from_iterable(j.indices for j in jobs):
             call = self._calls[i]
             cause = f"its actor was lost {self._tries[i]} times; {type(err).__name__}: {err}".splitlines()[0]
@@ -210,6 +211,8 @@ class Exchange:
         limit, watchdog = self._policy.client_timeout, self._policy.watchdog
         for lane in list(self._pool.lanes):
             if lane.coming is not None and now - lane.since > self._policy.patience:
+                if ray.wait([lane.coming], timeout=0)[0]:
+                    continue  # it is up; we have only not looked yet
                 self._retire(lane, f"no new actor came up within {self._policy.patience:g} s")
             elif limit and lane.coming is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)

@@ -18,6 +18,8 @@ PATIENCE = 20.0  # seconds for one stack
 def stack(place: Mapping[str, Any]) -> str:
     """The Python stacks of a process of this cluster, or why they cannot be had."""
     try:
+        if place["node"] == ray.get_runtime_context().get_node_id():
+            return _dump(place["pid"])
         there = NodeAffinitySchedulingStrategy(place["node"], soft=False)
         task = ray.remote(_dump).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         return str(ray.get(task.remote(place["pid"]), timeout=PATIENCE))

@@ -27,6 +27,8 @@ def line(row: Row, rounds: int) -> str:
         ]
     if "held_out_accuracy" in row:
         parts.append(f"held out {100 * row['held_out_accuracy']:5.1f}")
+    if row.get("missing"):
+        parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]
     return "  ".join(parts)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rayfed.report.files import write_whole
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.partition_figure import partition_map
+from rayfed.report.table import read_rows
 
 
 def accuracy_by_domain(folder: Path) -> Path | None:
@@ -88,8 +90,34 @@ def allocations(folder: Path) -> Path | None:
     return path
 
 
+def time_to_accuracy(folder: Path) -> Path | None:
+    """Accuracy of the deployed models over the virtual clock; None without one."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in read_rows(folder) if "virtual_time" in row and "accuracy" in row]
+    if not rows:
+        return None
+    figure, axis = plt.subplots(figsize=(6.4, 4))
+    for key, label in (("accuracy", "mean over clients"), ("worst_domain_accuracy", "worst domain")):
+        axis.plot([r["virtual_time"] for r in rows], [100 * r[key] for r in rows], marker=".", label=label)
+    axis.set(xlabel="virtual time, s", ylabel="test accuracy, %", xlim=(0, None), ylim=(0, 100))
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
+    (folder / "figures").mkdir(exist_ok=True)
+    path = folder / "figures" / "time_to_accuracy.png"
+    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
+    plt.close(figure)
+    return path
+
+
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
+    "labels and domains of the clients": partition_map,
     "accuracy by domain": accuracy_by_domain,
+    "accuracy over virtual time": time_to_accuracy,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,
     "groups of clients over the rounds": cluster_flow,

@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 PACKAGES = ("rayfed-sim", "ray", "torch", "torchvision", "timm", "peft", "scikit-learn", "pyarrow", "numpy")
 TENSORS = Path("model", "params.safetensors")
 EVENTS = "events.jsonl"
+DIGESTS = {
+    "data_digest": "data: the images",
+    "partition_digest": "data.partition: the clients' images",
+    "trace_digest": "faults.trace: the file",
+}
 LOCK = ".lock"
 LOCK_PATIENCE, LOCK_PAUSE = 20.0, 0.25  # seconds
 
@@ -125,9 +130,9 @@ def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{path}: environment.json cannot be read, so this run cannot be continued"
         ) from err
-    for key, name in (("data_digest", "images"), ("partition_digest", "partition")):
-        if before.get(key) != facts[key]:
-            raise ConfigError(f"data: the {name} of {path} were others when it began; put them back")
+    for key, name in DIGESTS.items():
+        if before.get(key) != facts.get(key):
+            raise ConfigError(f"{name} changed since the run in {path} began; put back what it began with")
     changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
     if changed:
         log.warning("%s began with other versions of %s: the last bits may differ", path, ", ".join(changed))

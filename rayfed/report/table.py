@@ -51,7 +51,8 @@ def final_table(folder: Path) -> Table:
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    row = last_evaluated(read_rows(folder))
+    history = read_rows(folder)
+    row = last_evaluated(history)
     scores = pq.read_table(folder / "clients.parquet").to_pylist() if row else []
     now = [s for s in scores if s["round"] == row["round"] and s["metric"] == "accuracy"]
     counts = _counts(folder)
@@ -66,7 +67,7 @@ def final_table(folder: Path) -> Table:
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
-    return Table(title, columns, tuple(rows), tuple(_notes(row)))
+    return Table(title, columns, tuple(rows), (*_notes(row), *_fault_notes(history)))
 
 
 def _notes(row: dict[str, Any]) -> list[str]:
@@ -81,6 +82,17 @@ def _notes(row: dict[str, Any]) -> list[str]:
             )
     if "held_out_accuracy" in row:
         notes.append(f"mean over held-out domains {_percent(row['held_out_accuracy'])}")
+    return notes
+
+
+def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
+    """How many clients were missing over the run, and how long it took on the virtual clock."""
+    notes = []
+    if any("missing" in row for row in history):
+        missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
+        notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn")
+    if history and "virtual_time" in history[-1]:
+        notes.append(f"virtual time {history[-1]['virtual_time']:.1f} s")
     return notes
 
 

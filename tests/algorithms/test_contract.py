@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rayfed.config import load_config
 from rayfed.driver import run
@@ -15,6 +16,7 @@ from rayfed.launch import Keeping, conduct
 from rayfed.method import check, load_method, method_names
 from rayfed.params import digest
 from rayfed.setup import prepare
+from rayfed.traces import Said
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 
@@ -55,24 +57,39 @@ def test_runs_leaves_messages_and_frozen_weights_alone_and_stays_finite(name, ca
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_is_repeatable_also_when_interrupted(name, cache, tmp_path):
-    """Everything a method carries from round to round is in a checkpoint."""
-    setup = setup_of(name, cache)
+def test_is_repeatable_when_interrupted_and_with_missing_clients(name, cache, tmp_path):
+    """Some drop out in the first round, everybody in the second one, one client in the last one.
+
+    Everything a method carries from round to round is in a checkpoint.
+    """
+    setup = setup_of(name, cache, "rounds=3", "evaluation.every=3", "faults.dropout=0.4")
+    ids = list(setup.experiment.clients)
+    lost = {(1, cid): Said(dropout=True) for cid in ids}
+    lost |= {(2, cid): Said(dropout=cid != ids[-1] and cid == ids[0]) for cid in ids}
+    experiment = replace(setup.experiment, faults=replace(setup.experiment.faults, trace=lost))
     rows = {}
     for kind in ("whole", "interrupted"):
         keeping = Keeping(path=tmp_path / kind, domains={})
         keeping.path.mkdir()
-        rounds = conduct(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start, keeping)
+        rounds = conduct(experiment, InlineExecutor(setup.world, setup.weights), setup.start, keeping)
         first = [next(rounds)] if kind == "interrupted" else []
         if first:
             rounds.close()
             again = InlineExecutor(setup.world, setup.weights)
-            rounds = conduct(setup.experiment, again, setup.start, replace(keeping, resume=True))
+            rounds = conduct(experiment, again, setup.start, replace(keeping, resume=True))
         rows[kind] = [
             {k: v for k, v in row.items() if not k.startswith("seconds")} for row in [*first, *rounds]
         ]
-    assert len(rows["whole"]) == 3
     assert rows["whole"] == rows["interrupted"]
+    *rounds, last = rows["whole"]
+    params = load_file(tmp_path / "interrupted" / "model" / "params.safetensors")
+    assert digest(params) == last["sha256"]
+    assert all(torch.isfinite(v).all() for v in params.values())
+    assert 0 <= rounds[-1]["accuracy"] <= 1
+    if len(ids) > 1 and name != "zero_shot":  # it calls nobody
+        missing = [row["missing"] for row in rounds]
+        assert 0 < missing[0] < len(ids)
+        assert missing[1:] == [len(ids), 1]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -79,11 +79,17 @@ def test_the_plan_is_recorded_and_depends_on_the_round_only():
     assert [len(state.memory["plan"][c]["blocks"]) for c in "abc"] == [12, 6, 3]
     rows = world.ledger.tables["allocations"]
     assert [(r["client"], r["capacity"]) for r in rows] == [("a", 12), ("b", 6), ("c", 3)]
+    state = RandomAllocation().count(state, world)
     visits = [r["visits"] for r in world.ledger.tables["block_visits"]]
     assert sum(visits) == 21
     assert min(visits) >= 1
-    later = RandomAllocation().plan(state, cohort(capacity, round=5))
-    assert sum(later.memory["visits"]) == 42
+    world = cohort(capacity, round=5)
+    later = RandomAllocation().plan(state, world)
+    held = later.memory["plan"]["a"]["blocks"] + later.memory["plan"]["c"]["blocks"]
+    world.ledger.missing.append("b")  # its blocks were not trained
+    later = RandomAllocation().count(later, world)
+    assert sum(later.memory["visits"]) == 21 + 15
+    assert later.memory["last_round"] == [5 if j in held else 4 for j in range(12)]
     assert later.memory["plan"] != state.memory["plan"]
 
 

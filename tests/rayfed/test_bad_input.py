@@ -34,6 +34,7 @@ CASES = {
         ["data.partition.clients_per_domain", "900"],
     ),
     "too little data for unequal clients": (["algorithm=fedgcr", "data.limit=24"], ["data.partition.factor"]),
+    "no such partition": (["data.partition=no/such.parquet"], ["data.partition.file", "no/such.parquet"]),
     "cohort too large": (["clients_per_round=9"], ["clients_per_round", "9", "5 clients"]),
     "depth out of range": (["capacity=13"], ["capacity", "13", "1 to 12"]),
     "wrong number of depths": (["capacity=[1,2]"], ["capacity", "2 depths", "5 clients"]),

@@ -96,8 +96,8 @@ SURFACE = (
         "rounds",
         "seed",
     ),
-    *("clients_per_round", "sampling", "capacity", "compare", "deterministic", "protocol", "output"),
-    "overwrite",
+    *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
+    *("output", "overwrite"),
 )
 
 

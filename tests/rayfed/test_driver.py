@@ -56,6 +56,10 @@ def answer(accuracy, loss, num):
     return Update(client="x", num_examples=num, metrics={"accuracy": accuracy, "loss": loss, "num": num})
 
 
+def scored(sets, *answers):
+    return evaluation(sets, dict(zip((s.id for s in sets), answers, strict=True)))
+
+
 def unit(cid, domain, clients):
     return EvaluationSet(id=cid, domain=domain, clients=clients)
 
@@ -63,7 +67,7 @@ def unit(cid, domain, clients):
 def test_statistics_over_clients_and_domains():
     """Domain a pools 0.5 of 10 and 1.0 of 30 to 35/40; b is 0.25; sigma over (0.875, 0.25) is 0.3125."""
     sets = (unit("c0", "a", ("c0",)), unit("c1", "a", ("c1",)), unit("c2", "b", ("c2",)), unit("h", "c", ()))
-    found = evaluation(sets, [answer(0.5, 1, 10), answer(1.0, 2, 30), answer(0.25, 3, 4), answer(0.1, 9, 5)])
+    found = scored(sets, answer(0.5, 1, 10), answer(1.0, 2, 30), answer(0.25, 3, 4), answer(0.1, 9, 5))
     row = summary(found)
     assert row["accuracy"] == pytest.approx((0.5 + 1 + 0.25) / 3)
     assert row["accuracy_domain"] == pytest.approx((0.875 + 0.25) / 2)
@@ -77,26 +81,34 @@ def test_statistics_over_clients_and_domains():
 
 def test_clients_that_share_a_test_set_share_its_score_and_weigh_as_clients():
     sets = (unit("domain:a", "a", ("c0", "c1", "c2")), unit("domain:b", "b", ("c3",)))
-    row = summary(evaluation(sets, [answer(0.8, 1, 10), answer(0.4, 1, 10)]))
+    row = summary(scored(sets, answer(0.8, 1, 10), answer(0.4, 1, 10)))
     assert row["accuracy"] == pytest.approx(0.7)
     assert row["accuracy_domain"] == pytest.approx(0.6)
 
 
 def test_empty_test_sets_are_left_out():
     empty = Update(client="c0", num_examples=0)
-    found = evaluation((unit("c0", "a", ("c0",)), unit("c1", "b", ("c1",))), [empty, answer(0.5, 1, 2)])
+    found = scored((unit("c0", "a", ("c0",)), unit("c1", "b", ("c1",))), empty, answer(0.5, 1, 2))
     assert list(found.clients) == ["c1"]
     assert list(found.domains) == ["b"]
 
 
+def test_sets_that_did_not_answer_are_left_out_and_the_others_keep_their_own_score():
+    sets = (unit("c0", "a", ("c0",)), unit("c1", "a", ("c1",)), unit("c2", "b", ("c2",)))
+    found = evaluation(sets, {"c1": answer(0.25, 1, 2)})
+    assert {c: s.accuracy for c, s in found.clients.items()} == {"c1": 0.25}
+    assert list(found.domains) == ["a"]
+    assert summary(evaluation(sets, {})) == {}
+
+
 def test_personal_scores_are_the_last_known_ones():
-    def scored(client, accuracy):
+    def own(client, accuracy):
         return Answer(
             "fit", client, {"personal/accuracy": accuracy, "personal/loss": 1.0, "personal/num": 10}
         )
 
-    first = personal(None, [scored("c0", 0.2), scored("c3", 0.6)], CLIENTS)
-    second = personal(first, [scored("c0", 0.4), Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS)
+    first = personal(None, [own("c0", 0.2), own("c3", 0.6)], CLIENTS)
+    second = personal(first, [own("c0", 0.4), Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS)
     assert {c: s.accuracy for c, s in second.clients.items()} == {"c0": 0.4, "c3": 0.6}
     assert {d: s.accuracy for d, s in second.domains.items()} == {"a": 0.4, "b": 0.6}
     assert personal(None, [Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS) is None
@@ -105,8 +117,8 @@ def test_personal_scores_are_the_last_known_ones():
 def test_the_headline_is_that_of_the_deployed_model():
     sets = (unit("c0", "a", ("c0",)),)
     scores = {
-        "global": evaluation(sets, [answer(0.1, 1, 1)]),
-        "personal": evaluation(sets, [answer(0.9, 1, 1)]),
+        "global": scored(sets, answer(0.1, 1, 1)),
+        "personal": scored(sets, answer(0.9, 1, 1)),
     }
     assert headline(scores, "global")["accuracy"] == 0.1
     assert headline(scores, "personal")["accuracy"] == 0.9
@@ -114,7 +126,7 @@ def test_the_headline_is_that_of_the_deployed_model():
 
 
 def test_pool():
-    assert pool([evaluation((unit("c", "a", ("c",)),), [answer(0.5, 2, 4)]).clients["c"]]).num == 4
+    assert pool([scored((unit("c", "a", ("c",)),), answer(0.5, 2, 4)).clients["c"]]).num == 4
 
 
 DOMAINS = {"c0": "a", "c1": "a", "c2": "b", "c3": "b"}

@@ -7,14 +7,20 @@ Below the root, in this order of domains:
   SynthDigits/synth_{train,test}_32x32.mat                      MATLAB: X (32, 32, 3, N), y (N, 1)
   mnist_m/mnist_m_{train,test}/*.png, ..._labels.txt            files and `<file> <digit>` lines
   SVHN/{train,test}_32x32.mat                                   as SynthDigits, label 10 for digit 0
+
+Or all five as FedBN prepared them and FedGCR uses them (greyscale or colour, any size; labels 0..9):
+
+  {MNIST,USPS,SynthDigits,MNIST_M,SVHN}/partitions/train_part<i>.pkl, .../test.pkl    pickled (images, labels)
+
+Images are read from their files, or from temporary copies of packed ones, one at a time.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
+import pickle
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +31,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rayfed.data.digit_files import read_idx, read_listed, read_mat, read_pickles, read_usps
 from rayfed.data.source import BadImageError, Listing
 from rayfed.errors import ConfigError, DataError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 CLASSES = tuple("0123456789")
+
+MALFORMED = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, EOFError, ImportError),
+    *(struct.error, zlib.error, pickle.UnpicklingError),
+)
+"""What parsers raise on bytes that are not in their format."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Part:
         domain: Name of the domain.
         is_test: Which half.
         paths: Its files; a folder counts as the files in it.
-        read: From the paths to images (N, H, W) or (N, H, W, 3), or paths of image files, and labels (N,).
+        read: From the paths to N images (H, W) or (H, W, 3), or paths of image files, and labels (N,).
     """
 
     domain: str
@@ -124,19 +137,48 @@ class Digits:
 
 def _layout(root: Path) -> Iterator[Part]:
     """Every half of every source, whether it is there or not."""
-    for is_test, idx in ((False, "train"), (True, "t10k")):
-        stems = (root / "MNIST" / "raw" / f"{idx}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
-        yield Part("mnist", is_test, tuple(map(_or_gzip, stems)), read_idx)
-    for is_test, file in ((False, "usps.bz2"), (True, "usps.t.bz2")):
-        yield Part("usps", is_test, (root / "USPS" / file,), read_usps)
-    for is_test, half in ((False, "train"), (True, "test")):
-        yield Part("synth", is_test, (root / "SynthDigits" / f"synth_{half}_32x32.mat",), read_mat)
-    for is_test, half in ((False, "train"), (True, "test")):
-        stem = f"mnist_m_{half}"
-        paths = (root / "mnist_m" / stem, root / "mnist_m" / f"{stem}_labels.txt")
-        yield Part("mnist_m", is_test, paths, read_listed)
-    for is_test, half in ((False, "train"), (True, "test")):
-        yield Part("svhn", is_test, (root / "SVHN" / f"{half}_32x32.mat",), read_mat)
+    for domain, folder, files in (
+        ("mnist", "MNIST", _mnist),
+        ("usps", "USPS", _usps),
+        ("synth", "SynthDigits", _synth),
+        ("mnist_m", "MNIST_M", _mnist_m),
+        ("svhn", "SVHN", _svhn),
+    ):
+        prepared = sorted((root / folder / "partitions").glob("train_part*.pkl"), key=_number)
+        for is_test in (False, True):
+            if prepared:
+                paths = (root / folder / "test.pkl",) if is_test else tuple(prepared)
+                yield Part(domain, is_test, paths, read_pickles)
+            else:
+                yield Part(domain, is_test, *files(root, "test" if is_test else "train"))
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.removeprefix("train_part")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _mnist(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[Any, Labels]]]:
+    idx = "t10k" if half == "test" else half
+    stems = (root / "MNIST" / "raw" / f"{idx}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+    return tuple(map(_or_gzip, stems)), read_idx
+
+
+def _usps(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[Any, Labels]]]:
+    return (root / "USPS" / ("usps.t.bz2" if half == "test" else "usps.bz2"),), read_usps
+
+
+def _synth(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[Any, Labels]]]:
+    return (root / "SynthDigits" / f"synth_{half}_32x32.mat",), read_mat
+
+
+def _mnist_m(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[Any, Labels]]]:
+    stem = f"mnist_m_{half}"
+    return (root / "mnist_m" / stem, root / "mnist_m" / f"{stem}_labels.txt"), read_listed
+
+
+def _svhn(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[Any, Labels]]]:
+    return (root / "SVHN" / f"{half}_32x32.mat",), read_mat
 
 
 def _or_gzip(path: Path) -> Path:
@@ -150,58 +192,13 @@ def _checked(part: Part) -> tuple[Any, Labels]:
         images, labels = part.read(*part.paths)
     except OSError as error:
         raise DataError(f"{where} cannot be read ({error})") from error
-    except (ValueError, KeyError, IndexError, struct.error, EOFError, NotImplementedError) as error:
+    except MALFORMED as error:
         raise DataError(f"{where} is not in the format of its release ({error})") from error
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
     if labels.min() < 0 or labels.max() > 9:
         raise DataError(f"{where}: labels from {labels.min()} to {labels.max()}, expected digits")
     return images, labels
-
-
-def read_idx(images: Path, labels: Path) -> tuple[Images, Labels]:
-    """Two IDX files: a magic number, the sizes as big-endian int32, then bytes."""
-    return _idx(images, 3), _idx(labels, 1).astype(np.int64)
-
-
-def _idx(path: Path, rank: int) -> Images:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    magic, *shape = struct.unpack_from(f">{rank + 1}i", data)
-    if magic != 0x0800 + rank:
-        raise ValueError(f"magic number {magic}, expected {0x0800 + rank}")
-    return np.frombuffer(data, np.uint8, offset=4 * (rank + 1)).reshape(shape)
-
-
-def read_usps(path: Path) -> tuple[Images, Labels]:
-    """LIBSVM text: `<label> <index>:<value> ...`, values in -1..1 (absent: 0), 16 x 16 pixels."""
-    lines = bz2.decompress(path.read_bytes()).decode("ascii").splitlines()
-    rows, labels = np.zeros((len(lines), 256)), np.empty(len(lines), dtype=np.int64)
-    for row, line in enumerate(lines):
-        label, *pairs = line.split()
-        labels[row] = int(float(label)) - 1
-        for pair in pairs:
-            place, value = pair.split(":")
-            rows[row, int(place) - 1] = float(value)
-    pixels = np.clip((rows + 1) / 2 * 255 + 0.5, 0, 255)
-    return pixels.astype(np.uint8).reshape(-1, 16, 16), labels
-
-
-def read_mat(path: Path) -> tuple[Images, Labels]:
-    """MATLAB file with X, shape (32, 32, 3, N), and y; 10 stands for digit 0."""
-    from scipy.io import loadmat
-
-    try:
-        content = loadmat(path, variable_names=["X", "y"])
-    except Exception as error:  # scipy raises many things on corrupt input
-        raise ValueError(error) from error
-    labels = content["y"].astype(np.int64).reshape(-1) % 10
-    return np.ascontiguousarray(np.transpose(content["X"], (3, 0, 1, 2))).astype(np.uint8), labels
-
-
-def read_listed(folder: Path, listing: Path) -> tuple[list[Path], Labels]:
-    """Image files with their digits: `<file> <digit>` a line."""
-    rows = sorted(line.split() for line in listing.read_text().splitlines() if line.strip())
-    return [folder / file for file, _ in rows], np.array([int(digit) for _, digit in rows], dtype=np.int64)
 
 
 READER = Digits

@@ -6,14 +6,16 @@ import hashlib
 import io
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.data.source import BadImageError, Listing
+from rayfed.data.source import BadImageError, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
@@ -22,21 +24,27 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class File:
     """An image file: posix path relative to the root, size in bytes, time of change in ns."""
 
-    key: str
+    path: str
     num_bytes: int
     changed_ns: int
 
-    @property
-    def domain(self) -> str:
-        return self.key.split("/", 1)[0]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an image file belongs: its domain, its class, the rest of its key, whether it is for testing."""
+
+    domain: str
+    class_name: str
+    rest: str
+    is_test: bool = False
 
     @property
-    def class_name(self) -> str:
-        return self.key.split("/", 2)[1]
+    def key(self) -> str:
+        return f"{self.domain}/{self.class_name}/{self.rest}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,41 +52,82 @@ class ImageFolder:
     """Reads a folder of domains of classes of images, at any depth below the class, suffixes in any case.
 
     Domains and classes are in alphabetical order; hidden files and folders, and top folders without images,
-    do not count. Classes are all class folders of all domains.
+    do not count. Classes are all class folders of all domains, or those of `classes`. `aliases` gives other
+    spellings of folders, `{"Real_World": "Real World"}`: names and keys do not depend on the spelling.
     """
 
     name: str
     root: str | None
+    classes: Sequence[str] | int | None = None
+    aliases: Mapping[str, str] | None = None
 
     def fingerprint(self) -> str:
         return self.scan().fingerprint
 
     def scan(self) -> Listing:
         root = self._folder()
-        found = _find_images(root, "", set())
-        files = [file for file in found if file.key.count("/") >= 2]
+        found = [(file, self._place(file.path)) for file in _find_images(root, "", set())]
+        files = [(file, place) for file, place in found if place]
         if not files:
             raise DataError(f"data.root: no images in {root}; expected {LAYOUT} ({' '.join(SUFFIXES)})")
-        if astray := [file.key for file in found if file.key.count("/") < 2]:
+        if astray := [file.path for file, place in found if place is None]:
             logger.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
-        files.sort(key=lambda file: (file.domain, file.class_name, file.key))
-        domains = sorted({file.domain for file in files})
-        classes = _class_folders(root, domains)
+        domains = sorted({place.domain for _, place in files})
+        classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
-        place = {name: position for position, name in enumerate(domains)}
+        number = {name: position for position, name in enumerate(domains)}
+        files = [(file, place) for file, place in files if place.class_name in label]
+        files.sort(key=lambda pair: (pair[1].domain, pair[1].class_name, pair[0].path))
+        places = [place for _, place in files]
+        keys = [place.key for place in places]
+        _refuse_twins(files)
         return Listing(
             name=self.name,
             classes=tuple(classes),
             domains=tuple(domains),
-            keys=[file.key for file in files],
-            labels=np.array([label[file.class_name] for file in files], dtype=np.int64),
-            domain=np.array([place[file.domain] for file in files], dtype=np.int64),
-            test=np.zeros(len(files), dtype=np.bool_),
-            fingerprint=_fingerprint(files, classes),
+            keys=keys,
+            labels=np.array([label[place.class_name] for place in places], dtype=np.int64),
+            domain=np.array([number[place.domain] for place in places], dtype=np.int64),
+            test=np.array([place.is_test for place in places], dtype=np.bool_),
+            fingerprint=_fingerprint([file for file, _ in files], keys, classes),
         )
 
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
-        return read_image(self._folder() / listing.keys[index], size)
+        return read_image(self._path(listing.keys[index]), size)
+
+    def _place(self, path: str) -> Place | None:
+        """Where a file belongs; None if it is not part of the data set."""
+        parts = path.split("/", 2)
+        if len(parts) < 3:
+            return None
+        return Place(self._name(parts[0]), self._name(parts[1]), parts[2])
+
+    def _path(self, key: str) -> Path:
+        """The file of a key: the inverse of `_place`."""
+        if not self.aliases:
+            return self._root / key
+        domain, class_name, rest = key.split("/", 2)
+        return self._inside(self._root, domain, class_name) / rest
+
+    def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
+        """Names of all class folders, the empty ones too."""
+        folders = (root / name for name in subfolders(root) if self._name(name) in domains)
+        return {self._name(name) for folder in folders for name in subfolders(folder)}
+
+    def _name(self, folder: str) -> str:
+        return (self.aliases or {}).get(folder, folder)
+
+    def _inside(self, folder: Path, *names: str) -> Path:
+        """The folder of these names, in the spelling in which it exists."""
+        for name in names:
+            others = [other for other, real in (self.aliases or {}).items() if real == name]
+            there = [folder / spelling for spelling in (name, *others) if (folder / spelling).is_dir()]
+            folder = there[0] if there else folder / name
+        return folder
+
+    @cached_property
+    def _root(self) -> Path:
+        return self._folder()  # looked at once, not for every image
 
     def _folder(self) -> Path:
         if not self.root:
@@ -129,7 +178,9 @@ def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
         plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-        rgb = plain.convert("RGB")
+        rgb = (
+            plain if plain.mode == "RGB" else plain.convert("RGB")
+        )  # a conversion to the same mode is a copy
     return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
 
 
@@ -163,17 +214,24 @@ def _file(entry: os.DirEntry[str], prefix: str) -> File:
     return File(key, stat.st_size, stat.st_mtime_ns)
 
 
-def _class_folders(root: Path, domains: list[str]) -> list[str]:
-    names: set[str] = set()
-    for domain in domains:
-        with os.scandir(root / domain) as entries:
-            names |= {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
-    return sorted(names)
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, hidden ones left out."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def _fingerprint(files: list[File], classes: list[str]) -> str:
-    text = "\n".join([*classes, *(f"{file.key}\t{file.num_bytes}\t{file.changed_ns}" for file in files)])
-    return f"image_folder/1:{hashlib.sha256(text.encode()).hexdigest()}"
+def _refuse_twins(files: Sequence[tuple[File, Place]]) -> None:
+    """Two spellings of one folder, both with images, would have the same keys."""
+    seen: dict[str, str] = {}
+    for file, place in files:
+        if (other := seen.setdefault(place.key, file.path)) != file.path:
+            raise DataError(f"data.root: {other!r} and {file.path!r} are the same image; remove one folder")
+
+
+def _fingerprint(files: Sequence[File], keys: Sequence[str], classes: Sequence[str]) -> str:
+    lines = (f"{key}\t{file.num_bytes}\t{file.changed_ns}" for file, key in zip(files, keys, strict=True))
+    text = "\n".join([*classes, *lines])
+    return f"image_folder/2:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 READER = ImageFolder

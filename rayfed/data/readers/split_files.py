@@ -1,65 +1,72 @@
-"""DomainNet as released: images in folders, and lists that say which are for training and which for testing.
+"""Images in folders, with lists of those for training and those for testing: DomainNet, NICO++, PACS.
 
-  <root>/<domain>/<class>/<image>
-  <root>/<domain>_train.txt, <root>/<domain>_test.txt     lines `<domain>/<class>/<image> <label>`
+  <root>/<domain>_train.txt, <root>/<domain>_test.txt     lines `<path below the root> <label>`
 
-The lists may also be in `<root>/splits/`. Only listed images count; domains are those that have both lists.
+The lists may also be in one of FOLDERS below the root, and end like those of PACS, see SUFFIXES. A path ends
+with `<domain>/<class>/<image>`; names may have spaces. Only listed images count; domains are those that have
+both lists. Classes are in the order of the labels.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.readers.image_folder import read_image
-from rayfed.data.source import Listing
+from rayfed.data.source import Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
 
-LAYOUT = "<root>/<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
+LAYOUT = "<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
+FOLDERS = ("splits", "NICO_DG_official", "Train val splits and h5py files pre-read", ".")
+"""Where lists are, below the root: FedRA's DomainNet; NICO++; PACS; DomainNet."""
+SUFFIXES = (("_train.txt", "_test.txt"), ("_train_kfold.txt", "_crossval_kfold.txt"))
+"""What names of lists end with. PACS' `_test_kfold.txt` lists whole domains, so it is not read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of a list."""
 
     domain: str
-    is_test: bool
+    label: int
     path: str
+    is_test: bool
 
     @property
     def class_name(self) -> str:
-        return self.path.split("/")[1]
+        return self.path.rsplit("/", 2)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFiles:
-    """Reads lists of images; classes in alphabetical order, those of `classes` only where it is given."""
+    """Reads lists of images; of `classes` only, or of so many first labels, where it is given."""
 
     name: str
     root: str | None
-    classes: list[str] | None = None
+    classes: Sequence[str] | int | None = None
 
     def fingerprint(self) -> str:
         """Of the lists and the chosen classes: released images do not change."""
-        text = "\n".join(f"{r.path}\t{r.is_test}" for r in self._rows)
-        return f"split_files/1:{hashlib.sha256(text.encode()).hexdigest()}"
+        rows, classes = self._chosen
+        text = "\n".join([*classes, *(f"{row.path}\t{row.is_test}" for row in rows)])
+        return f"split_files/2:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def scan(self) -> Listing:
-        rows = self._rows
-        found = {row.class_name for row in rows}
-        classes = sorted(found) if self.classes is None else self.classes
+        rows, classes = self._chosen
+        label = {name: position for position, name in enumerate(classes)}
         domains = sorted({row.domain for row in rows})
         return Listing(
             name=self.name,
             classes=tuple(classes),
             domains=tuple(domains),
             keys=[row.path for row in rows],
-            labels=np.array([classes.index(row.class_name) for row in rows], dtype=np.int64),
+            labels=np.array([label[row.class_name] for row in rows], dtype=np.int64),
             domain=np.array([domains.index(row.domain) for row in rows], dtype=np.int64),
             test=np.array([row.is_test for row in rows], dtype=np.bool_),
             fingerprint=self.fingerprint(),
@@ -77,32 +84,55 @@ class SplitFiles:
         return folder
 
     @cached_property
-    def _rows(self) -> list[Row]:
-        root = self._folder()
-        lists = root / "splits" if (root / "splits").is_dir() else root
-        names = (path.name.removesuffix("_train.txt") for path in lists.glob("*_train.txt"))
-        domains = sorted(name for name in names if (lists / f"{name}_test.txt").is_file())
-        rows = []
-        for domain in domains:
-            for half in ("train", "test"):
-                rows += _read(lists / f"{domain}_{half}.txt", domain, half == "test", self.classes)
+    def _chosen(self) -> tuple[list[Row], list[str]]:
+        rows = [row for lists in _lists(self._folder()) for row in _read(*lists)]
         if not rows:
-            raise DataError(f"data.root: no lists with images in {lists}; expected {LAYOUT}")
-        return sorted(rows, key=lambda row: (row.domain, row.class_name, row.path))
+            raise DataError(f"data.root: no lists with images in {self._folder()}; expected {LAYOUT}")
+        classes = choose_classes(self.classes, _by_label(rows))
+        kept = [row for row in rows if row.class_name in set(classes)]
+        return sorted(kept, key=lambda row: (row.domain, row.class_name, row.path)), classes
 
 
-def _read(path: Path, domain: str, is_test: bool, classes: list[str] | None) -> list[Row]:
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        file = line.rsplit(maxsplit=1)[0]
-        if file.count("/") < 2:
-            raise DataError(f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`")
-        row = Row(domain, is_test, file)
-        if classes is None or row.class_name in classes:
-            rows.append(row)
-    return rows
+def _lists(root: Path) -> Iterator[tuple[Path, str, bool]]:
+    """The lists that there are: path, domain, whether it is for testing."""
+    for folder in FOLDERS:
+        for train, test in SUFFIXES:
+            names = sorted(path.name.removesuffix(train) for path in (root / folder).glob(f"*{train}"))
+            domains = [name for name in names if (root / folder / f"{name}{test}").is_file()]
+            if domains:
+                for domain in domains:
+                    yield root / folder / f"{domain}{train}", domain, False
+                    yield root / folder / f"{domain}{test}", domain, True
+                return
+
+
+def _read(path: Path, domain: str, is_test: bool) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            file, label = [*line.rsplit(maxsplit=1), ""][:2]
+            parts = PurePosixPath(file).parts
+            if len(parts) < 3 or not label.isdecimal():
+                raise DataError(
+                    f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`"
+                )
+            if parts[0] == "/" or ".." in parts:
+                raise DataError(f"data.root: line {number} of {path} leads out of the root: {file!r}")
+            yield Row(domain, int(label), file, is_test)
+
+
+def _by_label(rows: Sequence[Row]) -> list[str]:
+    """Class names in the order of their labels, which must be one to one."""
+    names: dict[int, str] = {}
+    for row in rows:
+        if names.setdefault(row.label, row.class_name) != row.class_name:
+            raise DataError(
+                f"data.root: label {row.label} is {names[row.label]!r}, but {row.path} has it too"
+            )
+    if len(set(names.values())) < len(names):
+        raise DataError("data.root: the lists give one class two labels; get the lists again")
+    return [names[label] for label in sorted(names)]
 
 
 READER = SplitFiles

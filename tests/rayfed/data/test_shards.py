@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from rayfed.data import shards
+from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig
 from rayfed.data.readers.digits_five_mini import DigitsFiveMini
 from rayfed.data.readers.image_folder import ImageFolder
-from rayfed.data.shards import cache_folder, open_dataset, prepare, shard_path
+from rayfed.data.shards import open_dataset, prepare, shard_path
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, BlindFolder, CountingFolder, make_folder, needs_pacs
 

@@ -1,5 +1,7 @@
 """DomainNet's layout: lists of training and test images beside the folders."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -31,7 +33,7 @@ def test_lists_say_what_is_tested(tmp_path, lists):
     reader = SplitFiles(name="domainnet", root=str(tmp_path))
     listing = reader.scan()
     assert listing.domains == ("clipart", "real")
-    assert listing.classes == ("bird", "whale", "zebra")
+    assert listing.classes == ("zebra", "bird", "whale")  # by label
     assert np.bincount(listing.domain).tolist() == [12, 12]
     assert listing.test.sum() == 6
     assert all(key.endswith("_3 x.png") == test for key, test in zip(listing.keys, listing.test, strict=True))
@@ -46,14 +48,26 @@ def test_classes_can_be_chosen(tmp_path):
     listing = make_source(config).scan()
     assert listing.classes == ("zebra", "bird")
     assert len(listing.labels) == 16
-    with pytest.raises(ConfigError, match=r"data\.classes"):
-        make_source(DataConfig(name="d", reader="image_folder", root=str(tmp_path), classes=["bird"]))
+    with pytest.raises(ConfigError, match=r"data\.classes: 'brid' does not exist; did you mean 'bird'"):
+        make_source(replace(config, classes=["brid"])).scan()
+    with pytest.raises(ConfigError, match=r"data\.classes: 'bird' is listed twice"):
+        make_source(replace(config, classes=["bird", "bird"])).scan()
 
 
 def test_bad_lists_are_explained(tmp_path):
     with pytest.raises(DataError, match="no lists"):
         SplitFiles(name="d", root=str(tmp_path)).scan()
     write(tmp_path)
-    (tmp_path / "real_test.txt").write_text("real/bird.png 0\n")
-    with pytest.raises(DataError, match="line 1"):
-        SplitFiles(name="d", root=str(tmp_path)).scan()
+    for line, words in (
+        ("real/bird.png 0", "line 1"),
+        ("real/bird/x.png", "line 1"),
+        ("real/bird/x.png one", "line 1"),
+        ("/etc/bird/x.png 1", "leads out of the root"),
+        ("real/../../bird/x.png 1", "leads out of the root"),
+        ("real/bird/x.png 0", "label 0 is 'zebra', but real/bird/x.png has it too"),
+        ("real/bird/x.png 7", "one class two labels"),
+    ):
+        (tmp_path / "real_test.txt").write_text(line + "\n")
+        with pytest.raises(DataError, match=words) as error:
+            SplitFiles(name="d", root=str(tmp_path)).scan()
+        assert "\n" not in str(error.value)

@@ -1,0 +1,115 @@
+"""What a listing holds against what its authors published: the check of a download, without decoding it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed.data.published import Published
+from rayfed.data.source import Listing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A domain: classes that have images, images, those of the official test split, images published."""
+
+    domain: str
+    classes: int
+    images: int
+    test: int
+    published: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What is there.
+
+    Attributes:
+        rows: One per domain, expected ones first.
+        problems: What makes the data unusable, one line each.
+        notes: What is worth knowing, one line each.
+    """
+
+    rows: tuple[Row, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def take(listing: Listing, published: Published | None) -> Inventory:
+    """Compare a listing with what was published; without that, with itself: every class in every domain."""
+    counts = np.zeros((len(listing.domains), len(listing.classes)), dtype=np.int64)
+    np.add.at(counts, (listing.domain, listing.labels), 1)
+    tests = np.bincount(listing.domain[listing.test], minlength=len(listing.domains))
+    expected = dict(published.domains) if published else dict.fromkeys(listing.domains)
+    here = [name for name in expected if name in listing.domains]
+    extra = [name for name in listing.domains if name not in expected]
+    rows = []
+    for name in here + extra:
+        place = listing.domains.index(name)
+        classes, images = int((counts[place] > 0).sum()), int(counts[place].sum())
+        test, known = int(tests[place]), expected.get(name)
+        rows.append(Row(domain=name, classes=classes, images=images, test=test, published=known))
+    by_domain = {name: counts[listing.domains.index(name)].tolist() for name in here}
+    cells = {name: dict(zip(listing.classes, found, strict=True)) for name, found in by_domain.items()}
+    gone = [_missing_domain(name, extra) for name in expected if name not in here]
+    problems = [*_class_problems(cells, published), *_number_of_classes(listing, published)]
+    notes = [f"{name!r} is no domain of this data set and is not used" for name in extra]
+    notes += [*_count_notes(rows), *_cell_notes(cells, published)]
+    if published and published.optional and here:
+        notes = gone + notes
+    else:
+        problems = gone + problems
+    return Inventory(rows=tuple(rows), problems=tuple(problems), notes=tuple(notes))
+
+
+def _missing_domain(name: str, extra: Collection[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), [other.lower() for other in extra], n=1, cutoff=0.5)
+    found = next((other for other in extra if near and other.lower() == near[0]), None)
+    hint = f"; {found!r} is there: rename it to {name!r}" if found else ""
+    return f"domain {name!r} is missing{hint}"
+
+
+def _class_problems(cells: dict[str, dict[str, int]], published: Published | None) -> Iterator[str]:
+    """Class folders that are missing or unknown, domain by domain."""
+    named = published.classes if published and not isinstance(published.classes, int) else None
+    present = {name for counts in cells.values() for name, count in counts.items() if count}
+    wanted = named or sorted(present)
+    for domain, counts in cells.items():
+        unknown = [name for name, count in counts.items() if count and name not in wanted]
+        for name in wanted:
+            if not counts.get(name):
+                near = difflib.get_close_matches(name, unknown, n=1)
+                hint = f"; {near[0]!r} is there: rename it to {name!r}" if near else ""
+                yield f"class {domain}/{name} is missing{hint}"
+        for name in unknown:
+            if not difflib.get_close_matches(name, [w for w in wanted if not counts.get(w)], n=1):
+                yield f"class {domain}/{name} is none of this data set; remove it"
+
+
+def _number_of_classes(listing: Listing, published: Published | None) -> Iterator[str]:
+    if published and isinstance(published.classes, int) and len(listing.classes) != published.classes:
+        yield f"{len(listing.classes)} classes, {published.classes} published"
+
+
+def _count_notes(rows: list[Row]) -> Iterator[str]:
+    known = [row for row in rows if row.published is not None]
+    for row in known:
+        if row.images > (row.published or 0):
+            yield f"{row.domain} has {row.images:,} images, more than the {row.published:,} published"
+    total = sum(row.images for row in known)
+    everything = sum(row.published or 0 for row in known)
+    if known and total < everything:
+        yield f"sample: {total:,} of {everything:,} images"
+
+
+def _cell_notes(cells: dict[str, dict[str, int]], published: Published | None) -> Iterator[str]:
+    """Classes with more images than were published: copies, or another data set."""
+    if published is None or isinstance(published.classes, int):
+        return
+    for domain, known in published.cells.items():
+        for name, count in zip(published.classes, known, strict=True):
+            if (found := cells.get(domain, {}).get(name, 0)) > count:
+                yield f"class {domain}/{name} has {found:,} images, more than the {count:,} published"

@@ -1,0 +1,195 @@
+"""Going on after kill -9, from the command line, to the tensors and tables of an undisturbed run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import rayfed
+from rayfed.resume import main
+from tests.conftest import ROOT, SMALL
+
+STATES = {
+    "fedgcr": "groups and mixtures on the server, a network that makes prompts",
+    "ditto": "a model of its own at every client",
+    "feddyn": "a correction at every client and one on the server",
+    "faa": "weights and slopes on the server",
+}
+LONG = (
+    *(o for o in SMALL if not o.startswith("tuning.")),  # a method brings its own scheme
+    "rounds=6",
+    "data.val=4",
+    "data.partition.scheme=by_domain",
+    "data.partition.clients_per_domain=2",
+    "clients_per_round=8",
+    "cluster.dashboard=false",
+)
+
+
+def tables(folder):
+    """Every table of a run without what a clock says, and without what failures leave."""
+    found = {}
+    for file in sorted(folder.glob("*.parquet")):
+        if file.name != "events.parquet":
+            table = pq.read_table(file)
+            found[file.name] = table.select([n for n in table.column_names if "seconds" not in n]).to_pylist()
+    return found
+
+
+def killed(arguments, folder, rows):
+    """Start a run and kill it with -9 in the middle of the round after so many."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfed.run", *arguments, f"output={folder}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    result = folder / "result.json"
+    deadline = time.monotonic() + 240
+    while not (result.exists() and len(result.read_text().splitlines()) >= rows):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", STATES)
+def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, ray_cluster):
+    options = [*LONG, f"algorithm={name}", f"data.cache={cache}"]
+    whole = rayfed.simulate([*options, "cluster.executor=inline", f"output={tmp_path / 'whole'}"])
+    run = tmp_path / "killed"
+    killed([*options, "cluster.actors=2"], run, 2)
+    done = len((run / "result.json").read_text().splitlines())
+    assert 2 <= done < 6
+    assert main([str(run), "cluster.actors=3", "--quiet"]) == 0
+    assert tables(run) == tables(whole.path)
+    tensors = ("model", "params.safetensors")
+    assert run.joinpath(*tensors).read_bytes() == whole.path.joinpath(*tensors).read_bytes()
+
+
+def test_a_finished_run_can_be_made_longer(small, capsys):
+    whole, run = small("rounds=4", "algorithm=ditto"), small("rounds=2", "algorithm=ditto")
+    assert main([str(run.path), "rounds=+2"]) == 0
+    assert whole.sha256[:16] in capsys.readouterr().out
+    assert tables(run.path) == tables(whole.path)
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["rounds"] == 4
+    assert main([str(run.path), "--quiet"]) == 0  # nothing is left to do
+
+
+def test_a_damaged_last_checkpoint_costs_rounds_not_the_run(small, caplog):
+    whole, run = small("rounds=3"), small("rounds=3")
+    (run.path / "model" / "params.safetensors").unlink()
+    file = run.path / "checkpoints" / "round-000003" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert main([str(run.path), "--quiet"]) == 0
+    assert "round-000003 cannot be used" in caplog.text
+    assert tables(run.path) == tables(whole.path)
+
+
+def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path, monkeypatch):
+    options = ("rounds=5", "algorithm=ditto", "checkpoint.every=2", "checkpoint.keep=9")
+    whole = small(*options)
+    folders = sorted(p.name for p in (whole.path / "checkpoints").glob("round*"))
+    assert folders == ["round-000002", "round-000004", "round-000005"]
+
+    import rayfed.run as run_module
+
+    def stop_after_three(row, rounds):
+        if row["round"] == 3:
+            run_module.STOP.set()
+        return ""
+
+    monkeypatch.setattr("rayfed.report.console.line", stop_after_three)
+    broken = tmp_path / "broken"
+    inline = (f"data.cache={cache}", "cluster=inline", f"output={broken}")
+    with pytest.raises(KeyboardInterrupt):
+        rayfed.simulate([*SMALL, *options, *inline], quiet=False)
+    run_module.STOP.clear()
+    monkeypatch.undo()
+    assert (broken / "checkpoints" / "round-000003").is_dir()
+    assert main([str(broken), "--quiet"]) == 0
+    assert tables(broken) == tables(whole.path)
+
+
+def test_comparisons_and_folds_are_continued_too(small):
+    options = (
+        "rounds=1",
+        "protocol=leave_one_out",
+        "data.domains=[plain,street]",
+        "compare=local",
+        "data.val=2",
+    )
+    whole, run = small(*options), small(*options)
+    wanted = (run.path / "report.md").read_text()
+    for part in ("street/compare/local", "street"):
+        (run.path / part / "model" / "params.safetensors").unlink()
+    (run.path / "report.md").unlink()
+    before = (run.path / "plain" / "history" / "000001.json.gz").stat().st_mtime_ns
+    assert main([str(run.path), "--quiet"]) == 0
+    assert (run.path / "report.md").read_text() == wanted == (whole.path / "report.md").read_text()
+    assert (run.path / "plain" / "history" / "000001.json.gz").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.lr=0.5"], "train.lr: 0.5 would change the result"),
+        (["seed=3"], "seed: 3 would change"),
+        (["cluster.threads=2"], "cluster.threads: 2 would change"),
+        (["algorithm=fedprox"], "would change the result"),
+        (["rounds=1"], "rounds: 1 is fewer than the 2"),
+        (["rounds=+x"], "rounds: '+x' is not a number"),
+        (["rouds=+1"], "did you mean 'rounds'"),
+        (["cluster.actors=0"], "cluster.actors"),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(overrides, words, finished, capsys):
+    before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*"))
+    assert main([str(finished), *overrides]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+    assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*")) == before
+
+
+def test_a_folder_without_a_run(tmp_path, capsys):
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_other_images_are_refused(finished, capsys):
+    facts = finished / "environment.json"
+    text = facts.read_text()
+    facts.write_text(text.replace('"data_digest": "', '"data_digest": "0'))
+    (finished / "model" / "params.safetensors").rename(finished / "aside")
+    assert main([str(finished)]) == 2
+    assert "data: the images changed" in capsys.readouterr().err
+    facts.write_text(text)
+    (finished / "aside").rename(finished / "model" / "params.safetensors")
+
+
+def test_two_processes_do_not_write_one_run(finished, monkeypatch, capsys):
+    from rayfed.report.folder import RunFolder
+
+    monkeypatch.setattr("rayfed.report.folder.LOCK_PATIENCE", 0.5)
+    with RunFolder(finished, {}).mine():
+        assert main([str(finished), "rounds=+1"]) == 2
+    assert "another process is running" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    import rayfed
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    rayfed.simulate([*SMALL, f"data.cache={cache}", "cluster=inline", f"output={folder}"])
+    return folder
