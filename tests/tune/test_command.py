@@ -109,6 +109,7 @@ def test_an_interrupt_ends_a_sweep_that_can_go_on(sweep_file, cache, tmp_path):
     assert "unfinished" in set(pd.read_parquet(path / "trials.parquet")["state"])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_over_shares_of_declared_gpus(cache, tmp_path):
     """Two GPUs: a trial with two actors of a quarter beside, or before, one with two whole GPUs."""
