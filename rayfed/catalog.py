@@ -36,7 +36,7 @@ def group(name: str) -> list[str]:
 def catalog() -> str:
     """Everything as plain text."""
     parts = [_section("algorithm=", algorithms()), _section("tuning=", tunings())]
-    groups = [(name, group(name)) for name in ("model", "data", "experiment")]
+    groups = [(name, group(name)) for name in ("model", "data", "experiment", "sweep")]
     return "\n\n".join([*parts, *(f"{name}=  {', '.join(names)}" for name, names in groups if names)])
 
 

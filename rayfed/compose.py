@@ -64,7 +64,7 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None) -> di
 
 
 def _groups() -> set[str]:
-    return {p.name for p in folder().iterdir() if p.is_dir()}
+    return {p.name for p in folder().iterdir() if p.is_dir()} - {"sweep"}  # those are for tune.run
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -247,7 +247,7 @@ def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
     return Disk(
         output=str(output),
         checkpoint_bytes=measured.state_bytes + measured.store_bytes * len(setup.experiment.clients),
-        checkpoints=2,  # the final tensors count as one
+        checkpoints=config.checkpoint.keep + 2,  # one being written, and the final tensors
         output_free_bytes=free_disk(output),
         shard=str(shard),
         shard_bytes=shard.stat().st_size,

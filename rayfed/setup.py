@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,8 +52,12 @@ class Setup:
     dataset: Dataset
 
 
-def prepare(config: Config) -> Setup:
+def prepare(config: Config, build: Callable[[World], Backbone] = World.build) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
+
+    Args:
+        config: The experiment.
+        build: Makes the tuned model; a sweep has its weights in memory already.
 
     Raises:
         ConfigError: Something in the config, on disk or between the parts is wrong; one line says what.
@@ -68,7 +73,7 @@ def prepare(config: Config) -> Setup:
     partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
-    model = world.build()
+    model = build(world)
     if dataset.task == CLASSIFICATION:
         _check_input(config.model, model)
     _check_cache(config.train, model)

@@ -97,7 +97,7 @@ SURFACE = (
         "seed",
     ),
     *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
-    *("output", "overwrite"),
+    *("checkpoint", "on_client_error", "client_timeout", "watchdog", "output", "overwrite"),
 )
 
 

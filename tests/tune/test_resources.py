@@ -1,0 +1,62 @@
+"""Bundles of a trial, and how many trials a cluster holds."""
+
+import pytest
+
+from rayfed.config import ClusterConfig
+from rayfed.errors import ResourceError
+from rayfed.executors.cluster import GB
+from tune.resources import Demand, at_once, bundles
+
+
+def node(cpus, gpus=0):
+    return {"CPU": cpus, "GPU": gpus, "memory": 64 * GB}
+
+
+def demand(*nodes, together=1, clients=20, per_round=10):
+    return Demand(clients=clients, per_round=per_round, together=together, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked", "found", "count"),
+    [
+        ({"executor": "inline"}, demand(node(2), together=8), [{"CPU": 1.0}], 2),
+        ({"executor": "inline", "threads": 2}, demand(node(4), node(3), together=8), [{"CPU": 2.0}], 3),
+        ({}, demand(node(2), together=8), [{}, {"CPU": 1.0}], 2),  # auto: a CPU each
+        ({}, demand(node(8), together=2), [{}, *[{"CPU": 1.0}] * 4], 2),  # auto: shared among the trials
+        ({}, demand(node(64)), [{}, *[{"CPU": 1.0}] * 10], 6),  # never more than work at the same time
+        ({}, demand(node(8, 2), together=4), [{}, *[{"CPU": 1.0, "GPU": 0.25}] * 2], 4),
+        ({"actors": 2}, demand(node(4), together=8), [{}, *[{"CPU": 1.0}] * 2], 2),
+        (
+            {"actors": 2, "gpus_per_actor": 0.5},
+            demand(node(8, 2), together=9),
+            [{}, *[{"CPU": 1.0, "GPU": 0.5}] * 2],
+            2,
+        ),
+        (
+            {"actors": 2, "gpus_per_actor": 0.3},
+            demand(node(8, 1), together=9),
+            [{}, *[{"CPU": 1.0, "GPU": 0.3}] * 2],
+            1,
+        ),
+        ({"actors": "per_client"}, demand(node(5), clients=3), [{}, *[{"CPU": 1.0}] * 3], 1),
+    ],
+)
+def test_a_trial_takes_what_its_config_says(cluster, asked, found, count):
+    wanted = bundles(ClusterConfig(**cluster), asked)
+    assert wanted == found
+    assert at_once(wanted, asked.nodes, 9) == count
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "words"),
+    [
+        ({"executor": "inline", "threads": 8}, [node(4), node(2)], ["cluster.threads", "8", "4 CPU", "=4"]),
+        ({"actors": 3, "gpus_per_actor": 1.0}, [node(8, 2)], ["3 actors", "2 GPU", "cluster.actors=2"]),
+        ({"actors": 2, "cpus_per_actor": 3}, [node(4)], ["2 actors", "4 CPU", "cluster.actors=1"]),
+    ],
+)
+def test_a_trial_that_never_fits_is_refused_with_what_would(cluster, nodes, words):
+    with pytest.raises(ResourceError) as err:
+        bundles(ClusterConfig(**cluster), demand(*nodes))
+    assert all(word in str(err.value) for word in words), err.value
+    assert "\n" not in str(err.value)

@@ -1,0 +1,179 @@
+"""Whole sweeps on one Ray cluster: results, seeds, actors of a trial, early stopping, several objectives."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+import rayfed
+import tune
+from rayfed.config import load_config
+from rayfed.errors import ConfigError, ResourceError
+from tests.conftest import SMALL
+from tests.tune.folders import rows
+
+pytestmark = pytest.mark.ray
+SPACE = {
+    "tuning": {"choice": ["lora", "head"]},
+    "tuning.rank": {"choice": [2, 8], "when": {"tuning": "lora"}},
+    "train.lr": {"loguniform": [0.001, 0.1]},
+}
+
+
+@pytest.fixture(scope="module")
+def swept(ray_cluster, cache, tmp_path_factory):
+    """Four trials with two seeds each, every trial in one process."""
+    path = tmp_path_factory.mktemp("sweep") / "out"
+    small = [text for text in SMALL if not text.startswith("tuning.")]  # the tuning is searched
+    overrides = [*small, f"data.cache={cache}", "cluster=inline", "rounds=2"]
+    grid = tune.search(
+        overrides, SPACE, trials=4, seeds=2, objective="accuracy", output=str(path), seed=3, max_concurrent=2
+    )
+    return path, grid
+
+
+def test_every_trial_is_in_the_table_and_the_papers_values_come_first(swept):
+    path, grid = swept
+    table = pd.read_parquet(path / "trials.parquet")
+    assert table["trial"].tolist() == [0, 1, 2, 3]
+    assert set(table["state"]) == {"finished"}
+    assert len(grid) == 4
+    assert not grid.errors
+    paper = table.iloc[0]
+    assert (paper["tuning"], paper["tuning.rank"], paper["train.lr"]) == ("lora", 8, 0.02)
+    assert table[table["tuning"] == "head"]["tuning.rank"].isna().all()
+    assert grid.get_best_result().metrics["accuracy"] == pytest.approx(table["accuracy"].max())
+
+
+def test_the_objective_is_the_mean_over_seeds(swept):
+    path, _ = swept
+    table = pd.read_parquet(path / "trials.parquet").set_index("trial")
+    rounds = pd.read_parquet(path / "rounds.parquet")
+    assert rounds.groupby(["trial", "seed"])["round"].apply(list).tolist() == [[1, 2]] * 8
+    last = rounds[rounds["round"] == 2].groupby("trial")["accuracy"]
+    pd.testing.assert_series_equal(table["accuracy"], last.mean())
+    assert table["accuracy_std"].tolist() == pytest.approx(last.std(ddof=0).tolist())
+    assert set(rounds["seed"]) == {0, 1}
+
+
+def test_the_best_config_repeats_the_best_trial(swept, tmp_path):
+    path, _ = swept
+    table = pd.read_parquet(path / "trials.parquet")
+    best = table.loc[table["accuracy"].idxmax()]
+    result = rayfed.simulate(load_config([f"output={tmp_path / 'again'}"], path / "best.yaml"))
+    assert result.sha256 == best["sha256"]
+    assert yaml.safe_load((path / "best.yaml").read_text())["train"]["lr"] == best["train.lr"]
+
+
+def test_what_a_sweep_leaves_besides(swept):
+    path, _ = swept
+    assert (path / "runs" / "0003" / "seed-1" / "clients.parquet").exists()  # a whole run folder
+    logged = list((path / "tune").glob("0000-*/result.json"))
+    assert [json.loads(line)["round"] for line in logged[0].read_text().splitlines()] == [1, 2]
+    assert list((path / "tune").glob("0000-*/events.out.tfevents*"))
+    with pytest.raises(ConfigError, match="already holds a sweep"):
+        tune.search([], SPACE, output=str(path))
+
+
+def test_resuming_a_finished_sweep_runs_nothing_again(swept):
+    path, _ = swept
+    before = {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")}
+    grid = tune.resume(path)
+    assert len(grid) == 4
+    assert {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")} == before
+
+
+def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
+    """Two objectives; lanes that go from seed to seed and from trial to trial give what one process gives."""
+    overrides = [*SMALL, f"data.cache={cache}", "algorithm=ditto", "cluster.actors=2"]
+    config = load_config([*overrides, "cluster.cpus_per_actor=0.5"])  # its clients keep stores
+    space = {"train.lr": {"choice": [0.02, 0.05]}}
+    grid = tune.search(
+        config,
+        space,
+        trials=3,
+        seeds=2,
+        objective=["accuracy", "sigma_type"],
+        searcher="nsga2",
+        max_concurrent=1,
+        loggers=(),
+        output=str(tmp_path / "out"),
+    )
+    assert len(grid) == 3
+    table = pd.read_parquet(tmp_path / "out" / "trials.parquet").set_index("trial")
+    for number, seed in ((0, 0), (2, 1)):
+        folder = tmp_path / "out" / "runs" / f"{number:04d}"
+        overrides = [f"seed={seed}", f"train.lr={table['train.lr'][number]}", "cluster=inline"]
+        saved = load_config(
+            [*overrides, f"output={tmp_path / f'again{number}'}"], folder / f"seed-{seed}" / "config.yaml"
+        )
+        assert rows(rayfed.simulate(saved).path) == rows(folder / f"seed-{seed}")
+    places = [
+        json.loads((tmp_path / "out" / "runs" / f"{n:04d}" / "placement.json").read_text()) for n in range(3)
+    ]
+    assert places[0]["bundles"] == [{"CPU": 0.5}, {"CPU": 0.5}]
+    pids = [[lane["pid"] for lane in place["lanes"]] for place in places]
+    assert len(set(pids[0])) == 2
+    assert pids[0] == pids[1] == pids[2]  # the same processes served every trial
+    front = sorted(int(file.stem) for file in (tmp_path / "out" / "front").glob("*.yaml"))
+    beaten = [
+        n
+        for n in table.index
+        if any(
+            (table["accuracy"][m] >= table["accuracy"][n])
+            and (table["sigma_type"][m] <= table["sigma_type"][n])
+            and (table["accuracy"][m], table["sigma_type"][m])
+            != (table["accuracy"][n], table["sigma_type"][n])
+            for m in table.index
+        )
+    ]
+    assert front == [n for n in table.index if n not in beaten]
+
+
+def test_asha_stops_what_cannot_win(ray_cluster, cache, tmp_path):
+    """One learning rate learns, the others stand still: after the first round they must go."""
+    overrides = [*SMALL, f"data.cache={cache}", "cluster=inline", "rounds=4", "train.lr=0.05"]
+    overrides += ["model.pretrained=true", "model.options={}"]
+    space = {"train.lr": {"loguniform": [1e-9, 0.1]}}
+    tune.search(
+        overrides,
+        space,
+        trials=4,
+        points=[{"train.lr": lr} for lr in (1e-9, 1e-8, 1e-7)],
+        objective="loss",
+        scheduler={"name": "asha", "grace": 1, "reduction": 4},
+        max_concurrent=1,
+        output=str(tmp_path / "out"),
+    )
+    table = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert table["state"].tolist() == ["finished", *["stopped early"] * 3]
+    assert table["rounds"].tolist() == [4, 1, 1, 1]
+    written = [len(rows(tmp_path / "out" / "runs" / f"{n:04d}" / "seed-0")) for n in range(4)]
+    assert written == [4, 1, 1, 1]  # no round was computed after the decision
+
+
+def test_trials_that_fail_are_told_apart(ray_cluster, cache, tmp_path):
+    """A learning rate with which the loss is no number any more ends its trial, not the sweep."""
+    overrides = [*SMALL, f"data.cache={cache}", "cluster=inline", "rounds=2"]
+    space = {"train.lr": {"choice": [0.02, 1e30]}}
+    tune.search(
+        overrides,
+        space,
+        trials=2,
+        points=[{"train.lr": 1e30}],
+        objective="accuracy",
+        output=str(tmp_path / "out"),
+    )
+    table = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert table["state"].tolist() == ["finished", "failed"]
+    assert "finite" in table["error"][1]
+    assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["lr"] == 0.02
+
+
+def test_a_trial_that_can_never_be_placed_is_refused_before_any_starts(ray_cluster, cache, tmp_path):
+    overrides = [*SMALL, f"data.cache={cache}", "cluster.actors=2", "cluster.gpus_per_actor=0.0"]
+    space = {"cluster.gpus_per_actor": {"choice": [0.0, 0.5]}}
+    with pytest.raises(ResourceError, match=r"2 actors with 0\.5 GPU .* 0 GPU .*gpus_per_actor=0"):
+        tune.search(overrides, space, objective="accuracy", output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

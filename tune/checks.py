@@ -1,0 +1,161 @@
+"""A sweep checked against the schema of its experiment, and the manifest it is continued from."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.config import Config, to_dict
+from rayfed.errors import ConfigError
+from rayfed.report.files import write_text
+from tune.experiment import Base
+from tune.searcher import check_parts
+from tune.space import Space, Values
+from tune.sweep import Sweep, make_sweep
+
+MANIFEST = "sweep.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A checked sweep, ready to run.
+
+    Attributes:
+        sweep: What was asked.
+        base: The experiment that is varied.
+        path: Folder of the sweep.
+        config: The experiment with the paper's values.
+        points: These values, then other points to try first.
+    """
+
+    sweep: Sweep
+    base: Base
+    path: Path
+    config: Config
+    points: tuple[Values, ...]
+
+    @property
+    def space(self) -> Space:
+        return self.sweep.read_space()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(self.config.seed + i for i in range(self.sweep.seeds))
+
+
+def check(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path: Path) -> Search:
+    """Check a sweep against the schema of its experiment.
+
+    Raises:
+        ConfigError: One line: the key, its value, what is allowed.
+    """
+    if "val_accuracy" in sweep.objectives:
+        overrides = ("evaluation.validation=true", *overrides)
+    base, space = Base(overrides, file), sweep.read_space()
+    plain = base.config({})
+    _check_objectives(sweep, plain)
+    _check_loggers(sweep)
+    space.check(base.config)
+    paper = {**_values_of(plain, space), **sweep.default}
+    named = {"default": sweep.default, **{f"points.{i}": point for i, point in enumerate(sweep.points)}}
+    points = []
+    for where, point in named.items():
+        points.append(space.select({**paper, **point}))
+        space.point({**points[-1], **point}, where)
+    config = base.config(points[0])
+    check_parts(config)
+    return Search(sweep=sweep, base=base, path=path, config=config, points=tuple(points))
+
+
+def _check_objectives(sweep: Sweep, config: Config) -> None:
+    if config.protocol != "single":
+        raise ConfigError(f"protocol: {config.protocol!r} is several runs; a sweep needs protocol=single")
+    if not config.evaluation.every:
+        raise ConfigError("evaluation.every: 0 scores nothing, so there is no objective; set it to 1")
+    if "val_accuracy" in sweep.objectives and not config.evaluation.validation:
+        raise ConfigError("objective: val_accuracy needs evaluation.validation=true")
+    if sweep.schedule.name != "none" and sweep.schedule.grace > config.rounds:
+        raise ConfigError(
+            f"scheduler.grace: {sweep.schedule.grace} is more than the {config.rounds} rounds of a trial"
+        )
+    if "held_out_accuracy" in sweep.objectives and not config.data.held_out:
+        raise ConfigError("objective: held_out_accuracy needs data.held_out=DOMAIN")
+
+
+def _check_loggers(sweep: Sweep) -> None:
+    if "mlflow" in sweep.loggers and importlib.util.find_spec("mlflow") is None:
+        raise ConfigError("loggers: mlflow is not installed; install rayfed-sim[mlflow] or leave it out")
+
+
+def _values_of(config: Config, space: Space) -> dict[str, Any]:
+    """What the experiment has for each key of the space that it has at all."""
+    found, tree = {}, to_dict(config)
+    for parameter in space.parameters:
+        *path, last = parameter.key.split(".")
+        section: Any = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and last in section:
+            value = section[last]
+            found[parameter.key] = value.get("name") if isinstance(value, dict) else value
+    return found
+
+
+def new_folder(sweep: Sweep) -> Path:
+    """The folder of a new sweep, absolute.
+
+    Raises:
+        ConfigError: It holds a sweep already.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}").absolute()
+    if (path / MANIFEST).exists():
+        raise ConfigError(
+            f"output: {str(path)!r} already holds a sweep; choose another folder, or continue it with "
+            f"resume={path}"
+        )
+    return path
+
+
+def continued(path: Path) -> tuple[Search, Path]:
+    """A sweep as it was started, and the folder it was started in.
+
+    Raises:
+        ConfigError: The folder holds no sweep.
+    """
+    path = path.absolute()
+    try:
+        tree = yaml.safe_load((path / MANIFEST).read_text())
+        sweep, overrides, file = make_sweep(tree["sweep"]), tuple(tree["overrides"]), tree["file"]
+        here = Path(tree["here"])
+    except (OSError, yaml.YAMLError, TypeError, KeyError) as err:
+        raise ConfigError(f"resume: {str(path)!r} holds no sweep to continue: {err}") from err
+    here = here if here.is_dir() else Path.cwd()
+    with contextlib.chdir(here):
+        return check(sweep, overrides, file, path), here
+
+
+def describe(found: Search) -> None:
+    """Write what will be searched; it is all that `resume` needs."""
+    found.path.mkdir(parents=True, exist_ok=True)
+    tree = {
+        "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(found.sweep)))),
+        "overrides": list(found.base.overrides),
+        "file": found.base.file,
+        "here": str(Path.cwd()),
+    }
+    write_text(found.path / MANIFEST, yaml.safe_dump(tree, sort_keys=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

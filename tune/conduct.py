@@ -1,0 +1,171 @@
+"""Runs a sweep: shares what is common, hands trials to Ray Tune, writes what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+import yaml
+
+from rayfed.config import Config, to_dict
+from rayfed.errors import ConfigError
+from rayfed.executors.cluster import connection, node_resources
+from rayfed.report.console import say
+from rayfed.report.files import write_text
+from rayfed.setup import Setup, prepare
+from tune.checks import Search, check, continued, describe, new_folder
+from tune.progress import Progress
+from tune.resources import Demand, at_once, bundles, factory, in_words
+from tune.results import Outcomes, read, write
+from tune.searcher import unlock
+from tune.shared import put_frozen
+from tune.space import Values
+from tune.sweep import make_sweep
+from tune.trial import Common, Trial
+from tune.tuner import fit, make_tuner
+
+BASE = "base.yaml"
+MOST_COMBINATIONS = 64
+
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # `loggers` says which
+    "RAY_AIR_NEW_OUTPUT": "0",  # Ray's tables; `Progress` shows lines of our own
+    "TUNE_GLOBAL_CHECKPOINT_S": "2",  # what a crash loses of Ray's own view; rounds are never lost
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+def search(
+    config: Sequence[str] | Config, space: Mapping[str, Any], quiet: bool = True, **options: Any
+) -> ray.tune.ResultGrid:
+    """Search the hyperparameters of an experiment.
+
+    Args:
+        config: Overrides as on the command line of rayfed.run, or a checked config.
+        space: Ranges by config key, as in configs/sweep: `{"server.q": {"loguniform": [0.1, 10]}}`.
+        quiet: Show nothing.
+        options: Keys of `tune.sweep.Sweep`: objective, trials, seeds, searcher, scheduler, output, ...
+
+    Returns:
+        Ray Tune's table of trials. The folder of the sweep holds best.yaml, trials.parquet and figures.
+
+    Raises:
+        ConfigError: Something in the input is wrong; found before any trial starts.
+    """
+    sweep = make_sweep({**options, "space": dict(space)})
+    path = new_folder(sweep)
+    if not isinstance(config, Config):
+        return run(check(sweep, tuple(config), None, path), quiet)[0]
+    path.mkdir(parents=True, exist_ok=True)
+    write_text(path / BASE, yaml.safe_dump(to_dict(config), sort_keys=False))
+    return run(check(sweep, (), str(path / BASE), path), quiet)[0]
+
+
+def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
+    """Go on with a sweep that was interrupted or killed; a finished one is only reported again.
+
+    Raises:
+        ConfigError: The folder holds no sweep.
+    """
+    found, here = continued(Path(path))
+    with contextlib.chdir(here):
+        return run(found, quiet, again=True)[0]
+
+
+def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tune.ResultGrid, Outcomes]:
+    """Run a checked sweep and write its results.
+
+    Raises:
+        ConfigError: The data, the model or the cluster refuse it.
+        KeyboardInterrupt: It was asked to end.
+    """
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    Progress.shown = not quiet
+    setups = [prepare(replace(found.config, seed=seed)) for seed in found.seeds]
+    with _connected(found.config) as url:
+        most, size = _room(found, setups[0], tell)
+        if url:
+            tell(f"Ray dashboard: http://{url}")
+        if not again:
+            describe(found)
+        unlock(found.path)
+        common = Common(
+            base=found.base,
+            folder=found.path,
+            here=Path.cwd(),
+            objectives=tuple(found.sweep.objectives),
+            seeds=found.seeds,
+            frozen=put_frozen([setup.world for setup in setups]),
+        )
+        trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
+        grid = fit(make_tuner(found, trainable, most))
+        outcomes = read(found.path, found.sweep, found.base, found.seeds)
+    write(outcomes)
+    missing = found.sweep.trials - len(outcomes.trials)
+    if missing or any(trial.state == "unfinished" for trial in outcomes.trials):
+        raise KeyboardInterrupt
+    return grid, outcomes
+
+
+@contextlib.contextmanager
+def _connected(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with connection(
+            cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
+        ) as url:
+            yield url
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int, Any]:
+    """How many trials may run at a time, and what each reserves.
+
+    Raises:
+        ResourceError: Some trial of the space can never be placed.
+    """
+    sweep, nodes = found.sweep, tuple(node_resources())
+    wanted = min(sweep.trials, sweep.max_concurrent or sweep.trials)
+    demand = Demand(
+        clients=len(setup.experiment.clients),
+        per_round=setup.experiment.clients_per_round,
+        together=wanted,
+        nodes=nodes,
+    )
+    searched = [p for p in found.space.parameters if p.key.split(".")[0] == "cluster"]
+    for values in _corners(found, [p.key for p in searched]):
+        bundles(found.base.config(values).cluster, demand)
+    own = bundles(found.config.cluster, demand)
+    most = max(1, at_once(own, nodes, wanted))
+    tell(in_words(own, most))
+    if not searched:
+        return most, factory(found.config.cluster, demand)
+    return wanted, lambda config: factory(found.base.config(config["values"]).cluster, demand)
+
+
+def _corners(found: Search, keys: Sequence[str]) -> Iterator[Values]:
+    """Combinations of all options and ends of ranges of some keys, beside the paper's values."""
+    corners: list[dict[str, Any]] = [dict(found.points[0])]
+    for parameter in found.space.parameters:
+        if parameter.key in keys:
+            corners = [{**c, parameter.key: value} for c in corners for value in parameter.probes()]
+    if len(corners) > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"space.{keys[0]}: {len(corners)} combinations of cluster keys are too many to check"
+        )
+    yield from corners

@@ -1,0 +1,83 @@
+"""The experiment that a sweep varies: overrides or a saved config, with the values of a trial on top."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from rayfed.compose import compose, folder
+from rayfed.config import Config, resolve
+from rayfed.errors import ConfigError
+
+FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")
+"""Keys that belong to the sweep as a whole."""
+
+FIXED_CLUSTER = ("executor", "address", "num_cpus", "num_gpus", "dashboard")
+
+
+@dataclass(frozen=True)
+class Base:
+    """What all trials have in common.
+
+    Attributes:
+        overrides: As on the command line of rayfed.run.
+        file: A resolved config they apply to; none: the defaults.
+    """
+
+    overrides: tuple[str, ...] = ()
+    file: str | None = None
+
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        return compose(self.overrides, self.file)
+
+    def config(self, values: Mapping[str, Any], seed: int | None = None) -> Config:
+        """The checked experiment of a trial, as `rayfed.run` would run it.
+
+        Args:
+            values: By config key; groups (`tuning: lora`) apply before single keys.
+            seed: Instead of the experiment's own.
+
+        Raises:
+            ConfigError: A key does not exist or a value is not allowed.
+        """
+        groups = {key: value for key, value in values.items() if key in group_names()}
+        if groups:
+            chosen = tuple(f"{group}={value}" for group, value in groups.items())
+            tree = compose((*self.overrides, *chosen), self.file)
+        else:
+            tree = copy.deepcopy(self.tree)
+        for key, value in values.items():
+            if key not in groups:
+                _put(tree, key, value)
+        config = resolve(tree)
+        return config if seed is None else replace(config, seed=seed)
+
+
+def group_names() -> set[str]:
+    """Config groups: keys whose value is the name of a YAML file."""
+    return {path.name for path in folder().iterdir() if path.is_dir()} - {"sweep", "experiment"}
+
+
+def check_searchable(key: str) -> None:
+    """Refuse to search what belongs to the sweep as a whole.
+
+    Raises:
+        ConfigError: It does.
+    """
+    section, _, rest = key.partition(".")
+    if section in FIXED or key == "cluster" or (section == "cluster" and rest in FIXED_CLUSTER):
+        raise ConfigError(f"space.{key}: cannot be searched, it is the same for the whole sweep")
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    node = tree
+    for part in path:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key}: {part} is a value, not a section")
+    node[last] = value

@@ -1,0 +1,62 @@
+"""The folder of a sweep and the run folders of its trials: what a killed sweep goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rayfed.checkpoint import Checkpoints
+from rayfed.cohort import Executor
+from rayfed.config import Config
+from rayfed.launch import Keeping, conduct
+from rayfed.report.folder import create, finished
+from rayfed.report.history import History
+from rayfed.report.table import read_rows
+from rayfed.run import _record
+from rayfed.setup import Setup
+
+Row = dict[str, Any]
+RUNS, ERROR = "runs", "error.txt"
+
+
+def trial_folder(sweep: Path, number: int) -> Path:
+    """Where the run folders of a trial are, one per seed."""
+    return sweep / RUNS / f"{number:04d}"
+
+
+def rows_of(config: Config, setup: Setup, path: Path, executor: Executor) -> Iterator[Row]:
+    """Every row of a run from the first round on, then one with the digest of the final tensors.
+
+    Rounds that are on disk come from there; the run goes on after its last checkpoint.
+    """
+    digest = finished(path, config.rounds)
+    if digest:
+        yield from read_rows(path)
+        yield {"sha256": digest}
+        return
+    before = (path / "environment.json").exists() and (path / "config.yaml").exists()
+    if not before:
+        create(path, overwrite=True)
+    _record(config, setup, path, lambda _: None, before)
+    history = History(path)
+    saved = Checkpoints(path, config.checkpoint.keep).load(setup.start, history.complete)
+    if saved is not None:
+        yield from history.cut(saved.state.round + 1)
+    keeping = Keeping(
+        path=path,
+        domains={client.id: client.domain for client in setup.partition.clients},
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        resume=True,
+    )
+    yield from conduct(setup.experiment, executor, setup.start, keeping)
+
+
+def resumable(run: Path) -> list[Path]:
+    """What a run folder needs to go on elsewhere, relative to it: the last checkpoint and its history."""
+    last = sorted((run / "checkpoints").glob("round-*"))[-1:]
+    folders = [*last, run / "checkpoints" / "stores", run / "history"]
+    files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
+    files += [run / name for name in ("config.yaml", "environment.json")]
+    return [file.relative_to(run) for file in files if file.is_file()]

@@ -1,0 +1,123 @@
+"""What a trial occupies: bundles from its config, and how many trials a cluster holds at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ray.tune import PlacementGroupFactory
+
+from rayfed.config import ClusterConfig
+from rayfed.errors import ResourceError
+from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
+
+SLACK = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What decides the size of a trial, besides its own config.
+
+    Attributes:
+        clients: Clients of the experiment.
+        per_round: Clients that work at the same time.
+        together: Trials that should run at the same time, if they fit.
+        nodes: Resources of every node: CPU, GPU, memory (bytes).
+    """
+
+    clients: int
+    per_round: int
+    together: int
+    nodes: tuple[Resources, ...]
+
+
+def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
+    """Number and size of the client actors of one trial.
+
+    `cluster.actors=auto` shares the cluster out among the trials that run at the same time, at least one
+    actor each; a number, or `per_client`, holds for every trial.
+
+    Raises:
+        ResourceError: One trial alone does not fit; says what would.
+    """
+    wish = Wish(
+        actors=cluster.actors,
+        cpus=cluster.cpus_per_actor,
+        gpus=cluster.gpus_per_actor,
+        memory=cluster.memory_per_actor * GB,
+    )
+    if wish.actors != "auto":
+        return plan(wish, demand.clients, demand.per_round, demand.nodes)
+    whole = plan(wish, demand.clients, demand.per_round * demand.together, demand.nodes)
+    together = min(demand.together, whole.actors)
+    return replace(whole, actors=max(1, min(demand.per_round, whole.actors // together)))
+
+
+def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
+    """The bundles of one trial: its driver, then its client actors.
+
+    The driver mostly waits and occupies nothing; without actors it does the work itself.
+
+    Raises:
+        ResourceError: They can never be placed.
+    """
+    if cluster.executor == "ray":
+        found = lanes(cluster, demand)
+        return [{}, *([found.bundle] * found.actors)]
+    most = max(node.get("CPU", 0) for node in demand.nodes)
+    if cluster.threads > most:
+        raise ResourceError(
+            f"cluster.threads: a trial in one process with {cluster.threads} threads does not fit: the "
+            f"largest node has {most:g} CPU; what would fit: cluster.threads={max(1, int(most))}"
+        )
+    return [{"CPU": float(cluster.threads)}]
+
+
+def factory(cluster: ClusterConfig, demand: Demand) -> PlacementGroupFactory:
+    """What Ray Tune reserves for a trial."""
+    return PlacementGroupFactory(bundles(cluster, demand), strategy="PACK")
+
+
+def at_once(wanted: Sequence[Resources], nodes: Sequence[Resources], most: int) -> int:
+    """How many groups of such bundles the nodes hold at the same time, at most `most`; first fit."""
+    free = [_Free(node) for node in nodes]
+    for count in range(most):
+        if not all(any(node.take(bundle) for node in free) for bundle in wanted):
+            return count
+    return most
+
+
+class _Free:
+    """What is left of a node; a share of a GPU lies on one GPU."""
+
+    def __init__(self, node: Resources) -> None:
+        self._cpus = node.get("CPU", 0.0)
+        self._gpus = [1.0] * int(node.get("GPU", 0))
+
+    def take(self, bundle: Resources) -> bool:
+        cpus, gpus = bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)
+        if cpus > self._cpus + SLACK:
+            return False
+        if gpus:
+            whole, share = math.ceil(gpus), min(gpus, 1.0)
+            fits = [i for i, left in enumerate(self._gpus) if left + SLACK >= share][:whole]
+            if len(fits) < whole:
+                return False
+            for i in fits:
+                self._gpus[i] -= share
+        self._cpus -= cpus
+        return True
+
+
+def in_words(wanted: Sequence[Resources], together: int) -> str:
+    """One line for the user."""
+
+    def text(bundle: Resources) -> str:
+        return " and ".join(f"{value:.3g} {name}" for name, value in bundle.items())
+
+    own, *actors = wanted
+    what = f"one process, {text(own)}"
+    if actors:
+        what = f"{len(actors)} client actors with {text(actors[0])} each"
+    return f"{together} trials at a time, each: {what}"

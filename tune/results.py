@@ -1,0 +1,288 @@
+"""What came out of a sweep, read from its folder: the study, and the run folders of its trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from rayfed.config import to_dict
+from rayfed.report.files import write_parquet, write_text
+from rayfed.report.folder import finished
+from rayfed.report.table import Table, read_rows
+from tune.experiment import Base
+from tune.folder import ERROR, Row, trial_folder
+from tune.searcher import REFUSED, load_study
+from tune.space import SCALARS, Space
+from tune.sweep import Sweep
+from tune.trial import mean_of
+
+STATES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "stopped early",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "unfinished",
+}
+SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
+DEFAULT = 0
+"""Number of the trial with the paper's values: it is proposed first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One trial.
+
+    Attributes:
+        number: In the order of proposals.
+        state: finished, stopped early, failed or unfinished.
+        values: By config key.
+        row: Its last round, the mean over seeds; empty where there is none.
+        sha256: Digest of the final tensors of the first seed; empty unless finished.
+        error: Why it failed.
+    """
+
+    number: int
+    state: str
+    values: Mapping[str, Any]
+    row: Row
+    sha256: str
+    error: str
+
+    @property
+    def rounds(self) -> int:
+        return int(self.row.get("round", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """All trials of a sweep, in the order of their proposals.
+
+    Attributes:
+        path: Folder of the sweep.
+        sweep: What was asked.
+        base: The experiment that was varied.
+        seeds: Experiment seeds of every trial.
+        trials: What became of them.
+    """
+
+    path: Path
+    sweep: Sweep
+    base: Base
+    seeds: tuple[int, ...]
+    trials: tuple[Outcome, ...]
+
+    @property
+    def finished(self) -> list[Outcome]:
+        """Trials that ran all rounds and have every objective."""
+        names = self.sweep.objectives
+        return [
+            t
+            for t in self.trials
+            if t.state == "finished" and all(math.isfinite(t.row.get(name, math.nan)) for name in names)
+        ]
+
+    @property
+    def best(self) -> Outcome | None:
+        """The best one by the first objective; the earlier one of equals. None where none is finished."""
+        name, direction = next(iter(self.sweep.objectives.items()))
+        sign = 1 if direction == "max" else -1
+        return max(self.finished, key=lambda t: (sign * t.row[name], -t.number), default=None)
+
+    @property
+    def default(self) -> Outcome | None:
+        """The trial with the paper's values."""
+        return next((t for t in self.trials if t.number == DEFAULT), None)
+
+    @property
+    def front(self) -> list[Outcome]:
+        """Trials that no other one beats in one objective without losing in another."""
+        signs = {n: 1 if d == "max" else -1 for n, d in self.sweep.objectives.items()}
+        points = [(t, [s * t.row[n] for n, s in signs.items()]) for t in self.finished]
+        return [
+            t for t, mine in points if not any(_beats(other, mine) for _, other in points if other != mine)
+        ]
+
+
+def _beats(other: Sequence[float], mine: Sequence[float]) -> bool:
+    return all(a >= b for a, b in zip(other, mine, strict=True))
+
+
+def read(path: Path, sweep: Sweep, base: Base, seeds: tuple[int, ...]) -> Outcomes:
+    """Read a sweep, finished or not."""
+    space, rounds = sweep.read_space(), base.config({}).rounds
+    study = load_study(path).get_trials(deepcopy=False)
+    known = [t for t in study if t.state is not TrialState.WAITING and REFUSED not in t.user_attrs]
+    trials = tuple(_outcome(path, t, space, seeds, (rounds, tuple(sweep.objectives))) for t in known)
+    return Outcomes(path=path, sweep=sweep, base=base, seeds=seeds, trials=trials)
+
+
+def _outcome(
+    path: Path, trial: FrozenTrial, space: Space, seeds: tuple[int, ...], whole: tuple[int, tuple[str, ...]]
+) -> Outcome:
+    folder, state = trial_folder(path, trial.number), STATES[trial.state]
+    rows = [read_rows(f) if (f / "result.json").exists() else [] for f in seed_folders(folder, seeds)]
+    done = min(map(len, rows))
+    scored = [mean_of([r[i] for r in rows], whole[1]) for i in range(done)]
+    full = [row for row in scored if all(name in row for name in whole[1])]
+    error = folder / ERROR
+    return Outcome(
+        number=trial.number,
+        state=state,
+        values=decode(trial, space),
+        row=(full or scored or [{}])[-1],
+        sha256=finished(next(iter(seed_folders(folder, seeds))), whole[0]) if state == "finished" else "",
+        error=error.read_text().strip().splitlines()[0] if state == "failed" and error.exists() else "",
+    )
+
+
+def seed_folders(folder: Path, seeds: Sequence[int]) -> list[Path]:
+    return [folder / f"seed-{seed}" for seed in seeds]
+
+
+def decode(trial: FrozenTrial, space: Space) -> dict[str, Any]:
+    """The values of a trial: options that Optuna knows by a label are options again."""
+    from optuna.trial import FixedTrial
+
+    complete = all(p.key in trial.params for p in space.parameters if not p.when)
+    return space.suggest(FixedTrial(trial.params)) if complete else dict(trial.params)
+
+
+def write(outcomes: Outcomes) -> Table | None:
+    """Write trials.parquet, rounds.parquet, best.yaml and report.md; the table of the best trial."""
+    path = outcomes.path
+    write_parquet(path / "trials.parquet", [_trial_row(outcomes, t) for t in outcomes.trials])
+    rounds = [
+        {"trial": t.number, "seed": seed, **row}
+        for t in outcomes.trials
+        for seed, folder in zip(
+            outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
+        )
+        if (folder / "result.json").exists()
+        for row in read_rows(folder)
+    ]
+    if rounds:
+        write_parquet(path / "rounds.parquet", rounds)
+    best = outcomes.best
+    if best is None:
+        return None
+    _write_config(outcomes, best, path / "best.yaml")
+    if len(outcomes.sweep.objectives) > 1:
+        (path / "front").mkdir(exist_ok=True)
+        for trial in outcomes.front:
+            _write_config(outcomes, trial, path / "front" / f"{trial.number:04d}.yaml")
+    return table(outcomes)
+
+
+def _write_config(outcomes: Outcomes, trial: Outcome, path: Path) -> None:
+    """The experiment of a trial with its first seed, as `rayfed.run --config` takes it."""
+    config = to_dict(outcomes.base.config(trial.values, outcomes.seeds[0]))
+    write_text(path, yaml.safe_dump({**config, "output": None, "overwrite": False}, sort_keys=False))
+
+
+def _trial_row(outcomes: Outcomes, trial: Outcome) -> Row:
+    row: Row = {"trial": trial.number, "state": trial.state, "rounds": trial.rounds}
+    row |= {key: trial.row.get(key) for key in outcomes.sweep.objectives}
+    parameters = outcomes.sweep.read_space().parameters
+    row |= {p.key: _cell(trial.values.get(p.key), p.args if p.kind == "choice" else ()) for p in parameters}
+    numbers = {k: v for k, v in trial.row.items() if k not in row and k != "round"}
+    return {**row, "sha256": trial.sha256, "error": trial.error, **numbers}
+
+
+def _cell(value: Any, options: Sequence[Any]) -> Any:
+    """A value for a column of one type: text where options are of several types."""
+    kinds = {float if isinstance(o, int) and not isinstance(o, bool) else type(o) for o in options}
+    plain = kinds - {type(None)} <= {float} or len(kinds - {type(None)}) <= 1
+    return value if plain and isinstance(value, SCALARS) else json.dumps(value)
+
+
+def table(outcomes: Outcomes) -> Table | None:
+    """The best trial and, beside it, the paper's default; with several objectives the Pareto front."""
+    best, default = outcomes.best, outcomes.default
+    if best is None:
+        return None
+    shown = [best] if len(outcomes.sweep.objectives) == 1 else outcomes.front
+    columns = {_heading(t, best, default): t for t in shown}
+    if default is not None and default not in shown and default.row:
+        columns[_heading(default, best, default)] = default
+    names = list(dict.fromkeys([*outcomes.sweep.objectives, *(n for n in SHOWN if n in best.row)]))
+    rows = [(name, *(number(t.row.get(name)) for t in columns.values())) for name in names]
+    for parameter in outcomes.sweep.read_space().parameters:
+        values = [t.values.get(parameter.key, "-") for t in columns.values()]
+        rows.append((parameter.key, *map(number, values)))
+    counts = {state: sum(t.state == state for t in outcomes.trials) for state in STATES.values()}
+    notes = (
+        f"{len(outcomes.trials)} trials: {', '.join(f'{n} {state}' for state, n in counts.items() if n)}; "
+        f"round {best.rounds}, {len(outcomes.seeds)} seed(s) each",
+        f"repeat the best: python -m rayfed.run --config {outcomes.path / 'best.yaml'}",
+        f"its tensors: sha256 {best.sha256[:16]}",
+    )
+    goals = ", ".join(f"{direction} {name}" for name, direction in outcomes.sweep.objectives.items())
+    return Table(f"{outcomes.sweep.name}: {goals}", ("", *columns), tuple(rows), notes)
+
+
+def _heading(trial: Outcome, best: Outcome, default: Outcome | None) -> str:
+    marks = ["best"] if trial is best else []
+    marks += ["paper's default"] if trial is default else []
+    return f"trial {trial.number}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def number(value: Any) -> str:
+    """Four significant digits.
+
+    >>> number(0.123456), number(None), number("lora"), number(8)
+    ('0.1235', '-', 'lora', '8')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def summary(outcomes: Outcomes) -> dict[str, Any]:
+    """What `--json` prints."""
+
+    def plain(trial: Outcome | None) -> dict[str, Any] | None:
+        if trial is None:
+            return None
+        return {
+            "trial": trial.number,
+            "state": trial.state,
+            "values": dict(trial.values),
+            "row": trial.row,
+            "sha256": trial.sha256,
+            **({"error": trial.error} if trial.error else {}),
+        }
+
+    return {
+        "path": str(outcomes.path),
+        "objectives": dict(outcomes.sweep.objectives),
+        "seeds": list(outcomes.seeds),
+        "best": plain(outcomes.best),
+        "default": plain(outcomes.default),
+        "front": [t.number for t in outcomes.front],
+        "trials": [plain(t) for t in outcomes.trials],
+    }
+
+
+def report(outcomes: Outcomes, best: Table, pictures: Mapping[str, Path]) -> None:
+    """Write report.md: the best trial, all trials, figures."""
+    names = list(outcomes.sweep.objectives)
+    keys = [p.key for p in outcomes.sweep.read_space().parameters]
+    rows = tuple(
+        (
+            str(t.number),
+            t.state,
+            str(t.rounds),
+            *(number(t.row.get(name)) for name in names),
+            *(number(t.values.get(key)) for key in keys),
+        )
+        for t in outcomes.trials
+    )
+    everything = Table("All trials", ("trial", "state", "rounds", *names, *keys), rows)
+    drawn = "".join(f"\n![{title}](figures/{file.name})\n" for title, file in pictures.items())
+    write_text(outcomes.path / "report.md", f"{best.markdown()}\n{everything.markdown()}{drawn}")

@@ -1,0 +1,75 @@
+"""python -m tune.run: a sweep, from a name and overrides to the best config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayfed.errors import ConfigError, RayFedError
+from rayfed.report.console import say
+from rayfed.run import guarded
+
+USAGE = """\
+python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR] [overrides] [--json] [--quiet]
+python -m tune.run resume=DIR
+
+Overrides are those of rayfed.run (rounds=5, data.limit=24) and keys of the sweep, for example
+  python -m tune.run sweep=fedgcr trials=20 scheduler=asha objective=[accuracy,sigma_type] searcher=nsga2
+  python -m tune.run sweep=fedgcr 'space.server.q={loguniform: [0.01, 100]}' space.local.tau=null
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    parser = argparse.ArgumentParser("tune.run", usage=USAGE)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    parser.add_argument("--list", action="store_true", help="show every sweep")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(argv)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return guarded(lambda: work(args), args.debug)
+
+
+def work(args: argparse.Namespace) -> None:
+    """Do what was asked.
+
+    Raises:
+        ConfigError: Bad input.
+        RayFedError: No trial finished.
+    """
+    from tune.sweep import load_sweep, sweep_names
+
+    if args.list:
+        say("\n".join(sweep_names()))
+        return
+    from tune import checks, conduct, figures, results
+
+    again = [text for text in args.overrides if text.startswith("resume=")]
+    if again:
+        if len(args.overrides) > 1:
+            raise ConfigError("resume: takes no other overrides; a sweep goes on as it was started")
+        found, _ = checks.continued(Path(again[0].removeprefix("resume=")))
+    else:
+        sweep, overrides = load_sweep(args.overrides)
+        found = checks.check(sweep, overrides, None, checks.new_folder(sweep))
+    try:
+        _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
+    except KeyboardInterrupt:
+        say(f"continue with: python -m tune.run resume={found.path}", sys.stderr)
+        raise
+    table = results.write(outcomes)
+    if table is None:
+        reasons = sorted({t.error for t in outcomes.trials if t.error})
+        raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
+    results.report(outcomes, table, figures.draw(outcomes))
+    say(json.dumps(results.summary(outcomes)) if args.json else f"\n{table.text()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

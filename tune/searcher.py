@@ -1,0 +1,189 @@
+"""Optuna behind Ray Tune: proposals that are checked, remembered on disk, and told how a trial ended."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+from ray.tune.search.optuna import OptunaSearch
+
+from rayfed.config import Config, build_parts
+from rayfed.errors import ConfigError
+from rayfed.method import check
+from tune.experiment import Base
+from tune.space import Space, Values
+from tune.sweep import SearcherConfig
+
+STUDY = "sweep"
+JOURNAL = "optuna.journal"
+MOST_REFUSED = 200
+VALUES, NUMBER, ROUND, REFUSED = "values", "number", "round", "refused"
+
+
+class RoundAwareOptuna(OptunaSearch):
+    """Ray's OptunaSearch that knows rounds, conditions, refusals and restarts.
+
+    A trial that the scheduler stopped early is told as pruned, with its intermediate values, instead of
+    complete with a partial score. A proposal whose parts do not fit together is told as failed and replaced
+    by the next one. After a crash, proposals that Ray's snapshot does not know are handed out again.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        base: Base,
+        objectives: Mapping[str, str],
+        folder: Path,
+        points: Sequence[Values],
+        sampler: optuna.samplers.BaseSampler,
+    ) -> None:
+        """Open the study in the folder, or begin one.
+
+        Args:
+            space: What is searched.
+            base: What its values are put into.
+            objectives: max or min by column.
+            folder: Where the study is kept.
+            points: Tried first, in this order.
+            sampler: Who proposes.
+        """
+        names, modes = list(objectives), list(objectives.values())
+        one = len(names) == 1
+        known = (folder / JOURNAL).exists()
+        self._parameters, self._base, self._rounds = space, base, base.config({}).rounds
+        self._last: dict[str, int] = {}
+        self._ot_study: Any
+        with quiet_optuna():
+            super().__init__(
+                space=_nothing,
+                metric=names[0] if one else names,
+                mode=modes[0] if one else modes,
+                sampler=sampler,
+                study_name=STUDY,
+                storage=open_storage(folder),
+            )
+            if not known:
+                for point in points:
+                    self._ot_study.enqueue_trial(dict(point))
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """The values of the next trial and its number."""
+        with quiet_optuna():
+            for _ in range(MOST_REFUSED):
+                trial = self._forgotten() or self._ot_study.ask()
+                values = self._parameters.suggest(trial)
+                try:
+                    check_parts(self._base.config(values))
+                except ConfigError as err:
+                    trial.set_user_attr(REFUSED, str(err))
+                    self._ot_study.tell(trial, state=TrialState.FAIL)
+                    reason = err
+                else:
+                    self._ot_trials[trial_id] = trial
+                    return {NUMBER: trial.number, VALUES: values}
+        raise ConfigError(f"space: {MOST_REFUSED} proposals in a row cannot be run; the last one: {reason}")
+
+    def _forgotten(self) -> Any:
+        """A trial that the study knows and Ray's snapshot does not: it was proposed just before a crash."""
+        mine = {trial.number for trial in self._ot_trials.values()}
+        for found in self._ot_study.get_trials(deepcopy=False):
+            if found.number in mine or found.state is TrialState.WAITING or REFUSED in found.user_attrs:
+                continue
+            if found.state is TrialState.RUNNING:
+                return optuna.Trial(self._ot_study, found._trial_id)
+            return optuna.trial.FixedTrial(found.params, found.number)
+        return None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Remember an intermediate value; a round that is replayed after a crash counts once."""
+        if isinstance(self.metric, list) or result[ROUND] <= self._last.get(trial_id, 0):
+            return
+        self._last[trial_id] = result[ROUND]
+        trial = self._ot_trials[trial_id]
+        if not is_told(trial):
+            with quiet_optuna():
+                trial.report(result[self.metric], result[ROUND])
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell Optuna the value of the last round, or that there is none."""
+        if is_told(self._ot_trials[trial_id]):
+            self._completed_trials.add(trial_id)
+            return
+        early = not result or result[ROUND] < self._rounds
+        with quiet_optuna():
+            super().on_trial_complete(trial_id, None if early or error else result, error)
+
+
+def is_told(trial: Any) -> bool:
+    """Whether the study knows already how a trial ended, from before a crash."""
+    if isinstance(trial, optuna.trial.FixedTrial):
+        return True
+    state: TrialState = trial.storage.get_trial(trial._trial_id).state
+    return state.is_finished()
+
+
+def check_parts(config: Config) -> None:
+    """Refuse halves and a tuning that do not fit together.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    parts = build_parts(config)
+    check(parts.server, parts.local, parts.tuning)
+
+
+def _nothing(trial: optuna.Trial) -> dict[str, Any]:
+    """Ray wants a define-by-run function; `suggest` asks the space instead."""
+    return {}
+
+
+def make_sampler(search: SearcherConfig, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler; every option that changes its proposals is set here, not left to Optuna's version."""
+    with quiet_optuna():
+        if search.name == "nsga2":
+            return optuna.samplers.NSGAIISampler(population_size=search.population, seed=seed)
+        if search.name == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(
+            n_startup_trials=search.startup, multivariate=True, group=True, constant_liar=True, seed=seed
+        )
+
+
+def open_storage(folder: Path) -> optuna.storages.BaseStorage:
+    """The journal of a sweep; only one process at a time may write to it."""
+    from optuna.storages.journal import JournalFileBackend
+
+    with quiet_optuna():
+        return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+
+
+def unlock(folder: Path) -> None:
+    """Remove the lock that a killed process may have left."""
+    for lock in folder.glob(f"{JOURNAL}.lock*"):
+        lock.unlink(missing_ok=True)
+
+
+def load_study(folder: Path) -> optuna.Study:
+    """The study of a sweep, for reading."""
+    with quiet_optuna():
+        return optuna.load_study(study_name=STUDY, storage=open_storage(folder))
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """No remarks about experimental features, which are chosen on purpose, and none about new studies."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)

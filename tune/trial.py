@@ -1,0 +1,218 @@
+"""One trial: an experiment run round by round for Ray Tune, resumable by its own run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+import torch
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfed.cohort import Executor
+from rayfed.config import Config
+from rayfed.errors import ConfigError, unknown
+from rayfed.executors.inline import InlineExecutor
+from rayfed.launch import policy
+from rayfed.report.files import write_text
+from rayfed.setup import Setup, prepare
+from tune.experiment import Base
+from tune.folder import ERROR, Row, resumable, rows_of, trial_folder
+from tune.lanes import Lanes, Stage, share_features
+from tune.shared import FrozenWeights, joined
+
+REACHED = "reached.json"
+NUMBER, VALUES = "number", "values"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What all trials of a sweep know.
+
+    Attributes:
+        base: The experiment that is varied.
+        folder: Of the sweep.
+        here: Where the sweep was started, for relative paths in the config.
+        objectives: Columns that must be in the rows that are reported.
+        seeds: Experiment seeds of every trial, run side by side, round by round.
+        frozen: Backbones in the object store.
+    """
+
+    base: Base
+    folder: Path
+    here: Path
+    objectives: tuple[str, ...]
+    seeds: tuple[int, ...]
+    frozen: FrozenWeights
+
+
+class Trial(ray.tune.Trainable):
+    """Reports one row a round: the mean over its seeds. Its process serves one trial after the other."""
+
+    def setup(self, config: dict[str, Any], common: Common) -> None:  # type: ignore[override]  # with_parameters
+        """Args: config: number and values of the trial. common: what all trials know."""
+        logging.getLogger("ray").setLevel(logging.WARNING)  # it reports every checkpoint
+        self._common = common
+        self._lanes: Lanes | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._end()
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: Mapping[str, Any]) -> None:
+        self._number, self._values = int(config[NUMBER]), dict(config[VALUES])
+        self._path = trial_folder(self._common.folder, self._number)
+        self._runs: list[Iterator[Row]] = []
+        self._reported = 0
+
+    def _end(self) -> None:
+        for run in self._runs:
+            run.close()  # type: ignore[attr-defined]  # they are generators; it writes the tables
+        self._runs = []
+
+    def cleanup(self) -> None:
+        self._end()
+        if self._lanes is not None:
+            self._lanes.close()
+
+    def step(self) -> dict[str, Any]:
+        """The next round that was scored: recorded ones first, where the trial goes on after a crash."""
+        try:
+            return self._next()
+        except Exception as err:
+            write_text(self._path / ERROR, f"{type(err).__name__}: {err}\n")
+            raise
+
+    def _next(self) -> dict[str, Any]:
+        self._runs = self._runs or self._open()
+        while True:
+            rows = [next(run) for run in self._runs]
+            number, last = rows[0]["round"], rows[0]["round"] == self._rounds
+            row = mean_of(rows, self._common.objectives)
+            missing = [name for name in self._common.objectives if name not in row]
+            if missing and last:
+                known = [key for key, value in row.items() if isinstance(value, int | float)]
+                raise ConfigError(unknown("objective", missing[0], known))
+            if last:
+                row["sha256"], *_ = [next(run)["sha256"] for run in self._runs]
+            if last or (number > self._reported and not missing):
+                self._reported = number
+                return {**row, "done": last}
+
+    def _open(self) -> list[Iterator[Row]]:
+        """Prepare the experiment of every seed; the rows of each."""
+        if self._common.here.is_dir():
+            os.chdir(self._common.here)  # Ray puts trials into a folder of their own
+        configs = [
+            replace(self._common.base.config(self._values, seed), compare=(), output=None)
+            for seed in self._common.seeds
+        ]
+        self._rounds = configs[0].rounds
+        self._path.mkdir(parents=True, exist_ok=True)
+        (self._path / ERROR).unlink(missing_ok=True)
+        setups = [prepare(config, self._common.frozen.build) for config in configs]
+        torch.set_num_threads(setups[0].world.threads)
+        executors = self._executors(configs[0], setups)
+        paths = [self._path / f"seed-{seed}" for seed in self._common.seeds]
+        return [rows_of(*each) for each in zip(configs, setups, paths, executors, strict=True)]
+
+    def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
+        frozen = [self._common.frozen.of(setup.world) for setup in setups]
+        if config.cluster.executor == "inline":
+            found = [InlineExecutor(setup.world, setup.weights, policy(config)) for setup in setups]
+            for executor, setup, backbone in zip(found, setups, frozen, strict=True):
+                share_features(executor.worker, setup.world, backbone, "cpu")
+            return found
+        stages = [
+            Stage(world=setup.world, weights=joined(setup.weights, backbone), frozen=backbone)
+            for setup, backbone in zip(setups, frozen, strict=True)
+        ]
+        if self._lanes is None:
+            self._lanes = self._start_lanes(config, setups[0])
+        self._lanes.policy = policy(config)
+        served = self._lanes.serve(stages)
+        self._write_placement(self._lanes)
+        return served
+
+    def _start_lanes(self, config: Config, setup: Setup) -> Lanes:
+        """Client actors in the bundles that Ray Tune reserved for this trial."""
+        group = get_current_placement_group()
+        assert group is not None  # Ray Tune always makes one
+        clients = list(setup.experiment.clients)
+        bundles = [bundle for bundle in group.bundle_specs if bundle]
+        if config.cluster.actors == "per_client" and len(clients) != len(bundles):
+            raise ConfigError(
+                f"cluster.actors: per_client needs as many clients in every trial; this one has "
+                f"{len(clients)}, {len(bundles)} were planned"
+            )
+        lanes = (
+            clients if config.cluster.actors == "per_client" else [f"{i:02d}" for i in range(len(bundles))]
+        )
+        options = [
+            {
+                "num_cpus": bundle.get("CPU", 0),
+                "num_gpus": bundle.get("GPU", 0),
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, i),
+            }
+            for i, bundle in enumerate(bundles)
+        ]
+        pid = os.getpid()  # actors outlive the trial they were started for
+        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, policy(config))
+
+    def _write_placement(self, lanes: Lanes) -> None:
+        """Say where the trial's actors are."""
+        group = get_current_placement_group()
+        places = ray.get([lane.actor.where.remote() for lane in lanes.lanes])
+        facts = {"bundles": group.bundle_specs if group else [], "lanes": places}
+        write_text(self._path / "placement.json", json.dumps(facts, indent=1) + "\n")
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Everything with which the trial can go on from this round, on any node."""
+        target = Path(checkpoint_dir)
+        for folder in sorted(self._path.glob("seed-*")):
+            for name in resumable(folder):
+                (target / folder.name / name.parent).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, target / folder.name / name)
+        write_text(target / REACHED, json.dumps({"round": self._reported}))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Go on after the round of a checkpoint; the trial's own folder may be further already."""
+        self._end()
+        source = Path(str(checkpoint))
+        self._reported = int(json.loads((source / REACHED).read_text())["round"])
+        for folder in sorted(source.glob("seed-*")):
+            here = self._path / folder.name
+            if not (here / "config.yaml").exists():  # the trial was on another node
+                shutil.copytree(folder, here, dirs_exist_ok=True)
+
+
+def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:
+    """One row for all seeds: the mean of every number, and the deviation of the objectives.
+
+    >>> mean_of([{"round": 1, "accuracy": 0.25, "worst": "a"}, {"round": 1, "accuracy": 0.75, "worst": "b"}],
+    ...     ["accuracy"])
+    {'round': 1, 'accuracy': 0.5, 'accuracy_std': 0.25}
+    """
+    if len(rows) == 1:
+        return dict(rows[0])
+    merged: Row = {}
+    for key, first in rows[0].items():
+        values: list[Any] = [row.get(key) for row in rows]
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            mean = sum(values) / len(values)
+            merged[key] = int(mean) if isinstance(first, int) and mean == int(mean) else mean
+            if key in objectives:
+                merged[f"{key}_std"] = (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
+        elif all(v == first for v in values):
+            merged[key] = first
+    return merged

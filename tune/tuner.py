@@ -1,0 +1,105 @@
+"""Ray Tune's tuner for a checked sweep: new, or going on from what a killed one left."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray.tune
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
+
+from rayfed.errors import RayFedError
+from tune.checks import Search
+from tune.progress import Progress
+from tune.searcher import RoundAwareOptuna, make_sampler
+from tune.sweep import Sweep
+
+FOLDER = "tune"
+
+
+def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
+    """A tuner for a new sweep, or for what a killed one left."""
+    folder = found.path / FOLDER
+    if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
+        return ray.tune.Tuner.restore(str(folder), trainable)
+    sweep, config = found.sweep, found.config
+    seed = config.seed if sweep.seed is None else sweep.seed
+    searcher = RoundAwareOptuna(
+        found.space,
+        found.base,
+        sweep.objectives,
+        found.path,
+        [found.space.point(point, "points") for point in found.points],
+        make_sampler(sweep.search, seed),
+    )
+    one = len(sweep.objectives) == 1
+    name, mode = next(iter(sweep.objectives.items()))
+    return ray.tune.Tuner(
+        trainable,
+        tune_config=ray.tune.TuneConfig(
+            metric=name if one else None,
+            mode=mode if one else None,
+            search_alg=searcher,
+            scheduler=_scheduler(sweep, config.rounds),
+            num_samples=sweep.trials,
+            max_concurrent_trials=most,
+            reuse_actors=True,
+            trial_name_creator=_trial_name,
+            trial_dirname_creator=_trial_name,
+        ),
+        run_config=ray.tune.RunConfig(
+            name=FOLDER,
+            storage_path=str(found.path),
+            verbose=0,
+            callbacks=[*_loggers(found), Progress(tuple(sweep.objectives), config.rounds)],
+            failure_config=ray.tune.FailureConfig(max_failures=1),
+            checkpoint_config=ray.tune.CheckpointConfig(
+                checkpoint_frequency=config.checkpoint.every, num_to_keep=2, checkpoint_at_end=False
+            ),
+        ),
+    )
+
+
+def fit(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
+    """Run all trials.
+
+    Raises:
+        RayFedError: The searcher or a check of ours stopped it.
+    """
+    try:
+        return tuner.fit()
+    except ray.tune.TuneError as err:
+        cause: BaseException | None = err
+        while cause is not None and not isinstance(cause, RayFedError):
+            cause = cause.__cause__ or cause.__context__
+        raise (cause or err) from None
+
+
+def _scheduler(sweep: Sweep, rounds: int) -> TrialScheduler:
+    asked = sweep.schedule
+    if asked.name == "none":
+        return FIFOScheduler()
+    if asked.name == "median":
+        return MedianStoppingRule(
+            time_attr="round", grace_period=asked.grace, min_samples_required=asked.least
+        )
+    return ASHAScheduler(
+        time_attr="round", max_t=rounds, grace_period=asked.grace, reduction_factor=asked.reduction
+    )
+
+
+def _loggers(found: Search) -> list[Any]:
+    loggers = [JsonLoggerCallback(), CSVLoggerCallback()]
+    if "tensorboard" in found.sweep.loggers:
+        loggers.append(TBXLoggerCallback())
+    if "mlflow" in found.sweep.loggers:
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (found.path / "mlruns").as_uri()
+        loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
+    return loggers
+
+
+def _trial_name(trial: Any) -> str:
+    return f"{trial.config['number']:04d}-{trial.trial_id}"
