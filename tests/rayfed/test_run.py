@@ -147,7 +147,12 @@ def test_ray_job_submit(tmp_path, cache):
 
     port, dashboard = free_port(), free_port()
     ray = [str(ROOT / ".venv" / "bin" / "ray")] if (ROOT / ".venv").exists() else ["ray"]
-    env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}"}
+    env = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0" * 32,
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+    }
     env.pop("RAY_ADDRESS", None)
     head = subprocess.Popen(
         [
