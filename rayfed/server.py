@@ -27,6 +27,7 @@ class Server:
         lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
             of the products at the same rank, or that mean exactly (`rayfed.lora_mean`).
         by_block: Whether the method needs a backbone whose blocks can be left out.
+        trains: Whether rounds change anything; if not, one is enough to show the model beside others.
     """
 
     weighting: Literal["data_size", "uniform"] = "data_size"
@@ -35,6 +36,7 @@ class Server:
     offers: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
     by_block: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def start(self, params: Params) -> ServerState:
         return ServerState(round=0, params=params)

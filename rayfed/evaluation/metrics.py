@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rayfed.cohort import Answer, ClientInfo
 from rayfed.evaluation.protocol import EvaluationSet
 from rayfed.types import Update
+
+TEN = 10  # clients from which on a tenth is somebody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,9 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
             and
         sigma_type: population standard deviations over clients and over domains; worst_domain and its
             accuracy;
-        worst_client_accuracy; loss: unweighted mean over clients; held_out_accuracy: mean over held-out
-        domains. All accuracies and deviations are fractions.
+        worst_client_accuracy; worst_tenth_accuracy and best_tenth_accuracy: with ten clients or more; loss:
+        unweighted mean over clients; held_out_accuracy: mean over held-out domains. All accuracies and
+        deviations are fractions.
     """
     row: dict[str, float | str] = {}
     if scores.clients:
@@ -87,11 +91,60 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
             "worst_domain": worst,
             "worst_domain_accuracy": domain[worst],
             "worst_client_accuracy": float(client.min()),
+            **_tails(client),
             "loss": float(np.mean([s.loss for s in scores.clients.values()])),
         }
     if scores.held_out:
         row["held_out_accuracy"] = float(np.mean([s.accuracy for s in scores.held_out.values()]))
     return row
+
+
+def _tails(accuracies: npt.NDArray[np.float64]) -> dict[str, float]:
+    if len(accuracies) < TEN:
+        return {}
+    found = spread(accuracies.tolist())
+    return {"worst_tenth_accuracy": found.worst, "best_tenth_accuracy": found.best}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How evenly accuracies are spread over clients, in the unit of the accuracies (variance: its square).
+
+    Attributes:
+        average: Plain mean over clients.
+        worst, best: Means of the worst and of the best tenth of the clients.
+        variance: Population variance.
+    """
+
+    average: float
+    worst: float
+    best: float
+    variance: float
+
+
+def spread(accuracies: Sequence[float], tenth: float = 0.1) -> Spread:
+    """Statistics of q-FFL's tables (Li et al., ICLR 2020, Table 1); a tenth is at least one client."""
+    ordered = np.sort(np.asarray(accuracies, dtype=np.float64))
+    tail = max(1, int(tenth * len(ordered)))
+    return Spread(
+        average=float(ordered.mean()),
+        worst=float(ordered[:tail].mean()),
+        best=float(ordered[-tail:].mean()),
+        variance=float(ordered.var()),
+    )
+
+
+def dice(predicted: Sequence[int], truth: Sequence[int], label: int = 1, smooth: float = 1e-5) -> float:
+    """Dice score of one label in a segmentation: twice the overlap over the sum of both sizes.
+
+    Args:
+        predicted: Label of each pixel.
+        truth: The same, as it should be.
+        label: Whose score; the foreground by default.
+        smooth: Added to the denominator, as in GRACE's code, so that a label nobody has scores 0.
+    """
+    p, t = np.asarray(predicted) == label, np.asarray(truth) == label
+    return float(2 * (p & t).sum() / (p.sum() + t.sum() + smooth))
 
 
 def personal(

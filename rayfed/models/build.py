@@ -159,6 +159,19 @@ def _alexnet(config: ModelConfig) -> Bare:
     )
 
 
+def _alexnet_bn(config: ModelConfig) -> Bare:
+    from rayfed.models.alexnet_bn import WIDTH, AlexNetBN
+
+    return Bare(
+        net=_construct(config, lambda: AlexNetBN(**config.options)),
+        width=WIDTH,
+        size=_pixels(config, 256),
+        mean=(0.0, 0.0, 0.0),  # its authors do not normalise
+        std=(1.0, 1.0, 1.0),
+        classifiers=("head",),
+    )
+
+
 def _timm(config: ModelConfig) -> Bare:
     import timm
 
@@ -281,6 +294,7 @@ def _fixed_pixels(config: ModelConfig, size: int) -> int:
 
 _BUILDERS: Mapping[str, Callable[[ModelConfig], Bare]] = {
     "alexnet": _alexnet,
+    "alexnet_bn": _alexnet_bn,
     "clip_mini": _clip_mini,
     "mixer_mini": _mixer_mini,
     "vit_mini": _vit_mini,
