@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rayfed.report.feature_map import TITLE as FEATURES
+from rayfed.report.feature_map import feature_map
 from rayfed.report.files import write_whole
+from rayfed.report.gap_figures import gap_variance
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.landscape import TITLE as LANDSCAPE
+from rayfed.report.landscape import landscape
 
 
 def accuracy_by_domain(folder: Path) -> Path | None:
@@ -92,9 +97,12 @@ FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
     "accuracy by domain": accuracy_by_domain,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,
+    "variance of the generalization gaps": gap_variance,
     "groups of clients over the rounds": cluster_flow,
     "representations of clients": client_map,
     "representations of images": sample_map,
+    LANDSCAPE: landscape,
+    FEATURES: feature_map,
 }
 """Every picture there is, by title. Each is drawn where the run has the table it needs."""
 
