@@ -84,8 +84,7 @@ class Backbone(nn.Module):
         head: The classifier, PyTorch's default initialisation; of a CLIP model: cosines with class features.
         text: Class prompts and text tower of a CLIP model.
         adapter: Changes features before the head, where a tuning scheme has put one.
-        untuned: Leave out what a tuning scheme has put beside a CLIP model, prompts included; off at the
-            begin of every call.
+        untuned: Leave out what a tuning scheme has put beside a CLIP model; off at the begin of every call.
         exits: Classifiers within the network, where a tuning scheme has put some.
         gc_net: Makes prompts that depend on the image, where a tuning scheme has put one.
         size: Input height and width in pixels.
@@ -132,8 +131,8 @@ class Backbone(nn.Module):
             x: Images.
             customize: Whether the GC-Net's output is added to the prompts.
         """
-        if self.gc_net is None or self.untuned:
-            known = self.untuned or (self.net_is_frozen and not x.requires_grad)
+        if self.gc_net is None:
+            known = self.net_is_frozen and not x.requires_grad
             features = self.frozen_features(x) if known else self.net(x)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
