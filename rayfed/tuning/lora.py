@@ -130,10 +130,9 @@ class Lora:
         layers = [name for name in layers if not name.startswith(inside)]
         chosen = sorted({layer for site in self.sites for layer in _matches(site, layers, model.label)})
         if not chosen:
-            raise ConfigError(
-                f"tuning.sites: {list(self.sites)} match no linear layer in a block of {model.label!r}; "
-                f"choose l0, l1 or from: {', '.join(layers)}"
-            )
+            named = f"{list(self.sites)} match no linear layer in a block of {model.label!r}"
+            what = named if self.sites else "is empty"
+            raise ConfigError(f"tuning.sites: {what}; choose l0, l1 or from: {', '.join(layers)}")
         targets = rf"blocks\.\d+\.({'|'.join(map(re.escape, chosen))})"
         if not self.stem:
             return targets

@@ -164,3 +164,15 @@ def test_fedprox_with_the_plain_distance(short):
     norm, squared = (short("fedprox", *few, "local.mu=1", f"local.form={f}") for f in ("norm", "squared"))
     assert len({plain.sha256, norm.sha256, squared.sha256}) == 3
     assert all(torch.isfinite(v).all() for v in norm.params.values())
+
+
+def test_the_reference_leaves_a_clip_model_as_it_was(short):
+    """Its blocks have two names; the received parameters must not stay in the model."""
+    few = ("model=clip_mini", "model.options={depth: 1}", "rounds=2", "data.limit=12", "compare=[]")
+    run = short("bgp", *few, "train.batch_size=4")
+    plain = short("bgp", *few, "train.batch_size=4", "local.align_weight=0")
+    assert all(torch.isfinite(v).all() for v in run.params.values())
+    assert run.sha256 != plain.sha256
+    still = short("bgp", *few, "train.batch_size=4", "local.align_weight=1.0e-30")  # looks, but does not pull
+    for name, value in plain.params.items():
+        torch.testing.assert_close(still.params[name], value, rtol=1e-4, atol=1e-6)

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+import rayfed
 from rayfed.errors import ConfigError
 from rayfed.leave_one_out import check_unseen, selected
 from rayfed.report.table import read_rows
@@ -61,19 +62,25 @@ def rows_of(report):
     return found
 
 
-def test_zero_shot_is_a_row_of_every_table(small):
+def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
     """Without being asked for, where the model is a CLIP model."""
-    few = ("rounds=1", "data.val=4", "model=clip_mini", "tuning=residual_adapter")
-    single = small("data.held_out=street", DOMAINS, *few)
+
+    def run_of(name, *overrides):
+        place = f"output={tmp_path / str(len(list(tmp_path.iterdir())))}"
+        fixed = (f"algorithm={name}", f"data.cache={cache}", "cluster=inline", "data.limit=24")
+        return rayfed.simulate([*fixed, *overrides, place])
+
+    few = ("rounds=1", "data.val=4", "model=clip_mini", "tuning=residual_adapter", DOMAINS)
+    single = run_of("fedavg", "data.held_out=street", *few)
     assert "zero_shot: global accuracy %" in (single.path / "report.md").read_text()
-    result = small("protocol=leave_one_out", DOMAINS, *few)
+    result = run_of("fedavg", "protocol=leave_one_out", *few)
     table = rows_of(result.path / "report.md")
     for key in ("held out", "measure"):
         rows = [row for row in table if key in row and row[key] != "personal models"]
         assert len(rows) % 2 == 0
         for zero, main in zip(rows[::2], rows[1::2], strict=True):
             assert (zero[key], zero["algorithm"], main["algorithm"]) == (main[key], "zero_shot", "fedavg")
-    alone = small("algorithm=zero_shot", "rounds=1", "data.held_out=street", DOMAINS, "data.val=4")
+    alone = run_of("zero_shot", "data.held_out=street", *few)
     row = next(r for r in table if r.get("held out") == "street" and r["algorithm"] == "zero_shot")
     expected = 100 * read_rows(alone.path)[0]["held_out_accuracy"]
     assert float(row["generalization"]) == pytest.approx(expected, abs=0.006)
