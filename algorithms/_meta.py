@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MetaUpdate: TypeAlias = Literal["sequential", "fo_restore", "second_order"]
+InnerOptimizer: TypeAlias = Literal["client", "plain_sgd"]
 Loss: TypeAlias = Callable[[], Tensor]
 
 
@@ -18,6 +19,7 @@ def meta_step(
     update: MetaUpdate,
     inner_lr: float | None = None,
     clip: Callable[[], None] = lambda: None,
+    inner: InnerOptimizer = "client",
 ) -> None:
     """Change the optimizer's parameters w by two losses.
 
@@ -26,12 +28,13 @@ def meta_step(
     `second_order`: w <- w - lr * (I - inner_lr * H) g with the Hessian H of the first loss at w (MAML).
 
     Args:
-        optimizer: Takes both steps; the first one is plain SGD with `second_order`.
+        optimizer: Takes both steps, or only the second one.
         first: Loss of the first batch at the present values; called twice with `second_order`.
         second: Loss of the second batch.
         update: Where the second step starts.
         inner_lr: Learning rate of the first step; None: the optimizer's.
         clip: Called before each step, to limit gradients.
+        inner: What takes the first step: the optimizer, or plain SGD, as always with `second_order`.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     start = [p.detach().clone() for p in params]
@@ -39,7 +42,7 @@ def meta_step(
     optimizer.zero_grad()
     first().backward()
     clip()
-    if update == "second_order":
+    if update == "second_order" or inner == "plain_sgd":
         _descend(params, rate)
     else:
         _step_at(optimizer, rate)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
-from algorithms._meta import meta_step
+from algorithms._meta import InnerOptimizer, meta_step
 from rayfed.client import Client
 from rayfed.local import Local, logits
 from rayfed.method import Method
@@ -36,6 +37,8 @@ class MetaLocal(Local):
             ordinary step per batch ("only DA").
         meta_batch: `fresh`: the second step has a batch of its own; `half`: both share one.
         inner_lr: Learning rate of the first step; none: train.lr.
+        inner_optimizer: What takes the first step: the client's optimizer, whose state both steps share, or
+            plain SGD (always with second_order).
         coral: Form of the alignment: DomainBed's, or Deep CORAL's (covariances only).
     """
 
@@ -43,14 +46,16 @@ class MetaLocal(Local):
     meta_update: Literal["sequential", "fo_restore", "second_order", "none"] = "sequential"
     meta_batch: Literal["fresh", "half"] = "fresh"
     inner_lr: Positive | None = None
+    inner_optimizer: InnerOptimizer = "client"
     coral: CoralForm = "domainbed"
 
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()
         texts = global_texts(client)
+        pulls: list[Tensor] = []
         for first, second in self._pairs(client):
             task = partial(self.loss, client, sent)
-            aligned = partial(self.aligned_loss, client, sent, second, texts)
+            aligned = partial(self.aligned_loss, client, sent, second, texts, pulls)
             if first is None or self.meta_update == "none":
                 optimizer.zero_grad()
                 aligned().backward()
@@ -64,8 +69,10 @@ class MetaLocal(Local):
                     self.meta_update,
                     self.inner_lr,
                     client.clip_gradients,
+                    self.inner_optimizer,
                 )
-        return client.update()
+        size = {"train/alignment": float(torch.stack(pulls).mean())} if pulls else {}
+        return client.update(metrics=size)
 
     def _pairs(self, client: Client) -> Iterator[tuple[Batch | None, Batch]]:
         """Batches of the two steps; no first one where there is no meta split, or nothing to split."""
@@ -78,7 +85,14 @@ class MetaLocal(Local):
                 middle = len(y) // 2
                 yield ((x[:middle], y[:middle]), (x[middle:], y[middle:])) if middle else (None, (x, y))
 
-    def aligned_loss(self, client: Client, sent: Broadcast, batch: Batch, texts: Tensor | None) -> Tensor:
+    def aligned_loss(
+        self,
+        client: Client,
+        sent: Broadcast,
+        batch: Batch,
+        texts: Tensor | None,
+        pulls: list[Tensor],
+    ) -> Tensor:
         """Task loss of a batch plus the alignment of its features.
 
         Args:
@@ -86,6 +100,7 @@ class MetaLocal(Local):
             sent: Holds the global model.
             batch: Images and labels.
             texts: Features of the class prompts under the global model, where these are aligned.
+            pulls: The size of the alignment is added here, for the report.
         """
         x, y = batch
         model = client.model
@@ -103,6 +118,7 @@ class MetaLocal(Local):
         if len(ours) < 2:
             return task
         pull: Tensor = coral(theirs, ours, self.coral)
+        pulls.append(pull.detach())
         return task + self.align_weight * pull
 
 

@@ -4,6 +4,9 @@ Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Person
 Algorithm 1. Both models see the same batches.
 
 Differs from the code: the server weighs clients by their data, not all the same.
+
+`variant=mediabrain` is what the authors of GRACE call Ditto in their code: one model per client, which is
+never replaced by the global one, only pulled towards it, and the mean of these models is the global one.
 """
 
 from collections.abc import Mapping
@@ -27,16 +30,25 @@ class Ditto(Local):
 
     Attributes:
         lam: Strength of the pull; 0: a purely local model.
+        variant: `official`: two models per client; `mediabrain`: its own one only, which is also averaged.
     """
 
     deploys: ClassVar[Literal["global", "personal"]] = "personal"
 
     lam: NonNegative = 0.1
+    variant: Literal["official", "mediabrain"] = "official"
 
     def train(self, client: Client, sent: Broadcast) -> Update:
+        if self.variant == "mediabrain":
+            self._train_own(client, sent)
+            return client.update()
         seen = client.rng.get_state()
         update = super().train(client, sent)
         client.rng.set_state(seen)
+        self._train_own(client, sent)
+        return update
+
+    def _train_own(self, client: Client, sent: Broadcast) -> None:
         client.load({**sent_part(client, sent), **client.store.get(OWN, {})})
         optimizer = client.optimizer()
         for batch in client.batches():
@@ -45,7 +57,6 @@ class Ditto(Local):
             client.clip_gradients()
             optimizer.step()
         client.store[OWN] = client.params()
-        return update
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         client.load(client.store[OWN])

@@ -48,13 +48,13 @@ class FairnessAware(GeneralizationAdjustment):
         before = self.weights(state, cohort, updates)
         gaps = self._look(state, cohort, updates, before, "gap")
         moved = self.adjust(cohort, updates, before, gaps, self.step_floor)
-        if np.array_equal(moved, before):
-            after, slopes = before, np.zeros_like(before)
-        else:
+        after, slopes = before, np.zeros_like(before)
+        if not np.array_equal(moved, before):
             answered = self._look(state, cohort, updates, moved, "gap_ga")
-            slopes = slopes_of(before, gaps, moved, answered, self.k_negative)
-            known = all_known(answered, [u.client for u in updates])
-            after = balanced(before, gaps, moved, slopes) if known else before
+            if all_known(answered, [u.client for u in updates]):
+                slopes = slopes_of(before, gaps, moved, answered, self.k_negative)
+                after = balanced(before, gaps, moved, slopes)
+                cohort.measure(**guards(before, gaps, moved, answered, slopes))
         self._log(cohort, updates, slopes, after)
         if self.compare:
             self._look(state, cohort, updates, np.array(data_shares(updates)), "gap_fedavg", counted=False)
@@ -122,11 +122,33 @@ def slopes_of(a: Vector, g: Vector, b: Vector, h: Vector, negative: NegativeSlop
 
 def balanced(a: Vector, g: Vector, b: Vector, slopes: Vector) -> Vector:
     """Weights that would make all gaps equal if they were linear with these slopes; Eq. 9 and 10."""
+    moved = unclipped(a, g, slopes)
+    return b if moved is None else clipped(moved, b)
+
+
+def unclipped(a: Vector, g: Vector, slopes: Vector) -> Vector | None:
+    """Eq. 10 as it stands; None where the slopes sum to zero, so that there is no common gap."""
     total = slopes.sum()
     if abs(total) < FLAT:
-        return b
-    common = (slopes * g).sum() / total
-    return clipped(a + slopes * (g - common), b)
+        return None
+    return a + slopes * (g - (slopes * g).sum() / total)
+
+
+def guards(a: Vector, g: Vector, b: Vector, h: Vector, slopes: Vector) -> dict[str, float]:
+    """How often each guard changed what Eq. 9 to 11 say, for the row of the round.
+
+    Returns:
+        slopes_flat and slopes_negative: clients whose gap did not answer, or the wrong way; weights_clipped:
+        weights outside [0, 1]; fell_back: 1 where no slope was left and GA's weights are used.
+    """
+    moved = unclipped(a, g, slopes)
+    outside = 0 if moved is None else ((moved < 0) | (moved > 1)).sum()
+    return {
+        "slopes_flat": float((np.abs(g - h) < FLAT).sum()),
+        "slopes_negative": float((slopes_of(a, g, b, h, "keep") < 0).sum()),
+        "weights_clipped": float(outside),
+        "fell_back": float(moved is None),
+    }
 
 
 METHOD = Method(server=FairnessAware)

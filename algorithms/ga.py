@@ -79,11 +79,20 @@ def adjusted_weights(weights: Array, gaps: Array, step: float, center: bool = Fa
 
 
 def record_gaps(cohort: Cohort, updates: Sequence[Update], gaps: Vector, name: str) -> None:
-    """Add each client's gap to the table `gaps` and their variance to the row of the round."""
+    """Add each client's gap to the table `gaps`, and their variance to the row of the round.
+
+    Both the sum over pairs (FFT-GP, Eq. 6) and the population variance; with gaps that are not numbers their
+    count instead.
+    """
     for update, gap in zip(updates, gaps, strict=True):
         cohort.record("gaps", client=update.client, model=name, gap=float(gap))
-    if np.isfinite(gaps).all():
-        cohort.measure(**{f"{name}_variance": variance(gaps)})
+    unknown = int((~np.isfinite(gaps)).sum())
+    if unknown:
+        cohort.measure(**{f"{name}_unknown": unknown})
+    else:
+        cohort.measure(
+            **{f"{name}_variance": variance(gaps), f"{name}_population_variance": float(gaps.var())}
+        )
 
 
 METHOD = Method(server=GeneralizationAdjustment)

@@ -4,6 +4,7 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rayfed.client import Client
 from rayfed.cohort import Cohort
@@ -16,6 +17,8 @@ from rayfed.types import Broadcast, ServerState
 @dataclass(frozen=True)
 class Idle(Server):
     """Calls nobody."""
+
+    trains: ClassVar[bool] = False
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         return state

@@ -185,7 +185,9 @@ class Client:
     def reference(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
         """Output (headless: features) of the same model under other parameters, without changing it."""
         values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
-        return torch.func.functional_call(self.model, values, (x,), {"headless": headless})
+        # Not with tie_weights: it takes a module with two names (a block of a CLIP model) for two modules,
+        # and leaves the other parameters in the second.
+        return torch.func.functional_call(self.model, values, (x,), {"headless": headless}, tie_weights=False)
 
     def update(self, **parts: Any) -> Update:
         """Answer with the trained values of this client."""

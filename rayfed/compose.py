@@ -15,6 +15,7 @@ import yaml
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.method import method_names
+from rayfed.models.clip import PREFIX
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Which sections a group fills, where that is not the section of the same name."""
@@ -99,7 +100,8 @@ def _without_file(group: str, value: str) -> dict[str, str]:
     if group == "algorithm" and (":" in value or value in method_names()):
         return {"algorithm": value}
     if group == "model":
-        return {"model.name": value}
+        reference = {"compare": "zero_shot"} if value.startswith(PREFIX) else {}
+        return {"model.name": value, **reference}
     files = {str(p.relative_to(folder() / group).with_suffix("")) for p in (folder() / group).rglob("*.yaml")}
     names = files | set(method_names()) if group == "algorithm" else files
     raise ConfigError(unknown(group, value, {n for n in names if not n.startswith("_")}))

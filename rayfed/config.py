@@ -213,9 +213,11 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
     names = (config.compare,) if isinstance(config.compare, str) else config.compare
     found = {}
     for name in names:
-        load_method(name, "compare")
+        if name == config.algorithm:
+            continue
+        rounds = config.rounds if load_method(name, "compare").server.trains else 1
         place = {"output": str(path / "compare" / name), "overwrite": True}
-        change = {"algorithm": name, "server": {}, "local": {}, "compare": ()}
+        change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
         found[name] = resolve({**to_dict(config), **change, **place})
         parts = build_parts(found[name])
         check(parts.server, parts.local, parts.tuning)

@@ -28,6 +28,7 @@ class Server:
             of the products at the same rank, or that mean exactly (`rayfed.lora_mean`).
         by_block: Whether the method needs a backbone whose blocks can be left out.
         tasks: The tasks it makes sense for (`rayfed.objective`); empty: any.
+        trains: Whether rounds change anything; if not, one is enough to show the model beside others.
     """
 
     weighting: Literal["data_size", "uniform"] = "data_size"
@@ -37,6 +38,7 @@ class Server:
     needs: ClassVar[frozenset[str]] = frozenset()
     by_block: ClassVar[bool] = False
     tasks: ClassVar[frozenset[str]] = frozenset()
+    trains: ClassVar[bool] = True
 
     def start(self, params: Params) -> ServerState:
         return ServerState(round=0, params=params)

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rayfed.cohort import Answer, ClientInfo
 from rayfed.evaluation.protocol import EvaluationSet
 from rayfed.objective import METRICS, metric_of
 from rayfed.types import Update
+
+TEN = 10  # clients from which on a tenth is somebody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +83,10 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
     Returns:
         accuracy: unweighted mean over clients; accuracy_domain: unweighted mean over domains; sigma_client
         and sigma_type: population standard deviations over clients and over domains; worst_domain and
-        worst_domain_accuracy; worst_client_accuracy; loss: unweighted mean over clients; held_out_accuracy:
-        mean over held-out domains. All accuracies and deviations are fractions. For a task with another
-        metric its name takes the place of `accuracy`.
+        worst_domain_accuracy; worst_client_accuracy; worst_tenth_accuracy and best_tenth_accuracy: with ten
+        clients or more; loss: unweighted mean over clients; held_out_accuracy: mean over held-out domains.
+        All accuracies and deviations are fractions. For a task with another metric its name takes the place
+        of `accuracy`.
     """
     row: dict[str, float | str] = {}
     if scores.clients:
@@ -98,12 +102,61 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
             "worst_domain": worst,
             f"worst_domain_{metric}": domain[worst],
             f"worst_client_{metric}": float(client.min()),
+            **_tails(client, metric),
             "loss": float(np.mean([s.loss for s in scores.clients.values()])),
         }
     if scores.held_out:
         metric = next(iter(scores.held_out.values())).metric
         row[f"held_out_{metric}"] = float(np.mean([s.value for s in scores.held_out.values()]))
     return row
+
+
+def _tails(values: npt.NDArray[np.float64], metric: str) -> dict[str, float]:
+    if len(values) < TEN:
+        return {}
+    found = spread(values.tolist())
+    return {f"worst_tenth_{metric}": found.worst, f"best_tenth_{metric}": found.best}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How evenly accuracies are spread over clients, in the unit of the accuracies (variance: its square).
+
+    Attributes:
+        average: Plain mean over clients.
+        worst, best: Means of the worst and of the best tenth of the clients.
+        variance: Population variance.
+    """
+
+    average: float
+    worst: float
+    best: float
+    variance: float
+
+
+def spread(accuracies: Sequence[float], tenth: float = 0.1) -> Spread:
+    """Statistics of q-FFL's tables (Li et al., ICLR 2020, Table 1); a tenth is at least one client."""
+    ordered = np.sort(np.asarray(accuracies, dtype=np.float64))
+    tail = max(1, int(tenth * len(ordered)))
+    return Spread(
+        average=float(ordered.mean()),
+        worst=float(ordered[:tail].mean()),
+        best=float(ordered[-tail:].mean()),
+        variance=float(ordered.var()),
+    )
+
+
+def dice(predicted: Sequence[int], truth: Sequence[int], label: int = 1, smooth: float = 1e-5) -> float:
+    """Dice score of one label in a segmentation: twice the overlap over the sum of both sizes.
+
+    Args:
+        predicted: Label of each pixel.
+        truth: The same, as it should be.
+        label: Whose score; the foreground by default.
+        smooth: Added to the denominator, as in GRACE's code, so that a label nobody has scores 0.
+    """
+    p, t = np.asarray(predicted) == label, np.asarray(truth) == label
+    return float(2 * (p & t).sum() / (p.sum() + t.sum() + smooth))
 
 
 def personal(

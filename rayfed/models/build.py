@@ -129,6 +129,19 @@ def _alexnet(config: ModelConfig) -> Bare:
     )
 
 
+def _alexnet_bn(config: ModelConfig) -> Bare:
+    from rayfed.models.alexnet_bn import WIDTH, AlexNetBN
+
+    return Bare(
+        net=_construct(config, lambda: AlexNetBN(**config.options)),
+        width=WIDTH,
+        size=_pixels(config, 256),
+        mean=(0.0, 0.0, 0.0),  # its authors do not normalise
+        std=(1.0, 1.0, 1.0),
+        classifiers=("head",),
+    )
+
+
 def _timm(config: ModelConfig) -> Bare:
     import timm
 
@@ -278,6 +291,7 @@ def _char_lstm(config: ModelConfig) -> Bare:
 
 _BUILDERS: Mapping[str, Callable[[ModelConfig], Bare]] = {
     "alexnet": _alexnet,
+    "alexnet_bn": _alexnet_bn,
     "char_lstm": _char_lstm,
     "clip_mini": _clip_mini,
     "mixer_mini": _mixer_mini,

@@ -14,7 +14,7 @@ class ModelConfig:
 
     Attributes:
         name: `vit_mini`, `mixer_mini`, `clip_mini`, `unet` (segmentation), `char_lstm` (text), `alexnet`
-            (torchvision), `open_clip/<model>` or any timm model; write the weights' tag out
+            (torchvision), `alexnet_bn`, `open_clip/<model>` or any timm model; write the weights' tag out
             (`resnet50.tv_in1k`), so that another timm version cannot change it.
         pretrained: True: the published weights; False: random; a path: a local state dict; for open_clip's
             models also the tag of published weights (`openai`).

@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayfed.objective import METRICS, metric_of
+from rayfed.report.feature_map import TITLE as FEATURES
+from rayfed.report.feature_map import feature_map
 from rayfed.report.files import write_whole
+from rayfed.report.gap_figures import gap_variance
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.landscape import TITLE as LANDSCAPE
+from rayfed.report.landscape import landscape
 from rayfed.report.partition_figure import partition_map
 from rayfed.report.table import read_rows
 
@@ -123,9 +128,12 @@ FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
     "accuracy over virtual time": time_to_accuracy,
     "blocks by client and round": allocations,
     "aggregation weights": aggregation_weights,
+    "variance of the generalization gaps": gap_variance,
     "groups of clients over the rounds": cluster_flow,
     "representations of clients": client_map,
     "representations of images": sample_map,
+    LANDSCAPE: landscape,
+    FEATURES: feature_map,
 }
 """Every picture there is, by title. Each is drawn where the run has the table it needs."""
 

@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def aggregation_weights(folder: Path) -> Path | None:
     """Weight of every client over the rounds, coloured by domain."""
-    rows = _rows(folder, "aggregation")
+    rows = read_table(folder, "aggregation")
     if not rows:
         return None
     from matplotlib import pyplot as plt
@@ -33,12 +33,12 @@ def aggregation_weights(folder: Path) -> Path | None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    return _save(figure, folder, "aggregation_weights")
+    return save_figure(figure, folder, "aggregation_weights")
 
 
 def cluster_flow(folder: Path) -> Path | None:
     """Which group each client was in, round by round; groups keep their numbers where most members stay."""
-    rows = _rows(folder, "clusters")
+    rows = read_table(folder, "clusters")
     if not rows:
         return None
     from matplotlib import pyplot as plt
@@ -61,12 +61,12 @@ def cluster_flow(folder: Path) -> Path | None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
-    return _save(figure, folder, "cluster_flow")
+    return save_figure(figure, folder, "cluster_flow")
 
 
 def client_map(folder: Path) -> Path | None:
     """t-SNE of the clients' representations in the last round, coloured by true domain, marked by group."""
-    rows = _rows(folder, "clusters")
+    rows = read_table(folder, "clusters")
     last = [row for row in rows if row["round"] == max(r["round"] for r in rows)]
     return _map(folder, last, "cluster", "clients: colour is the type, number the group", "client_map")
 
@@ -74,7 +74,7 @@ def client_map(folder: Path) -> Path | None:
 def sample_map(folder: Path) -> Path | None:
     """t-SNE of the representations of single images, coloured by true domain, marked by class."""
     title = "images: colour is the type, number the class"
-    return _map(folder, _rows(folder, "samples"), "label", title, "sample_map")
+    return _map(folder, read_table(folder, "samples"), "label", title, "sample_map")
 
 
 def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | None:
@@ -104,7 +104,7 @@ def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | N
         axis.annotate(str(row[mark]), (x, y), fontsize=7, xytext=(2, 2), textcoords="offset points")
     axis.set(xticks=[], yticks=[], title=title)
     axis.legend(fontsize=8)
-    return _save(figure, folder, name)
+    return save_figure(figure, folder, name)
 
 
 def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
@@ -128,7 +128,8 @@ def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
     return found
 
 
-def _rows(folder: Path, table: str) -> Rows:
+def read_table(folder: Path, table: str) -> Rows:
+    """Rows of `<table>.parquet` of a run, or none."""
     import pyarrow.parquet as pq
 
     path = folder / f"{table}.parquet"
@@ -148,7 +149,8 @@ def _domains(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     return of, {domain: palette(i % 10) for i, domain in enumerate(sorted(set(of.values())))}
 
 
-def _save(figure: Any, folder: Path, name: str) -> Path:
+def save_figure(figure: Any, folder: Path, name: str) -> Path:
+    """Write `figures/<name>.png` and close the figure."""
     from matplotlib import pyplot as plt
 
     figure.tight_layout()

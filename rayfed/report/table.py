@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
+from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, metric_of
 
 
@@ -136,22 +136,13 @@ def client_table(
         own = {s["client"]: 100 * s["value"] for s in scores if _is_client(s, model)}
         if own:
             values, weights = sorted(own.values()), [counts.get(cid, 0) for cid in own]
-            numbers = [*tails(values), pstdev(values) ** 2]
+            found = spread(values)
+            numbers = [found.average, found.worst, found.best, found.variance]
             if sum(weights):
                 numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
             cells = [f"{number:.1f}" for number in numbers] + [""] * (len(columns) - 2 - len(numbers))
             rows.append((f"{algorithm}, {model}", str(len(own)), *cells))
     return Table(title, columns, tuple(rows))
-
-
-def tails(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of ascending values, of their lowest and of their highest tenth.
-
-    >>> tails([10.0, 20.0, 60.0])
-    (30.0, 10.0, 60.0)
-    """
-    tail = max(1, len(values) // 10)
-    return fmean(values), fmean(values[:tail]), fmean(values[-tail:])
 
 
 def _is_client(score: Mapping[str, Any], model: str) -> bool:

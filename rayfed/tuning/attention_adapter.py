@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import freeze
+from rayfed.tuning.full import Full
 
 
 class AttentionAdapter(nn.Module):
@@ -39,14 +40,19 @@ class AttAI:
 
     Attributes:
         text_side: A second gate, on the text features.
+        towers: The network trains and travels too, of a CLIP model both towers (the paper's Figure 3b).
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"adapter"})
 
     text_side: bool = False
+    towers: bool = False
 
     def apply(self, model: Backbone) -> Backbone:
-        freeze(model, train_head=model.text is None)
+        if self.towers:
+            Full().apply(model)
+        else:
+            freeze(model, train_head=model.text is None)
         with torch.device(model.head.weight.device):
             model.adapter = AttentionAdapter(model.width)
             if self.text_side:

@@ -24,9 +24,13 @@ from rayfed.types import Count, Positive
 
 SITES = {
     "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
-    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2"),
+    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
 }
-"""The last linear layer of a block's two halves, in transformers and in mixers (Su et al., FedRA, 2024)."""
+"""The last linear layer of a block's two halves, in transformers and in mixers (Su et al., FedRA, 2024).
+
+CLIP models of open_clip have l1 only: PyTorch's own attention takes its projection's weight and does not call
+the layer, so an adapter there would change nothing.
+"""
 
 STEM = r"patch_embed\.proj"
 
@@ -119,10 +123,16 @@ class Lora:
             ConfigError: The model has no uniform blocks, or a site matches none of their linear layers.
         """
         first = model.stack.get_submodule("0")
+        inside = tuple(
+            f"{name}." for name, module in first.named_modules() if isinstance(module, nn.MultiheadAttention)
+        )
         layers = [name for name, module in first.named_modules() if isinstance(module, nn.Linear)]
+        layers = [name for name in layers if not name.startswith(inside)]
         chosen = sorted({layer for site in self.sites for layer in _matches(site, layers, model.label)})
         if not chosen:
-            raise ConfigError(f"tuning.sites: is empty; choose l0, l1 or from: {', '.join(layers)}")
+            named = f"{list(self.sites)} match no linear layer in a block of {model.label!r}"
+            what = named if self.sites else "is empty"
+            raise ConfigError(f"tuning.sites: {what}; choose l0, l1 or from: {', '.join(layers)}")
         targets = rf"blocks\.\d+\.({'|'.join(map(re.escape, chosen))})"
         if not self.stem:
             return targets
@@ -155,7 +165,7 @@ def _matches(site: str, layers: list[str], label: str) -> list[str]:
         found = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
     except re.error as err:
         raise ConfigError(f"tuning.sites: {site!r} is not a regular expression: {err}") from err
-    if not found:
+    if not found and site not in SITES:
         raise ConfigError(
             f"tuning.sites: {site!r} matches no linear layer in a block of {label!r}; "
             f"choose l0, l1 or from: {', '.join(layers)}"

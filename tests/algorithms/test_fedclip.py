@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,13 +106,13 @@ def test_runs_by_name_and_only_small_tensors_travel(short, name):
 
 def test_zero_shot_is_the_same_under_every_tuning(short):
     """Adapters and learned prompts are left out, so it can stand beside any method in a table."""
-    tunings = ("head", "attention_adapter", "residual_adapter", "text_prompt")
+    tunings = ("head", "attention_adapter", "residual_adapter", "text_prompt", "lora", "full")
     runs = [
         short("zero_shot", "rounds=1", f"tuning={name}", "model.pretrained=true", "model.options={}")
         for name in tunings
     ]
-    losses = {run.metrics["loss"] for run in runs}
-    assert len(losses) == 1
+    losses = [run.metrics["loss"] for run in runs]
+    assert losses == pytest.approx([losses[0]] * len(tunings), rel=1e-6)
     assert runs[0].metrics["accuracy"] > 0.4
     beside = short("fedclip", *RANDOM, "compare=zero_shot")
     assert "zero_shot: " in (beside.path / "report.md").read_text()
@@ -131,3 +132,65 @@ def test_cached_features_change_no_bit(short):
 def test_a_clip_method_on_a_plain_model_is_refused(short):
     with pytest.raises(ConfigError, match=r"model\.name: 'vit_mini' has no text tower"):
         short("fedclip", "model=vit_mini", "rounds=1")
+
+
+def metrics_of(run, exchange, model):
+    """Values by metric, in the order of rounds and clients."""
+    found = {}
+    for row in pq.read_table(run.path / "clients.parquet").to_pylist():
+        if row["exchange"] == exchange and row["model"] == model:
+            found.setdefault(row["metric"], []).append(row["value"])
+    return found
+
+
+def test_norms_and_attention_are_logged_and_weight_decay_shrinks_them(short):
+    few = (*RANDOM, "compare=[]", "train.batch_size=8", "rounds=3")
+    decayed, free = (
+        metrics_of(short("fedclip", *few, f"train.weight_decay={d}"), "fit", "gate") for d in (0.2, 0)
+    )
+    assert decayed.keys() == {"inner_norm", "outer_norm", "attention_variation"}
+    assert len(decayed["inner_norm"]) == 3 * 5
+    assert decayed["outer_norm"][-1] < free["outer_norm"][-1]
+    assert all(value > 0 for value in decayed["attention_variation"])
+
+
+def test_any_method_runs_on_a_clip_model_with_the_default_tuning(short):
+    """LoRA in the image tower's MLPs, zero-shot beside it; every adapter learns."""
+    run = short("ga", "model=clip_mini", "rounds=1", "data.val=4", "model.options={depth: 2}")
+    factors = {n: v for n, v in run.params.items() if n.endswith("lora_B")}
+    assert sorted(factors) == [f"blocks.{i}.mlp.c_proj.lora_B" for i in (0, 1)]
+    assert all(v.abs().max() > 0 for v in factors.values())
+    assert "zero_shot: " in (run.path / "report.md").read_text()
+    with pytest.raises(ConfigError, match=r"tuning\.sites: \['l0'\] match no linear layer"):
+        short("ga", "model=clip_mini", "rounds=1", "tuning.sites=[l0]")
+
+
+def test_the_baselines_with_fedclips_loss(short):
+    """FedProx's term holds the gate back; both towers train with tuning.towers."""
+    few = (*RANDOM, "compare=[]", "train.batch_size=8")
+    plain, held = (short("fedclip", *few, *mu) for mu in ((), ("local.mu=50",)))
+    start = short("fedclip", *few, "rounds=1", "train.lr=1.0e-9").params
+    moved = [sum(float((run.params[n] - v).norm()) for n, v in start.items()) for run in (plain, held)]
+    assert 0 < moved[1] < moved[0]
+    towers = short("fedclip", *RANDOM, "compare=[]", "tuning.towers=true", "rounds=1", "train.lr=1.0e-4")
+    names = set(towers.params)
+    assert any(n.startswith("adapter.") for n in names)
+    assert any(n.startswith("text.tower.") for n in names)
+    assert any("blocks.0." in n for n in names)
+
+
+def test_fine_tuned_models_are_scored_as_personal(short):
+    """Figure 3c: fine-tuning changes what is scored as personal, and nothing that is sent."""
+    few = (
+        *RANDOM,
+        "compare=[]",
+        "evaluation.personal=true",
+        "data.val=6",
+        "model.pretrained=true",
+        "model.options={}",
+    )
+    plain, tuned = short("fedclip", *few), short("fedclip", *few, "local.finetune_epochs=3")
+    assert plain.sha256 == tuned.sha256
+    before, after = (metrics_of(run, "fit", "personal")["loss"] for run in (plain, tuned))
+    assert before != after
+    assert sum(after) < sum(before)

@@ -3,11 +3,12 @@
 import logging
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from algorithms._gaps import variance
-from algorithms.faa import slopes_of
+from algorithms.faa import guards, slopes_of
 from algorithms.fft_gp import fairness_aware_weights
 from algorithms.ga import adjusted_weights, step_at
 from rayfed.report.table import read_rows
@@ -88,6 +89,43 @@ def test_faa_vectors(case):
     assert fairness_aware_weights(*tensors).tolist() == close(*expected)
 
 
+GUARDED = {  # clients whose gap did not answer, or the wrong way; weights cut off; fell back to GA
+    "plain": (0, 0, 0, 0),
+    "degenerate": (1, 1, 0, 0),
+    "negative": (0, 0, 1, 0),
+    "no slope": (4, 0, 0, 1),
+}
+
+
+@pytest.mark.parametrize("case", FAA)
+def test_every_guard_is_counted(case):
+    a, g, b, h = map(np.array, FAA[case][0])
+    found = guards(a, g, b, h, slopes_of(a, g, b, h))
+    names = ("slopes_flat", "slopes_negative", "weights_clipped", "fell_back")
+    assert tuple(found[name] for name in names) == GUARDED[case]
+
+
+def test_faa_equal_gaps_keep_the_weights_where_they_answer_alike():
+    """Equal gaps under uniform weights: nothing to balance, GA does not move, FAA neither."""
+    moved = adjusted_weights(A, [0.1] * 4, 0.2)
+    assert moved.tolist() == A
+    assert fairness_aware_weights(A, [0.1] * 4, moved, [0.1] * 4).tolist() == A
+    uneven = [0.4, 0.3, 0.2, 0.1]
+    after = fairness_aware_weights(uneven, [0.1] * 4, adjusted_weights(uneven, [0.1] * 4, 0.2), [0.08] * 4)
+    assert after.sum() == pytest.approx(1)
+    assert after.tolist() == pytest.approx(uneven)  # every gap is the common one already
+
+
+def test_without_validation_images_the_weights_stay_and_the_rounds_say_so(short, caplog):
+    with caplog.at_level(logging.WARNING):
+        run = short("faa", "model.options={depth: 1}", "rounds=2", "data.val=0", "data.limit=12")
+    assert "set data.val" in caplog.text
+    rows = read_rows(run.path)
+    assert all(row["gap_unknown"] == 5 and "gap_variance" not in row for row in rows)
+    weights = pq.read_table(run.path / "aggregation.parquet").column("weight").to_pylist()
+    assert weights == pytest.approx([0.2] * 10)
+
+
 def test_variance_vector():
     gaps = np.array([0.4, 0.1, 0.05, 0.3])
     assert variance(gaps) == pytest.approx(0.655, abs=1e-9)
@@ -138,9 +176,3 @@ def test_faa_compares_on_the_same_answers(short):
     run = short("fft_gp", "model.options={depth: 1}", "rounds=1", "data.val=4", "server.compare=true")
     names = {"gap_variance", "gap_ga_variance", "gap_fedavg_variance", "gap_faa_variance"}
     assert names <= read_rows(run.path)[0].keys()
-
-
-def test_without_validation_images_the_weights_stay(short, caplog):
-    with caplog.at_level(logging.WARNING):
-        short("faa", "model.options={depth: 1}", "rounds=1", "data.val=0")
-    assert "set data.val" in caplog.text

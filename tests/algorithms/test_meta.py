@@ -1,6 +1,7 @@
 """BGP, Per-FedAvg, GRACE and Ditto: hand-worked steps and reductions."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -121,3 +122,57 @@ def test_bgp_with_batch_norm_leaves_messages_alone(short):
     small = ("model.size=32", "model.options={}", "tuning=full", "rounds=1", "data.limit=12")
     run = short("bgp", "model=timm", "model.name=resnet10t", *small)
     assert all(torch.isfinite(v).all() for v in run.params.values())
+
+
+def test_mediabrains_ditto_averages_the_clients_own_models(short):
+    """One model per client: the global one is the mean of those, and they are never replaced by it."""
+    few = (*ONE, "data.limit=12")
+    runs = {v: short("ditto", *few, f"local.variant={v}", "local.lam=0") for v in ("official", "mediabrain")}
+    alone = [row["accuracy"] for row in read_rows(short("local", *few).path)]
+    assert all([row["accuracy"] for row in read_rows(run.path)] == alone for run in runs.values())
+    assert runs["official"].sha256 != runs["mediabrain"].sha256
+
+
+def test_bgp_without_pull_is_two_plain_steps_and_plain_sgd_is_an_option():
+    w = [torch.nn.Parameter(torch.tensor([0.5, 0.25])) for _ in range(3)]
+    adam = torch.optim.Adam([w[0]], lr=0.1)
+    meta_step(adam, lambda: quadratic(w[0], A1, C1), lambda: quadratic(w[0], A2, C2), "sequential")
+    twice = torch.optim.Adam([w[1]], lr=0.1)
+    for a, c in ((A1, C1), (A2, C2)):
+        twice.zero_grad()
+        quadratic(w[1], a, c).backward()
+        twice.step()
+    assert torch.equal(w[0], w[1])
+    adam = torch.optim.Adam([w[2]], lr=0.1)
+    losses = (lambda: quadratic(w[2], A1, C1), lambda: 0 * quadratic(w[2], A2, C2))
+    meta_step(adam, *losses, "sequential", inner="plain_sgd")
+    assert w[2].tolist() == pytest.approx([0.5375, 0.15], abs=1e-6)
+
+
+def test_the_size_of_the_alignment_is_logged(short):
+    run = short("bgp", *ONE, "train.batch_size=4", "data.limit=12")
+    rows = pq.read_table(run.path / "clients.parquet").to_pylist()
+    sizes = [row["value"] for row in rows if row["model"] == "train" and row["metric"] == "alignment"]
+    assert len(sizes) == 2 * 5
+    assert all(size > 0 for size in sizes)
+
+
+def test_fedprox_with_the_plain_distance(short):
+    few = (*ONE, "train.batch_size=4", "rounds=1", "data.limit=12")
+    plain, none = short("fedavg", *few), short("fedprox", *few, "local.mu=0", "local.form=norm")
+    assert plain.sha256 == none.sha256
+    norm, squared = (short("fedprox", *few, "local.mu=1", f"local.form={f}") for f in ("norm", "squared"))
+    assert len({plain.sha256, norm.sha256, squared.sha256}) == 3
+    assert all(torch.isfinite(v).all() for v in norm.params.values())
+
+
+def test_the_reference_leaves_a_clip_model_as_it_was(short):
+    """Its blocks have two names; the received parameters must not stay in the model."""
+    few = ("model=clip_mini", "model.options={depth: 1}", "rounds=2", "data.limit=12", "compare=[]")
+    run = short("bgp", *few, "train.batch_size=4")
+    plain = short("bgp", *few, "train.batch_size=4", "local.align_weight=0")
+    assert all(torch.isfinite(v).all() for v in run.params.values())
+    assert run.sha256 != plain.sha256
+    still = short("bgp", *few, "train.batch_size=4", "local.align_weight=1.0e-30")  # looks, but does not pull
+    for name, value in plain.params.items():
+        torch.testing.assert_close(still.params[name], value, rtol=1e-4, atol=1e-6)

@@ -22,7 +22,7 @@ def test_the_default_experiment():
 
 def test_values_win_over_groups_whatever_the_order():
     for overrides in (["local.mu=0.5", "algorithm=fedprox"], ["algorithm=fedprox", "local.mu=0.5"]):
-        assert load_config(overrides).local == {"name": "fedprox", "mu": 0.5}
+        assert load_config(overrides).local == {"name": "fedprox", "mu": 0.5, "form": "squared"}
 
 
 def test_halves_are_exchanged_by_name():

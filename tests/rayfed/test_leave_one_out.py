@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+import rayfed
 from rayfed.errors import ConfigError
 from rayfed.leave_one_out import check_unseen, selected
 from rayfed.report.table import read_rows
@@ -20,17 +21,70 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
         assert all(0 <= row["val_accuracy"] <= 1 for row in read_rows(folder))
     with pytest.raises(RuntimeError, match="'plain' have another use"):
         check_unseen(result.path / "street", "plain")
-    lines = (result.path / "report.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:] == [
-        "plain", "street", "fonts", "mean",
-    ]  # fmt: skip
-    row, at = read_rows(result.path / "fonts"), 0
-    at = selected(row)["round"] - 1
-    cells = next(line for line in lines if line.startswith("| fonts")).split("|")
-    assert float(cells[3]) == pytest.approx(100 * row[at]["held_out_accuracy"], abs=0.006)
-    assert float(cells[4]) == pytest.approx(100 * row[at]["accuracy"], abs=0.006)
-    three = 100 * (2 * row[at]["accuracy_domain"] + row[at]["held_out_accuracy"]) / 3
-    assert float(cells[6]) == pytest.approx(three, abs=0.006)
+    table = rows_of(result.path / "report.md")
+    assert [row["held out"] for row in table if "held out" in row] == ["plain", "street", "fonts", "mean"]
+    history = read_rows(result.path / "fonts")
+    chosen = selected(history)
+    row = next(row for row in table if row.get("held out") == "fonts")
+    three = (2 * chosen["accuracy_domain"] + chosen["held_out_accuracy"]) / 3
+    for column, expected in (
+        ("generalization", chosen["held_out_accuracy"]),
+        ("personalization", chosen["accuracy"]),
+        ("personal models", chosen["personal_accuracy"]),
+        ("comprehensive", three),
+        ("fonts", chosen["held_out_accuracy"]),
+    ):
+        assert float(row[column].rstrip("*")) == pytest.approx(100 * expected, abs=0.006), column
+    assert row["fonts"].endswith("*")
+    assert not row["plain"].endswith("*")
+    domains = [float(row[name].rstrip("*")) for name in ("plain", "street", "fonts")]
+    assert float(row["comprehensive"]) == pytest.approx(sum(domains) / 3, abs=0.011)
+    turned = {row["measure"]: row for row in table if "measure" in row}
+    for measure in ("generalization", "personalization", "personal models", "comprehensive"):
+        cells = [float(turned[measure][name]) for name in ("plain", "street", "fonts")]
+        assert float(turned[measure]["AVG"]) == pytest.approx(sum(cells) / 3, abs=0.006)
+        assert turned[measure]["fonts"] == row[measure]
+    last = 100 * history[-1]["held_out_accuracy"]
+    assert float(turned["last round: generalization"]["fonts"]) == pytest.approx(last, abs=0.006)
+
+
+def rows_of(report):
+    """Every row of every table of a report, by column."""
+    found, columns = [], None
+    for line in report.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            columns = None
+        elif columns is None:
+            columns = cells
+        elif not cells[0].startswith("---"):
+            found.append(dict(zip(columns, cells, strict=True)))
+    return found
+
+
+def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
+    """Without being asked for, where the model is a CLIP model."""
+
+    def run_of(name, *overrides):
+        place = f"output={tmp_path / str(len(list(tmp_path.iterdir())))}"
+        fixed = (f"algorithm={name}", f"data.cache={cache}", "cluster=inline", "data.limit=24")
+        return rayfed.simulate([*fixed, *overrides, place])
+
+    few = ("rounds=1", "data.val=4", "model=clip_mini", "tuning=residual_adapter", DOMAINS)
+    single = run_of("fedavg", "data.held_out=street", *few)
+    assert "zero_shot: global accuracy %" in (single.path / "report.md").read_text()
+    result = run_of("fedavg", "protocol=leave_one_out", *few)
+    table = rows_of(result.path / "report.md")
+    for key in ("held out", "measure"):
+        rows = [row for row in table if key in row and row[key] != "personal models"]
+        assert len(rows) % 2 == 0
+        for zero, main in zip(rows[::2], rows[1::2], strict=True):
+            assert (zero[key], zero["algorithm"], main["algorithm"]) == (main[key], "zero_shot", "fedavg")
+    alone = run_of("zero_shot", "data.held_out=street", *few)
+    row = next(r for r in table if r.get("held out") == "street" and r["algorithm"] == "zero_shot")
+    expected = 100 * read_rows(alone.path)[0]["held_out_accuracy"]
+    assert float(row["generalization"]) == pytest.approx(expected, abs=0.006)
+    assert [r["round"] for r in read_rows(result.path / "plain" / "compare" / "zero_shot")] == [1]
 
 
 def test_the_first_best_round_is_selected():

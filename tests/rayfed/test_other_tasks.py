@@ -8,8 +8,9 @@ import rayfed
 from rayfed.config import load_config
 from rayfed.driver import run as loop
 from rayfed.errors import ConfigError
+from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
-from rayfed.report.table import client_table, final_table, read_rows, tails
+from rayfed.report.table import client_table, final_table, read_rows
 from rayfed.setup import prepare
 from tests.rayfed.data.test_shakespeare import script
 
@@ -107,7 +108,8 @@ def test_others_come_as_rows(text):
 
 def test_columns_of_the_papers_table():
     values = [float(n) for n in range(1, 32)]
-    assert tails(values) == (16, 2, 30)
+    found = spread(values)
+    assert (found.average, found.worst, found.best) == (16, 2, 30)
     scores = [
         {"exchange": "report_clients", "client": f"c{n}", "model": "global", "value": n / 100}
         for n in range(1, 32)

@@ -183,7 +183,7 @@ def test_a_model_without_published_weights_says_so():
     [
         (
             {"name": "vit_bas_patch16_224"},
-            "'vit_base_patch16_224'.*Choose alexnet, char_lstm, clip_mini, mixer_mini, unet, vit_mini or",
+            "'vit_base_patch16_224'.*Choose alexnet, alexnet_bn, char_lstm, clip_mini, mixer_mini, unet, vit",
         ),
         ({"name": "resnet50.tv"}, "'resnet50' has no weights 'tv'; choose one of: .*tv_in1k"),
         ({"name": "vit_mini", "options": {"dept": 3}}, "model.options: .*dept.*do not fit 'vit_mini'"),
@@ -224,7 +224,7 @@ def test_every_config_builds(path):
     if path.stem == "timm":
         values["name"] = "resnet10t"
     with torch.device("meta"):
-        model = build_backbone(ModelConfig(**values), CLASSES, 0)
+        model = build_backbone(ModelConfig(**values.get("model", values)), CLASSES, 0)
         layout = objective(model.task).layout(model.size)["input"].shape
         images = len(layout) == 3
         x = torch.zeros(1, *layout[::-1]) if images else torch.zeros(1, *layout, dtype=torch.long)
@@ -272,3 +272,18 @@ def test_real_mobilenet_weights_classify_as_timm_does():
 def test_the_same_options_reach_the_embedded_model():
     model = build_backbone(ModelConfig(name="vit_mini", pretrained=False, options=VIT), CLASSES, 0)
     assert (model.width, model.num_blocks, model.size) == (32, 4, 32)
+
+
+def test_alexnet_with_batch_norm():
+    """Seven norms (after each convolution and the first two linear layers), and no dropout."""
+    model = build_backbone(ModelConfig(name="alexnet_bn", pretrained=False, size=64), 7, 0)
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert [m.num_features for m in norms] == [64, 192, 384, 256, 256, 4096, 4096]
+    assert not any(isinstance(m, torch.nn.Dropout) for m in model.modules())
+    # Weights and biases of torchvision's AlexNet with seven classes, and two numbers per normalised channel.
+    plain = 2_469_696 + 37_752_832 + 16_781_312 + 7 * 4097
+    assert sum(p.numel() for p in model.parameters()) == plain + 2 * sum(m.num_features for m in norms)
+    assert (model.mean, model.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    model.train()
+    assert torch.isfinite(model(torch.rand(1, 3, 64, 64))).all()  # one image has no variance, and is no error
+    assert model(torch.rand(2, 3, 64, 64)).shape == (2, 7)

@@ -1,0 +1,63 @@
+"""Variance of the generalization gaps over the rounds, under the weights of different servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.report.group_figures import read_table, save_figure
+
+LABELS = {
+    "gap_fedavg": "FedAvg's weights",
+    "gap": "weights of the round before",
+    "gap_ga": "GA: one step",
+    "gap_faa": "FAA",
+}
+"""Weights under which the gaps in the table `gaps` were measured, by the name of the model there."""
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def gap_variances(folder: Path) -> Curves:
+    """Variance of the clients' gaps by the weights of the mean model: (round, variance), ascending.
+
+    The sum over pairs of clients of squared differences (FFT-GP, Eq. 6), from the table `gaps`. All curves of
+    a round are of the same clients' answers. Rounds in which a gap is not a number are left out; without the
+    table there are no curves.
+    """
+    values: dict[str, dict[int, list[float]]] = {name: {} for name in LABELS}
+    for row in read_table(folder, "gaps"):
+        values.setdefault(row["model"], {}).setdefault(row["round"], []).append(row["gap"])
+    curves: Curves = {}
+    for name, rounds in values.items():
+        points = [(number, _over_pairs(gaps)) for number, gaps in sorted(rounds.items())]
+        points = [(number, variance) for number, variance in points if np.isfinite(variance)]
+        if points:
+            curves[name] = points
+    return curves
+
+
+def _over_pairs(gaps: list[float]) -> float:
+    g = np.asarray(gaps, dtype=np.float64)
+    return float(((g[:, None] - g[None]) ** 2).sum())
+
+
+def gap_variance(folder: Path) -> Path | None:
+    """FFT-GP's Figure 6; all its curves where the run has server.compare=true."""
+    curves = gap_variances(folder)
+    if not curves:
+        return None
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axis = plt.subplots(figsize=(6.4, 4))
+    for name, points in curves.items():
+        axis.plot(*zip(*points, strict=True), "-", marker=".", label=LABELS.get(name, name))
+    if all(variance > 0 for points in curves.values() for _, variance in points):
+        axis.set_yscale("log")
+    axis.set(xlabel="round", ylabel="variance of the generalization gaps, sum over pairs")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return save_figure(figure, folder, "gap_variance")

@@ -1,0 +1,215 @@
+"""Figures of finished runs: what is drawn, not how it looks."""
+
+from functools import partial
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import rayfed
+from algorithms._gaps import variance
+from algorithms.ga import adjusted_weights, step_at
+from rayfed.cohort import Call
+from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.report import feature_map, landscape
+from rayfed.report.files import write_parquet
+from rayfed.report.finished import reopen
+from rayfed.report.gap_figures import gap_variance, gap_variances
+from rayfed.report.table import read_rows
+from rayfed.tasks import evaluate
+
+V5 = ([0.4, 0.1, 0.05, 0.3], 0.655)
+FEW = ("data.limit=60", "data.val=6", "rounds=2", "cluster=inline", "compare=[]", "model.options={depth: 2}")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    """FFT-GP on a frozen CLIP model, four clients and an unseen domain, with all comparisons of weights."""
+    folder = tmp_path_factory.mktemp("figures") / "run"
+    domains = ("data.held_out=street",)
+    method = ("algorithm=fft_gp_clip", "server.compare=true", "model.pretrained=false")
+    rayfed.simulate([*method, *domains, *FEW, f"data.cache={cache}", f"output={folder}"])
+    return folder
+
+
+def test_variances_are_those_of_the_table(tmp_path):
+    gaps, expected = V5
+    rows = [
+        {"round": r, "client": str(i), "model": name, "gap": gap * scale}
+        for r in (2, 1)
+        for name, scale in (("gap", 1.0), ("gap_faa", 0.1 * r))
+        for i, gap in enumerate(gaps)
+    ]
+    rows += [
+        {"round": 3, "client": str(i), "model": "gap", "gap": g} for i, g in enumerate((0.1, float("nan")))
+    ]
+    write_parquet(tmp_path / "gaps.parquet", rows)
+    found = gap_variances(tmp_path)
+    assert found.keys() == {"gap", "gap_faa"}
+    assert [number for number, _ in found["gap"]] == [1, 2]  # the unknown gap of round 3 is left out
+    np.testing.assert_allclose([v for _, v in found["gap"]], [expected] * 2)
+    np.testing.assert_allclose([v for _, v in found["gap_faa"]], [0.01 * expected, 0.04 * expected])
+    assert gap_variance(tmp_path / "nothing") is None
+
+
+def test_a_comparing_run_draws_all_three_servers(run):
+    found, rows = gap_variances(run), read_rows(run)
+    assert found.keys() == {"gap", "gap_ga", "gap_fedavg", "gap_faa"}
+    for name, points in found.items():
+        assert [value for _, value in points] == pytest.approx([row[f"{name}_variance"] for row in rows])
+        assert rows[0][f"{name}_population_variance"] == pytest.approx(points[0][1] / (2 * 4**2))
+    pictures = {path.name for path in (run / "figures").iterdir()}
+    assert {"gap_variance.png", "aggregation_weights.png", "accuracy.png"} <= pictures
+
+
+@pytest.mark.parametrize("name", ["ga", "faa"])
+def test_drawn_weights_are_those_used(small, name):
+    """GA: uniform, then one step by the gaps of the round before; FAA: those it found."""
+    folder = small(f"algorithm={name}", "data.val=6").path
+    rows = pq.read_table(folder / "aggregation.parquet").to_pandas()
+    weights = rows.pivot(index="round", columns="client", values="weight")
+    assert (folder / "figures" / "aggregation_weights.png").exists()
+    if name == "ga":
+        np.testing.assert_allclose(weights.loc[1], 1 / 5)
+        gaps = (
+            pq.read_table(folder / "gaps.parquet")
+            .to_pandas()
+            .pivot(index="round", columns="client", values="gap")
+        )
+        step = step_at(1, 2, 0.2)
+        np.testing.assert_allclose(
+            weights.loc[2], adjusted_weights([1 / 5] * 5, gaps.loc[1].to_numpy(), step)
+        )
+        assert variance(gaps.loc[1].to_numpy()) == pytest.approx(read_rows(folder)[0]["gap_variance"])
+    else:
+        found = pq.read_table(folder / "fairness.parquet").to_pandas()
+        used = found.pivot(index="round", columns="client", values="weight")
+        np.testing.assert_allclose(weights, used)
+        assert np.ptp(weights.to_numpy()) > 0
+
+
+def models(count, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    shapes = {"a": (4, 3), "n.running_var": (2,), "b": (5,)}
+    return [
+        {n: torch.rand(s, generator=rng, dtype=torch.float64) for n, s in shapes.items()}
+        for _ in range(count)
+    ]
+
+
+def flat(params):
+    return torch.cat([params["a"].flatten(), params["b"]]).numpy()
+
+
+def test_three_models_lie_in_their_plane_at_their_distances():
+    three = models(3)
+    centre = {n: 0.5 * three[0][n] + 0.3 * three[1][n] + 0.2 * three[2][n] for n in three[0]}
+    plane = landscape.plane_through(centre, three)
+    assert plane.share == pytest.approx(1)
+    for (x, y), model in zip(plane.places, three, strict=True):
+        found = plane.at(x, y)
+        assert all(torch.allclose(found[n], value) for n, value in model.items())  # statistics too
+        assert np.hypot(x, y) == pytest.approx(np.linalg.norm(flat(model) - flat(centre)))
+    apart = np.linalg.norm(plane.places[0] - plane.places[1])
+    assert apart == pytest.approx(np.linalg.norm(flat(three[0]) - flat(three[1])))
+    far = plane.at(*(100 * plane.places[0]))
+    assert (far["n.running_var"] >= 0).all()
+    with pytest.raises(ConfigError, match="2 clients do not span a plane"):
+        landscape.plane_through({n: (three[0][n] + three[1][n]) / 2 for n in centre}, three[:2])
+
+
+def test_the_grid_has_the_losses_of_its_points():
+    """A quadratic loss, whose values follow from explicit axes; five models do not lie in one plane."""
+    five, target = models(5), flat(models(1, seed=1)[0])
+    centre = {n: sum(m[n] for m in five) / 5 for n in five[0]}
+    plane = landscape.plane_through(centre, five)
+    moves = np.stack([flat(m) - flat(centre) for m in five])
+    sizes, axes = np.linalg.svd(moves)[1:]
+    assert plane.share == pytest.approx((sizes[:2] ** 2).sum() / (sizes**2).sum())
+    np.testing.assert_allclose(np.abs(plane.places), np.abs(moves @ axes[:2].T), atol=1e-9)
+    axes = plane.mix @ moves
+    np.testing.assert_allclose(axes @ axes.T, np.eye(2), atol=1e-9)
+
+    def loss(params):
+        return float(((flat(params) - target) ** 2).sum())
+
+    rows = landscape.losses(plane, list("abcde"), 4, loss)
+    assert [row["kind"] for row in rows] == ["global"] + ["client"] * 5 + ["grid"] * 16
+    for row, model in zip(rows[1:6], five, strict=True):
+        assert row["loss"] == pytest.approx(loss(model))
+    for row in rows[6:]:
+        point = flat(centre) + row["x"] * axes[0] + row["y"] * axes[1]
+        assert row["loss"] == pytest.approx(((point - target) ** 2).sum())
+    xs, ys, z = landscape.surface(rows)
+    assert z.shape == (4, 4)
+    assert z[1, 2] == next(r["loss"] for r in rows[6:] if r["x"] == xs[2] and r["y"] == ys[1])
+    low, high = plane.places.min(0), plane.places.max(0)
+    assert xs[-1] - high[0] == pytest.approx(0.5 * (high[0] - low[0]))
+
+
+def test_landscape_of_a_finished_run(run):
+    """One command; the losses are those of the unseen domain, and clients' models lie in the plane."""
+    assert landscape.main([str(run), "--points", "3", "--images", "20"]) == 0
+    rows = pq.read_table(run / "landscape.parquet").to_pylist()
+    assert [row["kind"] for row in rows] == ["global"] + ["client"] * 4 + ["grid"] * 9
+    assert 0.5 < rows[0]["share"] <= 1  # two of three directions in which four models and their mean differ
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert "](figures/landscape.png)" in (run / "report.md").read_text()
+    # The same from the parts: train the first client once more and score it on the unseen domain.
+    opened = reopen(run)
+    executor = InlineExecutor(opened.setup.world, opened.setup.weights)
+    local, sent = opened.setup.experiment.local, opened.state.broadcast()
+    client = next(iter(opened.setup.experiment.clients))
+    (update,) = executor.map([Call(client, partial(landscape.fit, local=local), "fit", sent)])
+    task = partial(evaluate, split="test", local=local)
+    whole = {**opened.state.params, **update.params}
+    (answer,) = executor.map([Call("domain:street", task, "x", opened.state.broadcast(params=whole))])
+    everything = landscape.survey(run, 2, 10_000)
+    assert everything[1]["loss"] == pytest.approx(answer.metrics["loss"], rel=1e-4)
+    scored = pq.read_table(run / "aggregation.parquet").to_pylist()
+    assert landscape.last_weights(scored) == {r["client"]: r["weight"] for r in scored if r["round"] == 2}
+
+
+def test_features_of_seen_and_unseen_domains(run):
+    assert feature_map.main([str(run), "--images", "60"]) == 0
+    rows = pq.read_table(run / "features.parquet").to_pylist()
+    counts = {d: sum(r["domain"] == d for r in rows) for d in ("plain", "inverted", "blended", "fonts")}
+    assert counts == dict.fromkeys(counts, 15)
+    assert sum(row["domain"] == "street" for row in rows) == 60
+    assert {row["domain"] for row in rows if row["unseen"]} == {"street"}
+    assert "](figures/feature_map.png)" in (run / "report.md").read_text()
+    opened = reopen(run)
+    world, tensors = opened.setup.world, opened.setup.weights
+    worker = InlineExecutor(world, tensors).worker
+    shown = feature_map.chosen(opened, 60)["plain"][1]
+
+    def look(client, sent):
+        client.model.eval()
+        x, y = client.data.batch("train", torch.from_numpy(np.searchsorted(first.train, shown)))
+        return client.update(params={"x": client.model.features(x).detach(), "y": y})
+
+    first = opened.setup.partition.clients[0]
+    answer, _ = worker.call(Call(first.id, look, "look", opened.state.broadcast()), {})
+    mine = [row for row in rows if row["domain"] == "plain"]
+    np.testing.assert_allclose([row["features"] for row in mine], answer.params["x"].numpy(), atol=1e-4)
+    assert [row["label"] for row in mine] == answer.params["y"].tolist()
+
+
+def test_proxy_a_distance_tells_apart_what_differs():
+    rng = np.random.default_rng(0)
+    unseen = np.arange(200) % 2 == 1
+    x = rng.normal(size=(200, 4))
+    assert feature_map.proxy_a_distance(x, unseen) < 0.4
+    assert feature_map.proxy_a_distance(x + 10 * unseen[:, None], unseen) == 2.0
+
+
+def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):
+    assert landscape.main([str(tmp_path)]) == 2
+    assert "not the folder of a finished run" in capsys.readouterr().err
+    assert landscape.main([str(run.parent)]) == 2
+    assert "give one of its runs: run" in capsys.readouterr().err
+    plain = small("rounds=1").path
+    assert feature_map.main([str(plain)]) == 2
+    assert "has seen all domains" in capsys.readouterr().err
