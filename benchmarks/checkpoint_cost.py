@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_cost.py [--repeats 3] [overrides ...]
 
-Without: `checkpoint.every=0`, which writes one at the end. Timed from the row of the first round to the digest.
+Without: `checkpoint.every=0`, which writes one at the end. Timed from the first row to the digest.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/memory_over_rounds.py [--rounds 200] [--clients 100] [--failing 0.05]
 
-Prints the slope of the private memory (USS) of the driver actor and of all client actors, in kB a round, fitted
-to the rounds after the first fifth, when caches are full. Clients fail by raising; `on_client_error=drop` leaves
-them out of the round.
+Prints the slope of the private memory (USS) of the driver actor and of all client actors, in kB a round,
+fitted to the rounds after the first fifth, when caches are full. Clients fail by raising;
+`on_client_error=drop` leaves them out of the round.
 """
 
 from __future__ import annotations
