@@ -10,7 +10,8 @@ run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox round
 	$(BIN)/python -m rayfed.run $(RUN)
 
 test: $(VENV)/.tested  ## all tests that are not slow
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not ray"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and ray"
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -29,6 +29,13 @@ SMALL = (
 """Overrides of an experiment that takes about a second in one process."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the cluster is a Ray test; they run one after the other."""
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
@@ -84,13 +91,18 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
             return pools[0]
         pool = pools[0]
         pool.forget()
+        pool._world, pool._weights = ray.put(setup.world), weights  # for actors that start anew
         again = [
             lane.actor.__ray_call__.remote(
                 lambda self, *new: self.__init__(*new), lane.name, setup.world, weights
             )
             for lane in pool.lanes
         ]
-        ray.get(again)
+        for lane, done in zip(pool.lanes, again, strict=True):
+            try:
+                ray.get(done)
+            except ray.exceptions.RayActorError:  # the last test killed it
+                pool.replace(lane)
         return pool
 
     yield make

@@ -56,6 +56,7 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
         monkeypatch.setattr(name, started)
     monkeypatch.setattr(compose, "_compose", composed_once)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one that is not asked here
     made, output = folder / "made", folder / "run"
     made.mkdir()
     arguments = [

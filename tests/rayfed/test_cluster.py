@@ -172,7 +172,7 @@ def children_of(pid):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     import psutil
 
@@ -203,4 +203,5 @@ def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     assert not alive
     rows = (tmp_path / "run" / "result.json").read_text().splitlines()
     assert len(rows) >= 2
+    assert (tmp_path / "run" / "checkpoints" / f"round-{len(rows):06d}").is_dir()
     assert (tmp_path / "run" / "clients.parquet").exists()

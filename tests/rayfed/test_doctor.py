@@ -35,6 +35,7 @@ def measured(cache):
 def doctor(measured, cache, monkeypatch, capsys):
     """The command with a measurement made before; code, diagnosis (None for bad input), error lines."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one
     monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: measured)
 
     def run(*overrides):

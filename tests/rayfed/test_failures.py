@@ -215,6 +215,7 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     events = []
     pool.on_event = events.append
     try:
+        pool.where()
         whole = metrics(ask(pool, setup, answer))
         pool.forget()
         gone = pool.lanes[0]
@@ -257,6 +258,7 @@ class Killer:
             os.kill(self.rng.choice(up), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_actor_killed_in_every_round_changes_nothing(setup, pool, monkeypatch):
     """Ten rounds; every replacement imports torch anew, which is what takes the time."""
     *_, here = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)

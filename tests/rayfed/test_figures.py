@@ -188,13 +188,13 @@ def test_features_of_seen_and_unseen_domains(run):
     def look(client, sent):
         client.model.eval()
         x, y = client.data.batch("train", torch.from_numpy(np.searchsorted(first.train, shown)))
-        return client.update(params={"x": client.model.features(x).detach(), "y": y})
+        return client.update(params={}, extra={"x": client.model.features(x).detach(), "y": y})
 
     first = opened.setup.partition.clients[0]
     answer, _ = worker.call(Call(first.id, look, "look", opened.state.broadcast()), {})
     mine = [row for row in rows if row["domain"] == "plain"]
-    np.testing.assert_allclose([row["features"] for row in mine], answer.params["x"].numpy(), atol=1e-4)
-    assert [row["label"] for row in mine] == answer.params["y"].tolist()
+    np.testing.assert_allclose([row["features"] for row in mine], answer.extra["x"].numpy(), atol=1e-4)
+    assert [row["label"] for row in mine] == answer.extra["y"].tolist()
 
 
 def test_proxy_a_distance_tells_apart_what_differs():

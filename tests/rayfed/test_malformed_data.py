@@ -123,7 +123,7 @@ CASES = [
     Case(
         "fewer images than the header promises", "images-idx3 | promises", make=mnist((0x803, 10**6, 28, 28))
     ),
-    Case("a negative number of images", "images-idx3 | promises", make=mnist((0x803, -1, 8, 8))),
+    Case("a negative number of images", "images-idx3 | sizes", make=mnist((0x803, -1, 8, 8))),
     Case(
         "images that fill any memory",
         "images-idx3 | promises",
@@ -146,17 +146,17 @@ CASES = [
     Case("an infinite digit", "usps.bz2 | format", make=usps(b"inf 1:0\n")),
     Case(
         "a matrix without labels",
-        "train_32x32.mat | 'y'",
+        "train_32x32.mat | no y",
         make=svhn({"X": np.zeros((32, 32, 3, 2), np.uint8)}),
     ),
     Case(
         "a matrix of text",
-        "train_32x32.mat | expected numbers",
+        "train_32x32.mat | no X",
         make=svhn({"X": np.array([["a"]]), "y": np.array([[1]])}),
     ),
     Case(
         "a matrix of objects",
-        "train_32x32.mat | expected numbers",
+        "train_32x32.mat | no y",
         make=svhn({"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.array([[{"a": 1}]], dtype=object)}),
     ),
     Case(
@@ -164,9 +164,7 @@ CASES = [
         "train_32x32.mat | format",
         make=svhn({"X": np.zeros((32, 32), np.uint8), "y": np.array([[1]])}),
     ),
-    Case(
-        "labels that leave the folder", "mnist_m_train_labels.txt | '../x.png'", make=mnist_m("../x.png 1\n")
-    ),
+    Case("labels that leave the folder", "mnist_m_train | '../x.png'", make=mnist_m("../x.png 1\n")),
     Case("labels that are words", "mnist_m | format", make=mnist_m("x.png seven\n")),
     # Weights.
     Case(

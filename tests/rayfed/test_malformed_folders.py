@@ -63,7 +63,9 @@ def only(*lines: bytes | str):
         (folder / "secret.png").write_bytes(b"")
         root = make_folder(folder / "images", domains=("real", "sketch"), count=4, side=8)
         for domain in ("real", "sketch"):
-            names = [f"{domain}/{name}/{i}.png 0\n" for name in ("cat", "dog") for i in range(4)]
+            names = [
+                f"{domain}/{name}/{i}.png {n}\n" for n, name in enumerate(("cat", "dog")) for i in range(4)
+            ]
             for half in ("train", "test"):
                 (root / f"{domain}_{half}.txt").write_text("".join(names[half == "test" :: 2]))
         content = b"".join(line if isinstance(line, bytes) else f"{line}\n".encode() for line in lines)
@@ -158,7 +160,7 @@ CASES = [
     Case("a list that is not text", "real_train.txt | cannot be read", make=only(b"\xff\xfe\0")),
     Case("a list of something else", "line 5 | real_train.txt", make=only("a,b,c")),
     Case("a list of images that are gone", "real/cat/99.png | gone", make=only("real/cat/99.png 0")),
-    Case("a class nobody else has", "empty class | cow", make=only("real/cow/1.png 0")),
+    Case("a class nobody else has", "empty class | cow", make=only("real/cow/1.png 2")),
 ]
 
 

@@ -14,12 +14,6 @@ import rayfed
 from rayfed.resume import main
 from tests.conftest import ROOT, SMALL
 
-STATES = {
-    "fedgcr": "groups and mixtures on the server, a network that makes prompts",
-    "ditto": "a model of its own at every client",
-    "feddyn": "a correction at every client and one on the server",
-    "faa": "weights and slopes on the server",
-}
 LONG = (
     *(o for o in SMALL if not o.startswith("tuning.")),  # a method brings its own scheme
     "rounds=6",
@@ -61,8 +55,13 @@ def killed(arguments, folder, rows):
     process.wait()
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(
+    "name", ["fedgcr", "ditto", pytest.param("feddyn", marks=SLOW), pytest.param("faa", marks=SLOW)]
+)
 def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, ray_cluster):
     options = [*LONG, f"algorithm={name}", f"data.cache={cache}"]
     whole = rayfed.simulate([*options, "cluster.executor=inline", f"output={tmp_path / 'whole'}"])
