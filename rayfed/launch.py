@@ -209,19 +209,28 @@ def _drive(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from rayfed.executors.lane import namespace
     from rayfed.executors.wire import pack
 
     # The driver writes the run folder, so it lives on the node of whoever started it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    weights, name = [ray.put(dict(setup.weights))], keeping.path.name
+    weights, name, space = [ray.put(dict(setup.weights))], keeping.path.name, namespace()
     driver: Any = (
         ray.remote(DriverActor)
-        .options(num_cpus=0, max_restarts=0, max_concurrency=2, scheduling_strategy=here)
+        .options(
+            name=f"rayfed:driver:{name}",
+            namespace=space,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=2,
+            scheduling_strategy=here,
+        )
         .remote(name, setup.experiment, setup.world, weights)
     )
     per_client = config.cluster.actors == "per_client"
     lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
     names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
+    options = [{**own, "namespace": space} for own in options]
     try:
         seconds = ray.get(driver.start.remote(names, options, policy(config)))
         notify(f"actors ready after {seconds:.1f} s")

@@ -6,13 +6,14 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 
-from rayfed.cohort import Call, Kept
+from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import RayFedError
 from rayfed.executors.exchange import Exchange
 from rayfed.executors.lane import Lane, Slot, WireCall
@@ -42,10 +43,10 @@ class ClientActor:
         """Play clients one after the other.
 
         Returns:
-            The answers of all calls (an update and whether the client keeps a store, or its error), then the
-            store of each client, so that the driver can leave stores in the object store.
+            The answers of all calls (an update, whether the client keeps a store, and the seconds it took; or
+            its error), then the store of each client, so that the driver leaves stores in the object store.
         """
-        answers: list[tuple[tuple[Update, Packed], bool] | RayFedError] = []
+        answers: list[tuple[tuple[Update, Packed], bool, float] | RayFedError] = []
         stores: list[Any] = []
         sent_params: dict[int, dict[str, torch.Tensor]] = {}
         for call in calls:
@@ -57,13 +58,14 @@ class ClientActor:
                 round=call.round, params=sent_params[slot], shared=decode(shared), blocks=call.blocks
             )
             before = decode(args[call.store.index], copy=True) if call.store else {}
+            began = time.perf_counter()
             try:
                 update, store = self._worker.call(Call(call.client, call.task, call.tag, sent), before)
             except RayFedError as err:
                 answers.append(err)
                 stores.append(None)
             else:
-                answers.append((encode_update(update), bool(store)))
+                answers.append((encode_update(update), bool(store), time.perf_counter() - began))
                 stores.append(encode(store))
         return answers, *stores
 
@@ -107,6 +109,7 @@ class RayExecutor:
         self._world, self._weights = ray.put(world), weights
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
+        self.on_visit: Callable[[Visit], None] = lambda _: None
         self.stopped = threading.Event()
         self.replaced = 0
         self._stores: dict[str, Kept] = {}
@@ -117,7 +120,7 @@ class RayExecutor:
         self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in self.lanes}
 
     def _start(self, lane: Lane) -> None:
-        actor = ray.remote(ClientActor).options(max_restarts=0, max_task_retries=0, **lane.options)
+        actor = ray.remote(ClientActor).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._world, self._weights))
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
