@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayfed.checkpoint import Checkpoints, Saved
-from rayfed.cohort import Executor, Kept
+from rayfed.cohort import Executor, Kept, Visit
 from rayfed.config import Config
 from rayfed.driver import Experiment, Round, is_due, run
 from rayfed.errors import ClusterError, LostStoreError, StoppedError, StorageError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.failures import Policy
 from rayfed.preflight import fit
+from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import RunFolder
 from rayfed.setup import Setup
 from rayfed.types import Params
@@ -95,14 +96,18 @@ def _rounds(
     params = saved.state.params if saved else start
     state = saved.state if saved else None
     personal = saved.personal if saved else {}
+    visits: list[Visit] = []
+    executor.on_visit = visits.append
     try:
         for done in run(experiment, executor, start, state, personal):
             params = done.state.params
             folder.add(done)
+            seen = slowest(visits)
+            visits.clear()
             keeper.finished(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
             )
-            yield done.row
+            yield {**done.row, **seen}
         digest = folder.finish(params)
     except BaseException:
         with suppress(StorageError):  # what brought us here is what the user must hear of
@@ -110,6 +115,17 @@ def _rounds(
             folder.write_tables()
         raise
     yield {"sha256": digest}
+
+
+def slowest(visits: Sequence[Visit]) -> Row:
+    """Who worked longest in a round, and how long: for the screen, because a clock is no result."""
+    seconds: dict[str, float] = {}
+    for visit in visits:
+        seconds[visit.client] = seconds.get(visit.client, 0.0) + visit.seconds
+    if not seconds:
+        return {}
+    name = max(seconds, key=lambda client: seconds[client])
+    return {SLOWEST: name, SLOWEST_SECONDS: seconds[name]}
 
 
 @dataclass
