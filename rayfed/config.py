@@ -128,6 +128,7 @@ class Config:
         client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
         watchdog: Seconds without any answer after which the clients that are waited for are named, with
             what they are doing; none: never.
+        tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
     """
@@ -154,6 +155,7 @@ class Config:
     on_client_error: OnError = "raise"
     client_timeout: Positive | None = None
     watchdog: Positive | None = 300.0
+    tensorboard: bool = True
     output: str | None = None
     overwrite: bool = False
 

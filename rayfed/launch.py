@@ -42,6 +42,7 @@ class Keeping:
         every: A checkpoint after every such round, and after the last one (0: only then).
         keep: How many checkpoints stay.
         resume: Go on from the last checkpoint in the folder.
+        tensorboard: Also write for TensorBoard.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Keeping:
     every: int = 1
     keep: int = 2
     resume: bool = False
+    tensorboard: bool = True
 
 
 def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: Keeping) -> Iterator[Row]:
@@ -62,7 +64,7 @@ def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: 
         StorageError: Something cannot be written.
         StoppedError: The run was asked to end.
     """
-    folder = RunFolder(keeping.path, keeping.domains)
+    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard)
     checkpoints = Checkpoints(keeping.path, keeping.keep)
     executor.on_event = folder.event
     with folder.mine():
@@ -177,6 +179,7 @@ def launch(
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         resume=resume,
+        tensorboard=config.tensorboard,
     )
     if config.cluster.executor == "inline":
         executor = InlineExecutor(setup.world, setup.weights, policy(config))

@@ -28,6 +28,7 @@ HARMLESS = (
     "on_client_error",
     "client_timeout",
     "watchdog",
+    "tensorboard",
     "output",
     "overwrite",
     "data.root",
