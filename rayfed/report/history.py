@@ -30,7 +30,7 @@ class History:
 
     def complete(self, rounds: int) -> bool:
         """Whether every round up to this one can be read."""
-        return all(self._read(r) is not None for r in range(1, rounds + 1))
+        return all(self.read(r) is not None for r in range(1, rounds + 1))
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Forget every later round; the rows of those that stay."""
@@ -54,12 +54,13 @@ class History:
     def entries(self) -> Iterator[dict[str, Any]]:
         """Row and tables of every round that can be read, in order."""
         for round in range(1, 1 + len(list(self.path.glob("*.json.gz")))):
-            entry = self._read(round)
+            entry = self.read(round)
             if entry is None:
                 return
             yield entry
 
-    def _read(self, round: int) -> dict[str, Any] | None:
+    def read(self, round: int) -> dict[str, Any] | None:
+        """Row and tables of one round; None where they cannot be read."""
         try:
             entry = json.loads(gzip.decompress(self._file(round).read_bytes()))
             return entry if isinstance(entry["row"], dict) and isinstance(entry["tables"], dict) else None
