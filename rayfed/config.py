@@ -48,6 +48,7 @@ class ClusterConfig:
         num_cpus: CPUs of a cluster of our own; none: what the machine has.
         num_gpus: GPUs of a cluster of our own; none: what the machine has.
         dashboard: Start Ray's dashboard with a cluster of our own.
+        metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
         retries: How often a client's work is repeated after its actor was lost.
     """
@@ -62,6 +63,7 @@ class ClusterConfig:
     num_cpus: Count | None = None
     num_gpus: Annotated[int, Ge(0)] | None = None
     dashboard: bool = True
+    metrics: bool = True
     connect_timeout: Positive = 30.0
     retries: Annotated[int, Ge(0)] = 2
 

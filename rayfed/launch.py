@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rayfed.checkpoint import Checkpoints, Saved
-from rayfed.cohort import Executor, Kept, Visit
+from rayfed.cohort import Executor, Kept, Ledger, Visit
 from rayfed.config import Config
 from rayfed.driver import Experiment, Round, is_due, run
 from rayfed.errors import ClusterError, LostStoreError, StoppedError, StorageError
+from rayfed.evaluation.metrics import Evaluation
 from rayfed.executors.inline import InlineExecutor
-from rayfed.failures import Policy
+from rayfed.failures import Event, Policy
 from rayfed.preflight import fit
 from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import RunFolder
@@ -53,8 +54,30 @@ class Keeping:
     tensorboard: bool = True
 
 
-def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: Keeping) -> Iterator[Row]:
+class Watch(Protocol):
+    """Told what happens in a run, and never part of it."""
+
+    def event(self, event: Event) -> None: ...
+    def round(
+        self,
+        row: Row,
+        ledger: Ledger,
+        scores: Mapping[str, Evaluation],
+        visits: Sequence[Visit],
+        actors: int,
+    ) -> None: ...
+
+
+def conduct(
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    keeping: Keeping,
+    watch: Watch | None = None,
+) -> Iterator[Row]:
     """Run all rounds and write them down; yields each row, then one with the digest of the final tensors.
+
+    A row also names the client that worked longest, which is not written down.
 
     However it ends, the rounds that were finished are on disk, with a checkpoint of the last one.
 
@@ -66,7 +89,13 @@ def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: 
     """
     folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard)
     checkpoints = Checkpoints(keeping.path, keeping.keep)
-    executor.on_event = folder.event
+
+    def note(event: Event) -> None:
+        folder.event(event)
+        if watch is not None:
+            watch.event(event)
+
+    executor.on_event = note
     with folder.mine():
         resume = keeping.resume
         for _ in range(1 + MOST_RESTARTS):
@@ -76,9 +105,8 @@ def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: 
             if saved:
                 saved.restore(executor)
             try:
-                yield from _rounds(
-                    experiment, executor, start, folder, _Keeper(checkpoints, executor, keeping), saved
-                )
+                keeper = _Keeper(checkpoints, executor, keeping)
+                yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
                 resume = True
@@ -94,6 +122,7 @@ def _rounds(
     folder: RunFolder,
     keeper: _Keeper,
     saved: Saved | None,
+    watch: Watch | None,
 ) -> Iterator[Row]:
     params = saved.state.params if saved else start
     state = saved.state if saved else None
@@ -105,6 +134,8 @@ def _rounds(
             params = done.state.params
             folder.add(done)
             seen = slowest(visits)
+            if watch is not None:
+                watch.round(done.row, done.ledger, done.scores, visits, len(getattr(executor, "lanes", ())))
             visits.clear()
             keeper.finished(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
@@ -251,7 +282,9 @@ def _drive(
     names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
     options = [{**own, "namespace": space} for own in options]
     try:
-        seconds = ray.get(driver.start.remote(names, options, policy(config)))
+        labels = {"run": name, "algorithm": config.algorithm, "trial": "none"}
+        metrics = labels if config.cluster.metrics else None
+        seconds = ray.get(driver.start.remote(names, options, policy(config), metrics))
         notify(f"actors ready after {seconds:.1f} s")
         rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
         for row in rows:
@@ -277,19 +310,28 @@ class DriverActor:
     def __init__(self, name: str, experiment: Experiment, world: World, weights: list[Any]) -> None:
         self._name, self._experiment, self._world, self._weights = name, experiment, world, weights
         self._ended = threading.Event()
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"rayfed:driver:{self._name}"
 
-    def start(self, names: list[str], options: list[dict[str, Any]], policy: Policy) -> float:
+    def start(
+        self,
+        names: list[str],
+        options: list[dict[str, Any]],
+        policy: Policy,
+        labels: Mapping[str, str] | None,
+    ) -> float:
         """Start the client actors; returns the seconds until every one has its model."""
         import torch
 
         from rayfed.executors.actors import RayExecutor
+        from rayfed.executors.metrics import Metrics
 
         torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
-        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy)
+        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
+        self._watch = Metrics(labels) if labels else None
         self._executor.where()
         return time.perf_counter() - began
 
@@ -298,7 +340,7 @@ class DriverActor:
 
         params = {name: value.clone() for name, value in unpack(start).items()}
         try:
-            yield from conduct(self._experiment, self._executor, params, keeping)
+            yield from conduct(self._experiment, self._executor, params, keeping, self._watch)
         except StoppedError:
             return
         finally:

@@ -17,6 +17,7 @@ from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import RayFedError
 from rayfed.executors.exchange import Exchange
 from rayfed.executors.lane import Lane, Slot, WireCall
+from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.failures import Event, Policy
 from rayfed.types import Broadcast, Update
@@ -28,13 +29,18 @@ log = logging.getLogger(__name__)
 class ClientActor:
     """One lane: a resident backbone that plays any client, one after the other."""
 
-    def __init__(self, name: str, world: World, weights: Weights) -> None:
+    def __init__(
+        self, name: str, world: World, weights: Weights, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Args: name: of the actor. labels: of its metrics; none: it has no metrics."""
         self._name = name
         gpus = ray.get_gpu_ids()
         usable = bool(gpus) and torch.cuda.is_available()
         if gpus and not usable:
             log.warning("%s was given GPU %s but torch sees none; it runs on the CPU", name, gpus)
-        self._worker = Worker(world, weights, "cuda:0" if usable else "cpu")
+        device = "cuda:0" if usable else "cpu"
+        self._worker = Worker(world, weights, device)
+        self._memory = Memory(labels, device) if labels else None
 
     def __repr__(self) -> str:
         return self._name
@@ -67,6 +73,8 @@ class ClientActor:
             else:
                 answers.append((encode_update(update), bool(store), time.perf_counter() - began))
                 stores.append(encode(store))
+        if self._memory is not None:
+            self._memory.look()
         return answers, *stores
 
     def checksum(self) -> str:
@@ -96,6 +104,7 @@ class RayExecutor:
         names: Sequence[str],
         options: Sequence[dict[str, Any]],
         policy: Policy | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Start the actors.
 
@@ -105,8 +114,9 @@ class RayExecutor:
             names: One actor each; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
             policy: What is done about failures.
+            labels: Of the actors' metrics: run, algorithm, trial; none: they have no metrics.
         """
-        self._world, self._weights = ray.put(world), weights
+        self._world, self._weights, self._labels = ray.put(world), weights, labels
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
         self.on_visit: Callable[[Visit], None] = lambda _: None
@@ -121,7 +131,7 @@ class RayExecutor:
 
     def _start(self, lane: Lane) -> None:
         actor = ray.remote(ClientActor).options(**lane.ray_options)
-        lane.begin(actor.remote(lane.name, self._world, self._weights))
+        lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         """Answers in the order of the calls, whichever lane ran them and whenever it finished.

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ class Board:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # the disk is full, which whoever wrote last was told
+                self._writer.close()
             self._writer = None
 
     def _write(self, event: Any) -> None:
