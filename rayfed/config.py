@@ -49,6 +49,8 @@ class ClusterConfig:
         num_gpus: GPUs of a cluster of our own; none: what the machine has.
         dashboard: Start Ray's dashboard with a cluster of our own.
         metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
+        task_names: Tasks in Ray's dashboard are named after their exchange, or (`client`) also after round
+            and client, of which Ray keeps time series without end.
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
         retries: How often a client's work is repeated after its actor was lost.
     """
@@ -64,6 +66,7 @@ class ClusterConfig:
     num_gpus: Annotated[int, Ge(0)] | None = None
     dashboard: bool = True
     metrics: bool = True
+    task_names: Literal["exchange", "client"] = "exchange"
     connect_timeout: Positive = 30.0
     retries: Annotated[int, Ge(0)] = 2
 

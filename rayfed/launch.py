@@ -284,7 +284,8 @@ def _drive(
     try:
         labels = {"run": name, "algorithm": config.algorithm, "trial": "none"}
         metrics = labels if config.cluster.metrics else None
-        seconds = ray.get(driver.start.remote(names, options, policy(config), metrics))
+        by_client = config.cluster.task_names == "client"
+        seconds = ray.get(driver.start.remote(names, options, policy(config), metrics, by_client))
         notify(f"actors ready after {seconds:.1f} s")
         rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
         for row in rows:
@@ -321,6 +322,7 @@ class DriverActor:
         options: list[dict[str, Any]],
         policy: Policy,
         labels: Mapping[str, str] | None,
+        names_clients: bool,
     ) -> float:
         """Start the client actors; returns the seconds until every one has its model."""
         import torch
@@ -331,6 +333,7 @@ class DriverActor:
         torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
         self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
+        self._executor.names_clients = names_clients
         self._watch = Metrics(labels) if labels else None
         self._executor.where()
         return time.perf_counter() - began

@@ -30,11 +30,14 @@ MOST_STACKS = 4  # actors whose stack the watchdog shows
 OUT_OF_MEMORY = "memory usage threshold"  # what Ray's memory monitor says when it ends a process
 
 
-def task_title(chunk: Sequence[WireCall]) -> str:
-    """Name of the remote call in Ray's dashboard: exchange, round, first client and how many others.
+def task_title(chunk: Sequence[WireCall], with_client: bool = True) -> str:
+    """Name of the remote call in Ray's dashboard: the exchange, or also round, client and how many others.
 
-    The fit:7:c3-plain+2 of round 7 (counted from 1) plays c3-plain and two other clients.
+    The fit:7:c3-plain+2 of round 7 (counted from 1) plays c3-plain and two other clients. Ray keeps some ten
+    time series for every name it has ever seen, so that such names are for runs of few rounds.
     """
+    if not with_client:
+        return chunk[0].tag
     first, others = chunk[0], len(chunk) - 1
     return f"{first.tag}:{first.round + 1}:{first.client}" + (f"+{others}" if others else "")
 
@@ -113,7 +116,9 @@ class Exchange:
                 WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
             )
             self._tries[i] += 1
-        run = lane.actor.run.options(num_returns=1 + len(chunk), name=task_title(wire))
+        run = lane.actor.run.options(
+            num_returns=1 + len(chunk), name=task_title(wire, self._pool.names_clients)
+        )
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:

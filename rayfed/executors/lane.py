@@ -90,6 +90,7 @@ class Pool(Protocol):
     stopped: Any
     on_event: Any
     on_visit: Any
+    names_clients: bool
 
     def replace(self, lane: Lane) -> None: ...
     def retire(self, lane: Lane) -> None: ...

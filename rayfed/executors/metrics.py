@@ -52,7 +52,7 @@ COUNTS = {
     "rayfed_bytes_up": "Bytes from clients to the server",
     "rayfed_bytes_down": "Bytes from the server to clients",
 }
-"""Counters since the driver was started; Prometheus sees them with `_total`."""
+"""Totals since the driver was started. Gauges, because Ray shows no counter that was never raised."""
 
 VISIT = "rayfed_visit_seconds"
 VISIT_BUCKETS = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
@@ -90,10 +90,7 @@ class Metrics:
         """Args: labels: run, algorithm and trial."""
         self._round = gauges(ROUND, RUN, labels)
         self._scores = gauges(SCORES, SCORED, labels)
-        self._counts = {
-            name: ray_metrics.Counter(name, text, RUN).set_default_tags(dict(labels))
-            for name, text in COUNTS.items()
-        }
+        self._counts, self._totals = gauges(COUNTS, RUN, labels), dict.fromkeys(COUNTS, 0.0)
         self._visits = ray_metrics.Histogram(
             VISIT, "Seconds of a client's work in a call", VISIT_BUCKETS, RUN
         )
@@ -102,7 +99,7 @@ class Metrics:
     def event(self, event: Event) -> None:
         """Count a failure."""
         if event.action == "retry":
-            self._count("rayfed_retries", 1)
+            self._add("rayfed_retries", 1)
 
     def round(
         self,
@@ -135,15 +132,16 @@ class Metrics:
             tags = {"split": split, "domain": domain}
             self._scores["rayfed_score"].set(value, tags)
             self._scores["rayfed_loss"].set(loss, tags)
-        self._count("rayfed_dropped", len(ledger.missing))
-        self._count("rayfed_bytes_up", row["bytes_up"])
-        self._count("rayfed_bytes_down", row["bytes_down"])
+        self._add("rayfed_retries", 0)
+        self._add("rayfed_dropped", len(ledger.missing))
+        self._add("rayfed_bytes_up", row["bytes_up"])
+        self._add("rayfed_bytes_down", row["bytes_down"])
         for visit in visits:
             self._visits.observe(visit.seconds)
 
-    def _count(self, name: str, more: float) -> None:
-        if more:  # Ray refuses to add nothing
-            self._counts[name].inc(more)
+    def _add(self, name: str, more: float) -> None:
+        self._totals[name] += more
+        self._counts[name].set(self._totals[name])
 
 
 class Memory:

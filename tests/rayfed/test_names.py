@@ -2,12 +2,8 @@
 
 import pytest
 
-from rayfed.config import load_config
 from rayfed.executors.exchange import task_title
 from rayfed.executors.lane import Lane, Slot, WireCall
-from rayfed.launch import launch
-from rayfed.setup import prepare
-from tests.conftest import SMALL
 
 
 def wire(client, tag="fit", round=6):
@@ -17,6 +13,7 @@ def wire(client, tag="fit", round=6):
 def test_a_task_is_called_after_its_exchange_round_and_clients():
     assert task_title([wire("c3-plain"), wire("c4-plain"), wire("c0-street")]) == "fit:7:c3-plain+2"
     assert task_title([wire("c3-plain", "report", 0)]) == "report:1:c3-plain"
+    assert task_title([wire("c3-plain"), wire("c4-plain")], with_client=False) == "fit"
 
 
 def test_the_actor_in_the_place_of_a_lost_one_says_so():
@@ -29,23 +26,22 @@ def test_the_actor_in_the_place_of_a_lost_one_says_so():
 
 
 @pytest.mark.ray
-def test_two_runs_of_one_name_share_a_cluster(tmp_path, cache, ray_cluster):
+def test_runs_of_one_name_share_a_cluster_and_actors_can_be_replaced(ray_cluster):
+    """Ray refuses an actor whose name another one has in the same namespace."""
     import ray
 
-    options = [*SMALL, f"data.cache={cache}", "data.domains=[plain,street]"]
-    options += ["data.partition.clients_per_domain=1", "cluster.cpus_per_actor=0.5"]
-    first = load_config([*options, "cluster.actors=1"])
-    second = load_config([*options, "cluster.actors=per_client"])
-    (tmp_path / "a" / "mine" / "model").mkdir(parents=True)
-    (tmp_path / "b" / "mine" / "model").mkdir(parents=True)
-    setup = prepare(first)
-    runs = [launch(setup, first, tmp_path / "a" / "mine"), launch(setup, second, tmp_path / "b" / "mine")]
-    try:
-        assert [next(run)["round"] for run in runs] == [1, 1]
-        found = [entry for entry in ray.util.list_named_actors(True) if ":mine" in entry["name"]]
-    finally:
-        for run in runs:
-            run.close()
-    clients = [f"rayfed:clients:mine:{name}" for name in ("00", *setup.experiment.clients)]
-    assert sorted(entry["name"] for entry in found) == sorted([*clients, *["rayfed:driver:mine"] * 2])
-    assert len({entry["namespace"] for entry in found}) == 2
+    lanes = [Lane("rayfed:clients:mine:00", {"num_cpus": 0}) for _ in range(2)]
+    actors = []
+    for lane in (*lanes, lanes[0]):
+        actors.append(ray.remote(Somebody).options(**lane.ray_options).remote())
+        lane.begin(actors[-1])
+    ray.get([actor.where.remote() for actor in actors])
+    found = sorted(entry["name"] for entry in ray.util.list_named_actors(True) if ":mine:" in entry["name"])
+    assert found == ["rayfed:clients:mine:00", "rayfed:clients:mine:00", "rayfed:clients:mine:00+1"]
+    for actor in actors:
+        ray.kill(actor)
+
+
+class Somebody:
+    def where(self):
+        return {}
