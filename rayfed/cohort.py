@@ -52,14 +52,33 @@ class Kept:
     value: Any
 
 
+@dataclass(frozen=True)
+class Visit:
+    """How long an answered call took; for whoever watches, never part of a result.
+
+    Attributes:
+        client: Who was called.
+        exchange: Tag of the exchange.
+        seconds: Of work.
+        waited: Seconds in the queue of an actor and on the wire.
+    """
+
+    client: str
+    exchange: str
+    seconds: float
+    waited: float = 0.0
+
+
 class Executor(Protocol):
     """Runs calls anywhere, in any order, and keeps what clients keep.
 
     Attributes:
         on_event: Told about every failure.
+        on_visit: Told about every call that was answered.
     """
 
     on_event: Callable[[Event], None]
+    on_visit: Callable[[Visit], None]
 
     def map(self, calls: Sequence[Call]) -> Sequence[Update | None]:
         """Answer in the order given, None for a client that was dropped.

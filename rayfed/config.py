@@ -48,6 +48,9 @@ class ClusterConfig:
         num_cpus: CPUs of a cluster of our own; none: what the machine has.
         num_gpus: GPUs of a cluster of our own; none: what the machine has.
         dashboard: Start Ray's dashboard with a cluster of our own.
+        metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
+        task_names: Tasks in Ray's dashboard are named after their exchange, or (`client`) also after round
+            and client, of which Ray keeps time series without end.
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
         retries: How often a client's work is repeated after its actor was lost.
     """
@@ -62,6 +65,8 @@ class ClusterConfig:
     num_cpus: Count | None = None
     num_gpus: Annotated[int, Ge(0)] | None = None
     dashboard: bool = True
+    metrics: bool = True
+    task_names: Literal["exchange", "client"] = "exchange"
     connect_timeout: Positive = 30.0
     retries: Annotated[int, Ge(0)] = 2
 
@@ -128,6 +133,7 @@ class Config:
         client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
         watchdog: Seconds without any answer after which the clients that are waited for are named, with
             what they are doing; none: never.
+        tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
     """
@@ -154,6 +160,7 @@ class Config:
     on_client_error: OnError = "raise"
     client_timeout: Positive | None = None
     watchdog: Positive | None = 300.0
+    tensorboard: bool = True
     output: str | None = None
     overwrite: bool = False
 

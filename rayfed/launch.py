@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rayfed.checkpoint import Checkpoints, Saved
-from rayfed.cohort import Executor, Kept
+from rayfed.cohort import Executor, Kept, Ledger, Visit
 from rayfed.config import Config
 from rayfed.driver import Experiment, Round, is_due, run
 from rayfed.errors import ClusterError, LostStoreError, StoppedError, StorageError
+from rayfed.evaluation.metrics import Evaluation
 from rayfed.executors.inline import InlineExecutor
-from rayfed.failures import Policy
+from rayfed.failures import Event, Policy
 from rayfed.preflight import fit
+from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import RunFolder
 from rayfed.setup import Setup
 from rayfed.types import Params
@@ -41,6 +43,7 @@ class Keeping:
         every: A checkpoint after every such round, and after the last one (0: only then).
         keep: How many checkpoints stay.
         resume: Go on from the last checkpoint in the folder.
+        tensorboard: Also write for TensorBoard.
     """
 
     path: Path
@@ -48,10 +51,33 @@ class Keeping:
     every: int = 1
     keep: int = 2
     resume: bool = False
+    tensorboard: bool = True
 
 
-def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: Keeping) -> Iterator[Row]:
+class Watch(Protocol):
+    """Told what happens in a run, and never part of it."""
+
+    def event(self, event: Event) -> None: ...
+    def round(
+        self,
+        row: Row,
+        ledger: Ledger,
+        scores: Mapping[str, Evaluation],
+        visits: Sequence[Visit],
+        actors: int,
+    ) -> None: ...
+
+
+def conduct(
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    keeping: Keeping,
+    watch: Watch | None = None,
+) -> Iterator[Row]:
     """Run all rounds and write them down; yields each row, then one with the digest of the final tensors.
+
+    A row also names the client that worked longest, which is not written down.
 
     However it ends, the rounds that were finished are on disk, with a checkpoint of the last one.
 
@@ -61,9 +87,15 @@ def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: 
         StorageError: Something cannot be written.
         StoppedError: The run was asked to end.
     """
-    folder = RunFolder(keeping.path, keeping.domains)
+    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard)
     checkpoints = Checkpoints(keeping.path, keeping.keep)
-    executor.on_event = folder.event
+
+    def note(event: Event) -> None:
+        folder.event(event)
+        if watch is not None:
+            watch.event(event)
+
+    executor.on_event = note
     with folder.mine():
         resume = keeping.resume
         for _ in range(1 + MOST_RESTARTS):
@@ -73,9 +105,8 @@ def conduct(experiment: Experiment, executor: Executor, start: Params, keeping: 
             if saved:
                 saved.restore(executor)
             try:
-                yield from _rounds(
-                    experiment, executor, start, folder, _Keeper(checkpoints, executor, keeping), saved
-                )
+                keeper = _Keeper(checkpoints, executor, keeping)
+                yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
                 resume = True
@@ -91,18 +122,25 @@ def _rounds(
     folder: RunFolder,
     keeper: _Keeper,
     saved: Saved | None,
+    watch: Watch | None,
 ) -> Iterator[Row]:
     params = saved.state.params if saved else start
     state = saved.state if saved else None
     personal = saved.personal if saved else {}
+    visits: list[Visit] = []
+    executor.on_visit = visits.append
     try:
         for done in run(experiment, executor, start, state, personal):
             params = done.state.params
             folder.add(done)
+            seen = slowest(visits)
+            if watch is not None:
+                watch.round(done.row, done.ledger, done.scores, visits, len(getattr(executor, "lanes", ())))
+            visits.clear()
             keeper.finished(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
             )
-            yield done.row
+            yield {**done.row, **seen}
         digest = folder.finish(params)
     except BaseException:
         with suppress(StorageError):  # what brought us here is what the user must hear of
@@ -110,6 +148,17 @@ def _rounds(
             folder.write_tables()
         raise
     yield {"sha256": digest}
+
+
+def slowest(visits: Sequence[Visit]) -> Row:
+    """Who worked longest in a round, and how long: for the screen, because a clock is no result."""
+    seconds: dict[str, float] = {}
+    for visit in visits:
+        seconds[visit.client] = seconds.get(visit.client, 0.0) + visit.seconds
+    if not seconds:
+        return {}
+    name = max(seconds, key=lambda client: seconds[client])
+    return {SLOWEST: name, SLOWEST_SECONDS: seconds[name]}
 
 
 @dataclass
@@ -161,6 +210,7 @@ def launch(
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         resume=resume,
+        tensorboard=config.tensorboard,
     )
     if config.cluster.executor == "inline":
         executor = InlineExecutor(setup.world, setup.weights, policy(config))
@@ -209,21 +259,33 @@ def _drive(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from rayfed.executors.lane import namespace
     from rayfed.executors.wire import pack
 
     # The driver writes the run folder, so it lives on the node of whoever started it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    weights, name = [ray.put(dict(setup.weights))], keeping.path.name
+    weights, name, space = [ray.put(dict(setup.weights))], keeping.path.name, namespace()
     driver: Any = (
         ray.remote(DriverActor)
-        .options(num_cpus=0, max_restarts=0, max_concurrency=2, scheduling_strategy=here)
+        .options(
+            name=f"rayfed:driver:{name}",
+            namespace=space,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=2,
+            scheduling_strategy=here,
+        )
         .remote(name, setup.experiment, setup.world, weights)
     )
     per_client = config.cluster.actors == "per_client"
     lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
     names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
+    options = [{**own, "namespace": space} for own in options]
     try:
-        seconds = ray.get(driver.start.remote(names, options, policy(config)))
+        labels = {"run": name, "algorithm": config.algorithm, "trial": "none"}
+        metrics = labels if config.cluster.metrics else None
+        by_client = config.cluster.task_names == "client"
+        seconds = ray.get(driver.start.remote(names, options, policy(config), metrics, by_client))
         notify(f"actors ready after {seconds:.1f} s")
         rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
         for row in rows:
@@ -249,19 +311,30 @@ class DriverActor:
     def __init__(self, name: str, experiment: Experiment, world: World, weights: list[Any]) -> None:
         self._name, self._experiment, self._world, self._weights = name, experiment, world, weights
         self._ended = threading.Event()
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"rayfed:driver:{self._name}"
 
-    def start(self, names: list[str], options: list[dict[str, Any]], policy: Policy) -> float:
+    def start(
+        self,
+        names: list[str],
+        options: list[dict[str, Any]],
+        policy: Policy,
+        labels: Mapping[str, str] | None,
+        names_clients: bool,
+    ) -> float:
         """Start the client actors; returns the seconds until every one has its model."""
         import torch
 
         from rayfed.executors.actors import RayExecutor
+        from rayfed.executors.metrics import Metrics
 
         torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
-        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy)
+        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
+        self._executor.names_clients = names_clients
+        self._watch = Metrics(labels) if labels else None
         self._executor.where()
         return time.perf_counter() - began
 
@@ -270,7 +343,7 @@ class DriverActor:
 
         params = {name: value.clone() for name, value in unpack(start).items()}
         try:
-            yield from conduct(self._experiment, self._executor, params, keeping)
+            yield from conduct(self._experiment, self._executor, params, keeping, self._watch)
         except StoppedError:
             return
         finally:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rayfed.config import Config
 
 USAGE = """\
-python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--debug]
+python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json] [--debug]
 
 Goes on from the last checkpoint of the run in DIR, to the same tensors and tables as if nothing had happened.
 Overrides may change where it runs and how it is kept, for example
@@ -28,6 +28,7 @@ HARMLESS = (
     "on_client_error",
     "client_timeout",
     "watchdog",
+    "tensorboard",
     "output",
     "overwrite",
     "data.root",
@@ -99,9 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
+    parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = parser.parse_args(argv)
-    return guarded(lambda: execute(continued(args.run, args.overrides), args.quiet, resume=True), args.debug)
+
+    def work() -> None:
+        execute(continued(args.run, args.overrides), args.quiet, resume=True, as_json=args.json)
+
+    return guarded(work, args.debug)
 
 
 if __name__ == "__main__":

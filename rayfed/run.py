@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, RayFedError, one_line
-from rayfed.report.console import follow, say
+from rayfed.report.console import follow, say, teller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ STOP = threading.Event()
 """Set when the process was asked to end."""
 
 USAGE = """\
-python -m rayfed.run [overrides] [--config FILE] [--quiet] [--debug]
+python -m rayfed.run [overrides] [--config FILE] [--quiet] [--json] [--debug]
 
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
   python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
@@ -96,26 +96,27 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
     return execute(checked, quiet)
 
 
-def execute(config: Config, quiet: bool = False, resume: bool = False) -> Result:
+def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: bool = False) -> Result:
     """Prepare, run and report one checked config.
 
     Args:
         config: The experiment; with `resume`, `output` is a folder that holds it already.
         quiet: Show nothing.
         resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
+        as_json: Write one JSON object a round to standard output, and all else to standard error.
     """
     from rayfed import preflight
     from rayfed.config import comparisons
     from rayfed.report.folder import create, discard, finished
     from rayfed.setup import prepare
 
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    tell = teller(quiet, as_json)
     if resume:
         path = Path(str(config.output))
     else:
         path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
     if config.protocol == "leave_one_out":
-        return _each_domain_out(config, path, quiet, resume)
+        return _each_domain_out(config, path, quiet, resume, as_json)
     began = time.perf_counter()
     try:
         others = comparisons(config, path)
@@ -128,27 +129,27 @@ def execute(config: Config, quiet: bool = False, resume: bool = False) -> Result
     digest = finished(path, config.rounds) if resume else ""
     if not digest:
         _record(config, setup, path, tell, resume)
-        digest = _conduct(config, setup, path, quiet, resume)
+        digest = _conduct(config, setup, path, quiet, resume, as_json)
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
         save(Result(path, digest).params, config.model.name, path / "model")
     for name, other in others.items():
         tell(f"\ncompare={name}")
-        execute(other, quiet, resume and _is_run(other))
+        execute(other, quiet, resume and _is_run(other), as_json)
     _report(path, tell, tuple(others))
     tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
 
-def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool) -> str:
+def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool, as_json: bool) -> str:
     """Run all rounds and show them; the digest of the final tensors."""
     from rayfed.launch import launch
     from rayfed.report.folder import discard
 
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
-    digest = ""
+    tell, digest = teller(quiet, as_json), ""
+    shown = path if as_json else None
     try:
-        for row in follow(launch(setup, config, path, tell, resume), config.rounds, quiet):
+        for row in follow(launch(setup, config, path, tell, resume), config.rounds, quiet, shown):
             digest = row.get("sha256", digest)
             _look_for_stop()
     except ConfigError:
@@ -166,7 +167,7 @@ def _look_for_stop() -> None:
         raise KeyboardInterrupt
 
 
-def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool) -> Result:
+def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool, as_json: bool) -> Result:
     """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
     import yaml
 
@@ -176,7 +177,7 @@ def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool) -> R
     from rayfed.report.folder import discard
     from rayfed.setup import prepare
 
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    tell = teller(quiet, as_json)
     try:
         runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
     except ConfigError:
@@ -187,7 +188,7 @@ def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool) -> R
     done = {}
     for name, fold in runs.items():
         tell(f"\nheld out: {name}")
-        done[name] = execute(fold, quiet, resume and _is_run(fold))
+        done[name] = execute(fold, quiet, resume and _is_run(fold), as_json)
     table = table_of(config, {name: result.path for name, result in done.items()})
     write_text(path / "report.md", table.markdown())
     tell("\n" + table.text())
@@ -277,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
+    parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     parser.add_argument("--list", action="store_true", help="show every algorithm, tuning, model and data")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = parser.parse_args(argv)
@@ -288,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             say(catalog())
         else:
-            execute(load_config(args.overrides, args.config), args.quiet)
+            execute(load_config(args.overrides, args.config), args.quiet, as_json=args.json)
 
     return guarded(work, args.debug)
 

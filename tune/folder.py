@@ -10,6 +10,7 @@ from rayfed.checkpoint import Checkpoints
 from rayfed.cohort import Executor
 from rayfed.config import Config
 from rayfed.launch import Keeping, conduct
+from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import create, finished
 from rayfed.report.history import History
 from rayfed.report.table import read_rows
@@ -50,7 +51,8 @@ def rows_of(config: Config, setup: Setup, path: Path, executor: Executor) -> Ite
         keep=config.checkpoint.keep,
         resume=True,
     )
-    yield from conduct(setup.experiment, executor, setup.start, keeping)
+    for row in conduct(setup.experiment, executor, setup.start, keeping):
+        yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
 
 
 def resumable(run: Path) -> list[Path]:

@@ -97,7 +97,7 @@ class Lanes:
 
     def start(self, lane: Lane) -> None:
         """Start the actor of a lane, serving the seed whose turn it is."""
-        actor = ray.remote(TrialClient).options(max_restarts=0, max_task_retries=0, **lane.options)
+        actor = ray.remote(TrialClient).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._stages, self.chosen))
 
     def choose(self, index: int) -> None:

@@ -6,16 +6,18 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 
-from rayfed.cohort import Call, Kept
+from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import RayFedError
 from rayfed.executors.exchange import Exchange
 from rayfed.executors.lane import Lane, Slot, WireCall
+from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.failures import Event, Policy
 from rayfed.types import Broadcast, Update
@@ -27,13 +29,18 @@ log = logging.getLogger(__name__)
 class ClientActor:
     """One lane: a resident backbone that plays any client, one after the other."""
 
-    def __init__(self, name: str, world: World, weights: Weights) -> None:
+    def __init__(
+        self, name: str, world: World, weights: Weights, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Args: name: of the actor. labels: of its metrics; none: it has no metrics."""
         self._name = name
         gpus = ray.get_gpu_ids()
         usable = bool(gpus) and torch.cuda.is_available()
         if gpus and not usable:
             log.warning("%s was given GPU %s but torch sees none; it runs on the CPU", name, gpus)
-        self._worker = Worker(world, weights, "cuda:0" if usable else "cpu")
+        device = "cuda:0" if usable else "cpu"
+        self._worker = Worker(world, weights, device)
+        self._memory = Memory(labels, device) if labels else None
 
     def __repr__(self) -> str:
         return self._name
@@ -42,10 +49,10 @@ class ClientActor:
         """Play clients one after the other.
 
         Returns:
-            The answers of all calls (an update and whether the client keeps a store, or its error), then the
-            store of each client, so that the driver can leave stores in the object store.
+            The answers of all calls (an update, whether the client keeps a store, and the seconds it took; or
+            its error), then the store of each client, so that the driver leaves stores in the object store.
         """
-        answers: list[tuple[tuple[Update, Packed], bool] | RayFedError] = []
+        answers: list[tuple[tuple[Update, Packed], bool, float] | RayFedError] = []
         stores: list[Any] = []
         sent_params: dict[int, dict[str, torch.Tensor]] = {}
         for call in calls:
@@ -57,14 +64,17 @@ class ClientActor:
                 round=call.round, params=sent_params[slot], shared=decode(shared), blocks=call.blocks
             )
             before = decode(args[call.store.index], copy=True) if call.store else {}
+            began = time.perf_counter()
             try:
                 update, store = self._worker.call(Call(call.client, call.task, call.tag, sent), before)
             except RayFedError as err:
                 answers.append(err)
                 stores.append(None)
             else:
-                answers.append((encode_update(update), bool(store)))
+                answers.append((encode_update(update), bool(store), time.perf_counter() - began))
                 stores.append(encode(store))
+        if self._memory is not None:
+            self._memory.look()
         return answers, *stores
 
     def checksum(self) -> str:
@@ -94,6 +104,7 @@ class RayExecutor:
         names: Sequence[str],
         options: Sequence[dict[str, Any]],
         policy: Policy | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Start the actors.
 
@@ -103,10 +114,13 @@ class RayExecutor:
             names: One actor each; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
             policy: What is done about failures.
+            labels: Of the actors' metrics: run, algorithm, trial; none: they have no metrics.
         """
-        self._world, self._weights = ray.put(world), weights
+        self._world, self._weights, self._labels = ray.put(world), weights, labels
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
+        self.on_visit: Callable[[Visit], None] = lambda _: None
+        self.names_clients = False  # in names of tasks
         self.stopped = threading.Event()
         self.replaced = 0
         self._stores: dict[str, Kept] = {}
@@ -117,8 +131,8 @@ class RayExecutor:
         self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in self.lanes}
 
     def _start(self, lane: Lane) -> None:
-        actor = ray.remote(ClientActor).options(max_restarts=0, max_task_retries=0, **lane.options)
-        lane.begin(actor.remote(lane.name, self._world, self._weights))
+        actor = ray.remote(ClientActor).options(**lane.ray_options)
+        lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         """Answers in the order of the calls, whichever lane ran them and whenever it finished.

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
-from rayfed.cohort import Call
+from rayfed.cohort import Call, Visit
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
 from rayfed.executors.watch import stack
@@ -28,6 +28,18 @@ SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call 
 TICK = 0.5  # seconds between two looks at the clock and at whether to stop
 MOST_STACKS = 4  # actors whose stack the watchdog shows
 OUT_OF_MEMORY = "memory usage threshold"  # what Ray's memory monitor says when it ends a process
+
+
+def task_title(chunk: Sequence[WireCall], with_client: bool = True) -> str:
+    """Name of the remote call in Ray's dashboard: the exchange, or also round, client and how many others.
+
+    The fit:7:c3-plain+2 of round 7 (counted from 1) plays c3-plain and two other clients. Ray keeps some ten
+    time series for every name it has ever seen, so that such names are for runs of few rounds.
+    """
+    if not with_client:
+        return chunk[0].tag
+    first, others = chunk[0], len(chunk) - 1
+    return f"{first.tag}:{first.round + 1}:{first.client}" + (f"+{others}" if others else "")
 
 
 class Exchange:
@@ -104,8 +116,11 @@ class Exchange:
                 WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
             )
             self._tries[i] += 1
-        returns: list[Any] = lane.actor.run.options(num_returns=1 + len(chunk)).remote(wire, *args)
-        self._running[returns[0]] = Job(lane, chunk, returns[1:])
+        run = lane.actor.run.options(
+            num_returns=1 + len(chunk), name=task_title(wire, self._pool.names_clients)
+        )
+        returns: list[Any] = run.remote(wire, *args)
+        self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:
             lane.since = time.monotonic()
         lane.busy += 1
@@ -153,16 +168,20 @@ class Exchange:
         except ObjectLostError as err:
             self._recover(job, err)
             return
-        job.lane.busy, job.lane.since = job.lane.busy - 1, time.monotonic()
+        now, worked = time.monotonic(), sum(a[2] for a in answers if isinstance(a, tuple))
+        job.lane.busy, job.lane.since = job.lane.busy - 1, now
+        waited = max(0.0, now - job.began - worked) / len(job.indices)
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
             if isinstance(answer, ClientError):
                 self._fail(i, answer, "error")
             elif isinstance(answer, RayFedError):
                 raise answer
             else:
-                update, keeps = answer
+                update, keeps, seconds = answer
                 self._answers[i] = decode_update(update)
-                self._pool.keep(self._calls[i].client, store if keeps else None)
+                call = self._calls[i]
+                self._pool.keep(call.client, store if keeps else None)
+                self._pool.on_visit(Visit(call.client, call.tag, seconds, waited))
 
     def _fail(self, i: int, err: ClientError, kind: str, lost: bool = False) -> None:
         action = action_for(self._policy, self._tries[i], lost)

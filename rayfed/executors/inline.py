@@ -7,10 +7,11 @@ import faulthandler
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rayfed.cohort import Call, Kept
+from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import ClientError, StoppedError
 from rayfed.failures import Event, Policy, action_for, event_of
 from rayfed.types import Update
@@ -29,6 +30,7 @@ class InlineExecutor:
         self.worker = Worker(world, weights, device)
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
+        self.on_visit: Callable[[Visit], None] = lambda _: None
         self._stores: dict[str, Kept] = {}
         self._serial = itertools.count()
         self._stopped = threading.Event()
@@ -46,7 +48,7 @@ class InlineExecutor:
                 raise StoppedError("asked to end")
             if self.policy.watchdog and sys.__stderr__:
                 faulthandler.dump_traceback_later(self.policy.watchdog, file=sys.__stderr__)
-            kept = self._stores.get(call.client)
+            kept, began = self._stores.get(call.client), time.perf_counter()
             try:
                 update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
             except ClientError as err:
@@ -58,6 +60,7 @@ class InlineExecutor:
                     return None
             else:
                 self.restore(call.client, store)
+                self.on_visit(Visit(call.client, call.tag, time.perf_counter() - began))
                 return update
         raise AssertionError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +33,11 @@ class WireCall:
     store: Slot | None
 
 
+def namespace() -> str:
+    """A Ray namespace of its own: Ray refuses a name twice in one, and run folders may be called the same."""
+    return f"rayfed-{uuid.uuid4().hex[:12]}"
+
+
 @dataclass(eq=False)
 class Lane:
     """An actor and what it still has to do.
@@ -46,6 +52,8 @@ class Lane:
         since: When what it does now began.
         own: Calls only this lane may run (an actor per client).
         busy: Chunks it has been given.
+        started: Actors it has had.
+        space: Namespace of their names, where `options` has none.
     """
 
     name: str
@@ -57,8 +65,18 @@ class Lane:
     since: float = 0.0
     own: deque[int] = field(default_factory=deque)
     busy: int = 0
+    started: int = 0
+    space: str = field(default_factory=namespace)
+
+    @property
+    def ray_options(self) -> dict[str, Any]:
+        """Options for the next actor; one that replaces another says so, as the old name may live on."""
+        name = f"{self.name}+{self.started}" if self.started else self.name
+        own = {"name": name, "namespace": self.space, "max_restarts": 0, "max_task_retries": 0}
+        return {**own, **self.options}
 
     def begin(self, actor: Any) -> None:
+        self.started += 1
         self.actor, self.coming = actor, actor.where.remote()
         self.since, self.busy = time.monotonic(), 0
 
@@ -71,6 +89,8 @@ class Pool(Protocol):
     home: dict[str, Lane]
     stopped: Any
     on_event: Any
+    on_visit: Any
+    names_clients: bool
 
     def replace(self, lane: Lane) -> None: ...
     def retire(self, lane: Lane) -> None: ...
@@ -85,3 +105,4 @@ class Job:
     lane: Lane
     indices: list[int]
     stores: list[Any]
+    began: float

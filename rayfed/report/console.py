@@ -1,14 +1,19 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+"""What is seen while a run goes on: a bar on a terminal, plain lines elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from rayfed.objective import metric_of
 
 Row = dict[str, Any]
+SLOWEST, SLOWEST_SECONDS = "slowest_client", "slowest_seconds"
+"""What is seen of a round and not written down: the client that worked longest, all its calls together."""
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -16,6 +21,11 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     stream.write(text + "\n")
     stream.flush()
+
+
+def teller(quiet: bool = False, as_json: bool = False) -> Callable[[str], None]:
+    """Where sentences for a person go: standard output belongs to JSON where there is some."""
+    return (lambda _: None) if quiet else partial(say, stream=sys.stderr if as_json else None)
 
 
 def line(row: Row, rounds: int) -> str:
@@ -32,6 +42,8 @@ def line(row: Row, rounds: int) -> str:
     if row.get("missing"):
         parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]
+    if SLOWEST in row:
+        parts.append(f"slowest {row[SLOWEST]} {row[SLOWEST_SECONDS]:.1f} s")
     return "  ".join(parts)
 
 
@@ -48,17 +60,27 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def follow(rows: Iterable[Row], rounds: int, quiet: bool = False) -> Iterator[Row]:
-    """Pass rows on and show each one."""
-    if quiet:
-        yield from rows
-    elif sys.stdout.isatty():
+def follow(
+    rows: Iterable[Row], rounds: int, quiet: bool = False, json_of: Path | None = None
+) -> Iterator[Row]:
+    """Pass rows on and show each one.
+
+    Args:
+        rows: Of rounds, and last the one with the digest.
+        rounds: How many rounds there will be.
+        quiet: Show nothing for people.
+        json_of: Folder of the run; each row then goes to standard output as one JSON object that names it.
+    """
+    if not quiet and json_of is None and sys.stdout.isatty():
         yield from _bar(rows, rounds)
-    else:
-        for row in rows:
-            if "round" in row:
-                say(line(row, rounds))
-            yield row
+        return
+    tell = teller(quiet, json_of is not None)
+    for row in rows:
+        if json_of is not None:
+            say(json.dumps({"run": str(json_of), **row}))
+        if "round" in row:
+            tell(line(row, rounds))
+        yield row
 
 
 def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
@@ -70,5 +92,15 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
         for row in rows:
             if "round" in row:
                 progress.console.print(line(row, rounds), highlight=False)
-                progress.update(task, completed=row["round"], description=f"round {row['round']}/{rounds}")
+                progress.update(task, completed=row["round"], description=headline(row, rounds))
             yield row
+
+
+def headline(row: Row, rounds: int) -> str:
+    """What the progress bar says: how far it is, how good, who is worst, who is slowest, how many bytes."""
+    parts = [f"round {row['round']}/{rounds}"]
+    if metric := metric_of(row):
+        parts.append(f"{metric} {100 * row[metric]:.1f}, {row['worst_domain']} worst")
+    if SLOWEST in row:
+        parts.append(f"{row[SLOWEST]} slowest")
+    return "  ".join([*parts, size(row["bytes_up"] + row["bytes_down"])])

@@ -23,6 +23,7 @@ from rayfed.failures import Event
 from rayfed.params import digest
 from rayfed.report.files import write_parquet, write_text, write_whole
 from rayfed.report.history import History
+from rayfed.report.tensorboard import Board
 from rayfed.types import Params
 
 log = logging.getLogger(__name__)
@@ -141,12 +142,13 @@ def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
 class RunFolder:
     """Writes rounds into the folder of a run as they finish."""
 
-    def __init__(self, path: Path, domains: Mapping[str, str]) -> None:
-        """Args: path: an existing folder. domains: domain of every client."""
+    def __init__(self, path: Path, domains: Mapping[str, str], tensorboard: bool = True) -> None:
+        """Args: path: an existing folder. domains: of every client. tensorboard: also write for that."""
         self.path = path
         self.history = History(path)
         self._domains = domains
         self._rows: list[dict[str, Any]] = []
+        self._board = Board(path) if tensorboard else None
 
     @contextmanager
     def mine(self) -> Iterator[None]:
@@ -166,12 +168,18 @@ class RunFolder:
                 raise ConfigError(
                     f"output: another process is running in {str(self.path)!r}; wait or stop it"
                 )
-            yield
+            try:
+                yield
+            finally:
+                if self._board is not None:
+                    self._board.close()
 
     def begin(self, rounds: int = 0) -> None:
         """Keep this many rounds of what is there already, and forget the others."""
         (self.path / TENSORS).unlink(missing_ok=True)  # its presence says that the run is finished
         self._rows = self.history.cut(rounds)
+        if self._board is not None:
+            self._board.begin(self.history.entries())
 
     def add(self, done: Round) -> None:
         """Append a round to result.json and progress.csv, and keep its details for the tables."""
@@ -187,6 +195,8 @@ class RunFolder:
         self._rows.append(done.row)
         write_text(self.path / "result.json", "".join(json.dumps(row) + "\n" for row in self._rows))
         write_text(self.path / "progress.csv", _csv(self._rows))
+        if self._board is not None:
+            self._board.add({"row": done.row, "tables": tables})
 
     def event(self, event: Event) -> None:
         """Write down a failure at once: it may be the last thing this run does."""

@@ -30,35 +30,37 @@ class History:
 
     def complete(self, rounds: int) -> bool:
         """Whether every round up to this one can be read."""
-        return all(self._read(r) is not None for r in range(1, rounds + 1))
+        return all(self.read(r) is not None for r in range(1, rounds + 1))
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Forget every later round; the rows of those that stay."""
         for file in self.path.glob("*.json.gz"):
             if not file.name.split(".")[0].isdigit() or int(file.name.split(".")[0]) > rounds:
                 file.unlink()
-        return [entry["row"] for entry in self._entries()]
+        return [entry["row"] for entry in self.entries()]
 
     def write_tables(self, run: Path) -> None:
         """Put the tables of all rounds together, one Parquet file each."""
         import pyarrow as pa
 
         parts: dict[str, list[pa.Table]] = {}
-        for entry in self._entries():
+        for entry in self.entries():
             for name, rows in entry["tables"].items():
                 if rows:
                     parts.setdefault(name, []).append(to_table(rows))
         for name, tables in parts.items():
             write_table(run / f"{name}.parquet", pa.concat_tables(tables, promote_options="permissive"))
 
-    def _entries(self) -> Iterator[dict[str, Any]]:
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Row and tables of every round that can be read, in order."""
         for round in range(1, 1 + len(list(self.path.glob("*.json.gz")))):
-            entry = self._read(round)
+            entry = self.read(round)
             if entry is None:
                 return
             yield entry
 
-    def _read(self, round: int) -> dict[str, Any] | None:
+    def read(self, round: int) -> dict[str, Any] | None:
+        """Row and tables of one round; None where they cannot be read."""
         try:
             entry = json.loads(gzip.decompress(self._file(round).read_bytes()))
             return entry if isinstance(entry["row"], dict) and isinstance(entry["tables"], dict) else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, metric_of
+from rayfed.report.history import History
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,13 @@ def final_table(folder: Path) -> Table:
 
     With `evaluation.table: clients`, instead a row for each model with statistics over clients.
     """
-    import pyarrow.parquet as pq
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     history = read_rows(folder)
     row = last_evaluated(history)
     metric = metric_of(row) or METRICS[0]
-    scores = pq.read_table(folder / "clients.parquet").to_pylist() if row else []
-    now = [s for s in scores if s["round"] == row["round"] and s["metric"] == metric]
+    now = [s for s in _scores(folder, row["round"]) if s["metric"] == metric] if row else []
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
@@ -78,6 +77,16 @@ def final_table(folder: Path) -> Table:
             cells = (_percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
     return Table(title, columns, tuple(rows), (*_notes(row), *_fault_notes(history)))
+
+
+def _scores(folder: Path, round: int) -> list[dict[str, Any]]:
+    """Rows of clients.parquet of one round; of a run that still goes on, from its history."""
+    import pyarrow.parquet as pq
+
+    file = folder / "clients.parquet"
+    found = pq.read_table(file).to_pylist() if file.exists() else []
+    now = [score for score in found if score["round"] == round]
+    return now or (History(folder).read(round) or {"tables": {}})["tables"].get("clients", [])
 
 
 def _notes(row: dict[str, Any]) -> list[str]:

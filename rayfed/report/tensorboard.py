@@ -1,0 +1,84 @@
+"""The rounds of a run as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rayfed.errors import StorageError
+
+FOLDER = "tensorboard"
+Entry = Mapping[str, Any]
+"""A round as `History` keeps it: its row, and the rows of its tables."""
+
+
+class Board:
+    """One event file, written anew when a run goes on, so that no step is in it twice.
+
+    Records are written at once by this process: tensorboardX's own writer does so in a thread, where nobody
+    would hear that the disk is full.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / FOLDER
+        self._writer: Any = None
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Start over with the rounds that stay.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+        # TensorBoard reads files in the order of their names, and forgets one that is gone.
+        name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True)
+            self._writer = RecordWriter(str(self.path / name))
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            for entry in entries:
+                self.add(entry)
+        except OSError as err:
+            raise StorageError(f"cannot write {self.path}: {err.strerror}") from err
+
+    def add(self, entry: Entry) -> None:
+        """Write a round: every number of its row, and the scores of every domain."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(entry).items()]
+        event = Event(wall_time=time.time(), step=entry["row"]["round"], summary=Summary(value=values))
+        try:
+            self._write(event)
+        except OSError as err:
+            raise StorageError(f"cannot write {self.path}: {err.strerror}") from err
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with suppress(OSError):  # the disk is full, which whoever wrote last was told
+                self._writer.close()
+            self._writer = None
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def scalars(entry: Entry) -> dict[str, float]:
+    """Numbers of a round by tag: `accuracy`, ..., `domain/<name>/accuracy`, `held_out/<name>/loss`."""
+    row = {k: float(v) for k, v in entry["row"].items() if isinstance(v, int | float) and k != "round"}
+    for score in entry["tables"].get("clients", ()):
+        kind = score["exchange"].removeprefix("report_").rstrip("s")
+        if kind in ("domain", "held_out"):
+            model = "" if score["model"] == "global" else f"{score['model']}/"
+            row[f"{kind}/{score['client']}/{model}{score['metric']}"] = score["value"]
+    return row

@@ -1,0 +1,136 @@
+"""python -m rayfed.view: look at a run from another shell, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfed.errors import ConfigError
+from rayfed.report.console import follow, say
+from rayfed.report.folder import LOCK, TENSORS
+from rayfed.report.table import final_table, last_evaluated
+from rayfed.run import guarded
+
+USAGE = """\
+python -m rayfed.view RUN [--follow] [--debug]
+
+Shows the rounds of the run in the folder RUN and the table of the last evaluated one. With --follow it shows
+rounds as they finish, until the run ends.
+"""
+
+Row = dict[str, Any]
+PAUSE = 0.5  # seconds between two looks
+PATIENCE = 60.0  # seconds in which a run that nobody writes may begin to be written, as actors take a while
+
+
+def view(path: Path, following: bool = False) -> None:
+    """Show a run.
+
+    Args:
+        path: Its folder.
+        following: Wait for more rounds until there are none to come.
+
+    Raises:
+        ConfigError: The folder holds no run, or one that cannot be read.
+    """
+    rounds = planned(path)
+    seen = list(follow(_rows(path, rounds, following), rounds))
+    if last_evaluated(seen):
+        say("\n" + final_table(path).text())
+    if not is_finished(path, seen, rounds):
+        say(
+            f"{path}: {len(seen)} of {rounds} rounds"
+            + ("" if is_running(path) else ", and nobody runs it now")
+        )
+
+
+def planned(path: Path) -> int:
+    """How many rounds the run in a folder will have.
+
+    Raises:
+        ConfigError: There is no run, or one made of others.
+    """
+    import yaml
+
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        rounds, protocol = int(config["rounds"]), config.get("protocol", "single")
+    except OSError as err:
+        raise ConfigError(f"{path}: holds no run (config.yaml cannot be read: {err.strerror})") from err
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as err:
+        raise ConfigError(f"{path}: holds no run (config.yaml is not that of a run)") from err
+    if protocol == "leave_one_out":
+        folds = ", ".join(sorted(p.parent.name for p in path.glob("*/config.yaml")))
+        raise ConfigError(f"{path}: holds a run for each domain; look at one of {folds}")
+    return rounds
+
+
+def read(path: Path) -> list[Row]:
+    """The rows so far: none before the first round is finished.
+
+    Raises:
+        ConfigError: result.json is damaged.
+    """
+    try:
+        rows = [json.loads(text) for text in (path / "result.json").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as err:
+        raise ConfigError(f"{path}: result.json cannot be read: {err}") from err
+    if not all(isinstance(row, dict) and "round" in row for row in rows):
+        raise ConfigError(f"{path}: result.json is not that of a run")
+    return rows
+
+
+def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
+    return bool(rows) and rows[-1]["round"] >= rounds and (path / TENSORS).exists()
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process of this machine writes the run."""
+    try:
+        with (path / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
+    """Each row once, in order; where rounds are run again after a crash, the first ones that were seen."""
+    number, heard = 0, time.monotonic()
+    while True:
+        rows = read(path)
+        for row in rows:
+            if row["round"] > number:
+                number, heard = row["round"], time.monotonic()
+                yield row
+        if not following or is_finished(path, rows, rounds):
+            return
+        if is_running(path):
+            heard = time.monotonic()
+        elif time.monotonic() - heard > PATIENCE:
+            return
+        time.sleep(PAUSE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look from the command line. Exit code: 0 shown, 2 no run there, 130 interrupted."""
+    parser = argparse.ArgumentParser("rayfed.view", usage=USAGE)
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(argv)
+    return guarded(lambda: view(args.run, args.follow), args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

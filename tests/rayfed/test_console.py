@@ -1,0 +1,70 @@
+"""What is seen while a run goes on: lines, JSON, a progress bar; and by whom."""
+
+import io
+import json
+
+import pytest
+
+from rayfed import resume, run
+from rayfed.cohort import Visit
+from rayfed.launch import slowest
+from rayfed.report.console import follow, headline, line
+from tests.conftest import SMALL
+
+ROW = {
+    "round": 3,
+    "accuracy": 0.5,
+    "worst_domain": "street",
+    "worst_domain_accuracy": 0.25,
+    "loss": 1.0,
+    "bytes_up": 1500,
+    "bytes_down": 500,
+    "seconds": 2.0,
+    "slowest_client": "c3-plain",
+    "slowest_seconds": 1.25,
+}
+
+
+def objects(text):
+    return [json.loads(text) for text in text.splitlines()]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_json_has_an_object_a_round_and_nothing_else_on_standard_output(quiet, cache, tmp_path, capsys):
+    path = tmp_path / "mine"
+    extra = ["--quiet"] if quiet else []
+    options = [*SMALL, f"data.cache={cache}", "cluster=inline", f"output={path}"]
+    assert run.main([*options, "--json", *extra]) == 0
+    out, err = capsys.readouterr()
+    *rows, last = objects(out)
+    kept = objects((path / "result.json").read_text())
+    assert {row.pop("run") for row in rows} == {last["run"]} == {str(path)}
+    assert all(row.pop("slowest_client").startswith("c") and row.pop("slowest_seconds") > 0 for row in rows)
+    assert rows == kept
+    assert len(last["sha256"]) == 64
+    assert ("round 1/2" in err) is not quiet
+    assert resume.main([str(path), "rounds=+1", "--json", *extra]) == 0
+    out, err = capsys.readouterr()
+    assert [row.get("round") for row in objects(out)] == [3, None]
+    assert ("round 3/3" in err) is not quiet
+
+
+def test_a_line_and_the_progress_bar_name_the_worst_and_the_slowest(monkeypatch):
+    assert "slowest c3-plain 1.2 s" in line(ROW, 9)
+    assert headline(ROW, 9) == "round 3/9  accuracy 50.0, street worst  c3-plain slowest  2.0 kB"
+    bare = {"round": 3, "bytes_up": 0, "bytes_down": 0, "seconds": 0.5}  # a round without a score
+    assert headline(bare, 9) == "round 3/9  0 B"
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    assert list(follow([ROW, {"sha256": "x"}], 9)) == [ROW, {"sha256": "x"}]
+    assert line(ROW, 9) in terminal.getvalue()
+    assert headline(ROW, 9) in terminal.getvalue()
+
+
+def test_the_slowest_is_who_worked_longest_in_all_exchanges_together():
+    visits = [Visit("a", "fit", 2.0), Visit("b", "probe", 1.5), Visit("b", "fit", 1.0, 9.0)]
+    assert slowest(visits) == {"slowest_client": "b", "slowest_seconds": 2.5}
+    assert slowest([]) == {}

@@ -1,0 +1,151 @@
+"""What Prometheus would scrape of a run is what the run wrote down."""
+
+import json
+import re
+import time
+import urllib.request
+
+import pytest
+
+from rayfed.cohort import Visit
+from rayfed.config import load_config
+from rayfed.launch import launch
+from rayfed.setup import prepare
+from tests.conftest import ROOT, SMALL
+
+BOARD = ROOT / "monitoring" / "grafana" / "boards" / "rayfed.json"
+
+ONLY_ON_GPU = {"rayfed_actor_gpu_bytes", "rayfed_actor_gpu_peak_bytes"}
+
+
+def scrape():
+    """Samples of this node's export port: (name, labels) to value, of our metrics and of Ray's tasks."""
+    import ray
+    from prometheus_client.parser import text_string_to_metric_families
+
+    (node,) = ray.nodes()
+    with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}") as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {
+        (s.name, frozenset(s.labels.items())): s.value
+        for family in families
+        for s in family.samples
+        if s.name.startswith(("ray_rayfed_", "ray_tasks"))
+    }
+
+
+def queried():
+    """Metrics and labels of every query of the board."""
+    for panel in json.loads(BOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            labels = re.findall(r"by \(([^)]*)\)", target["expr"])
+            labels += re.findall(r"[{,](\w+)=", target["expr"])
+            for name in re.findall(r"ray_rayfed_\w+", target["expr"]):
+                yield name, {label.strip() for some in labels for label in some.split(",")}
+
+
+def of_run(found, run):
+    """Samples of one run by name and our own labels; fails where a gauge comes from two processes."""
+    ours = ("split", "domain", "le", "algorithm", "trial")
+    mine = {}
+    for (name, labels), value in found.items():
+        labels = dict(labels)
+        if labels.get("run") == run:
+            assert "client" not in labels
+            mine[name, *(f"{k}={labels[k]}" for k in ours if k in labels)] = value
+    return mine
+
+
+@pytest.mark.ray
+def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path, cache, ray_cluster):
+    import ray
+
+    bare = [text for text in SMALL if not text.startswith("tuning.")]  # the method brings its own scheme
+    options = [*bare, "rounds=3", "algorithm=fedgr", f"data.cache={cache}", "data.domains=[plain,street]"]
+    options += ["data.partition.scheme=by_domain", "cluster.cpus_per_actor=0.5"]
+    runs, paths = [], [tmp_path / "few", tmp_path / "many"]
+    for path, clients, actors in zip(paths, (1, 5), ("per_client", "1"), strict=True):
+        own = [f"data.partition.clients_per_domain={clients}", f"cluster.actors={actors}"]
+        config = load_config([*options, *own])
+        (path / "model").mkdir(parents=True)
+        runs.append(launch(prepare(config), config, path))
+    try:
+        rows = [[next(run) for _ in range(3)] for run in runs]
+        names = {entry["name"] for entry in ray.util.list_named_actors(True)}
+        deadline, few, many = time.monotonic() + 60, {}, {}
+        while time.monotonic() < deadline:  # Ray reports every ten seconds
+            found = scrape()
+            few, many = of_run(found, "few"), of_run(found, "many")
+            if all(any(key[0] == "ray_rayfed_round" and v == 3 for key, v in m.items()) for m in (few, many)):
+                break
+            time.sleep(1)
+    finally:
+        for run in runs:
+            run.close()
+    assert {f"rayfed:driver:{path.name}" for path in paths} <= names
+    clients = {name for name in names if name.startswith(("rayfed:clients:few:", "rayfed:clients:many:"))}
+    assert clients == {
+        "rayfed:clients:few:c0-plain",
+        "rayfed:clients:few:c1-street",
+        "rayfed:clients:many:00",
+    }
+    assert few.keys() == many.keys()
+    tasks = {dict(labels)["Name"] for name, labels in found if name == "ray_tasks"}
+    assert {"fit", "report"} <= tasks
+    # Ray would keep series for each; those of actors, which begin with their name, are as many as there are
+    assert not [name for name in tasks if "-plain" in name and not name.startswith("rayfed:clients:few:")]
+    asked = {name for name, _ in queried()} - {f"ray_{name}" for name in ONLY_ON_GPU}
+    assert asked <= {key[0] for key in many}
+    check_values(many, paths[1], rows[1])
+
+
+def check_values(found, path, rows):
+    from rayfed.executors import metrics
+
+    last = json.loads((path / "result.json").read_text().splitlines()[-1])
+    run = ("algorithm=fedgr", "trial=none")
+    for column, name in metrics.COLUMNS.items():
+        assert found[f"ray_{name}", *run] == pytest.approx(last[column], rel=1e-6), name
+    for direction in ("up", "down"):
+        total = sum(row[f"bytes_{direction}"] for row in rows)
+        assert found[f"ray_rayfed_bytes_{direction}", *run] == total
+    score = found["ray_rayfed_score", "split=test", f"domain={last['worst_domain']}", *run]
+    assert score == pytest.approx(last["worst_domain_accuracy"])
+    assert found["ray_rayfed_score", "split=test", "domain=all", *run] == pytest.approx(last["accuracy"])
+    assert found["ray_rayfed_loss", "split=test", "domain=all", *run] == pytest.approx(last["loss"])
+    assert found["ray_rayfed_actors", *run] == 1
+    assert 0 < found["ray_rayfed_idle_share", *run] < 1
+    assert 0 < found["ray_rayfed_actor_uss_bytes", *run] < found["ray_rayfed_actor_rss_bytes", *run]
+    assert found["ray_rayfed_visit_seconds_count", *run] > 3 * last["clients"]  # they are scored, too
+    assert 0 < found["ray_rayfed_weight_min", *run] <= found["ray_rayfed_weight_max", *run] < 1
+
+
+def test_the_board_asks_for_metrics_and_labels_that_there_are():
+    from rayfed.executors import metrics
+
+    labels = {name: set(metrics.RUN) for name in (*metrics.ROUND, *metrics.COUNTS, *metrics.MEMORY)}
+    labels |= {name: set(metrics.SCORED) for name in metrics.SCORES}
+    labels[f"{metrics.VISIT}_bucket"] = {*metrics.RUN, "le"}
+    asked = list(queried())
+    for name, used in asked:
+        assert used <= labels[name.removeprefix("ray_")], name
+    assert {name for name, _ in asked} == {f"ray_{name}" for name in labels}  # nothing is left out
+
+
+def test_prometheus_leaves_out_tasks_named_after_clients():
+    """Ray makes a series of every name of a task."""
+    import yaml
+
+    (job,) = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())["scrape_configs"]
+    (rule,) = job["metric_relabel_configs"]
+    assert rule["action"] == "drop"
+    assert re.fullmatch(rule["regex"], "ray_tasks;fit:7:c3-plain+2")
+    assert not re.fullmatch(rule["regex"], "ray_tasks;DriverActor.rounds")
+
+
+def test_shares_of_a_round():
+    from rayfed.executors.metrics import shares
+
+    visits = [Visit("a", "fit", 2.0, 1.0), Visit("b", "fit", 1.0)]
+    assert shares(visits, 2, 3.0) == {"rayfed_idle_share": 0.5, "rayfed_queue_share": 0.25}
+    assert shares([], 2, 3.0) == {"rayfed_idle_share": 1.0, "rayfed_queue_share": 0.0}

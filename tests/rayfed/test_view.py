@@ -1,0 +1,79 @@
+"""A run can be looked at from another shell, while it goes on and afterwards."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+
+from rayfed import view
+from rayfed.report.folder import RunFolder
+from rayfed.report.table import final_table
+
+
+@pytest.fixture
+def run(small):
+    return small("rounds=3").path
+
+
+def test_a_finished_run_is_shown_whole_and_not_waited_for(run, capsys):
+    assert view.main([str(run), "--follow"]) == 0
+    out = capsys.readouterr().out
+    assert [f"round {r}/3" in out for r in (1, 2, 3)] == [True] * 3
+    assert out.endswith(final_table(run).text() + "\n")
+
+
+def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
+    """The folder of a run that goes on: its files arrive one round after the other, tables at the end."""
+    monkeypatch.setattr(view, "PAUSE", 0.05)
+    monkeypatch.setattr(view, "PATIENCE", 5.0)
+    live = tmp_path / "live"
+    (live / "model").mkdir(parents=True)
+    for name in ("config.yaml", "partition.parquet", "environment.json"):
+        shutil.copy(run / name, live)
+    assert view.main([str(live)]) == 0  # nothing yet
+    assert "0 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
+    lines = (run / "result.json").read_text().splitlines(keepends=True)
+    watcher = threading.Thread(target=view.view, args=(live, True))
+    with RunFolder(live, {}).mine():
+        watcher.start()
+        for r in range(1, 3):
+            (live / "history").mkdir(exist_ok=True)
+            shutil.copy(run / "history" / f"{r:06d}.json.gz", live / "history")
+            (live / "result.json").write_text("".join(lines[:r]))
+            deadline, shown = time.monotonic() + 20, ""
+            while f"round {r}/3" not in shown and time.monotonic() < deadline:
+                time.sleep(0.02)
+                shown += capsys.readouterr().out
+            assert f"round {r}/3" in shown
+        assert view.is_running(live)
+        assert view.main([str(live)]) == 0  # the table of the second round, from its history
+        half = capsys.readouterr().out
+        assert "2 of 3 rounds\n" in half
+        worst = json.loads(lines[1])["worst_domain_accuracy"]
+        assert f"{100 * worst:.1f}" in half
+        for name in ("result.json", "clients.parquet", "model/params.safetensors"):
+            shutil.copy(run / name, live / name)
+        watcher.join(20)
+    assert not watcher.is_alive()
+    assert final_table(run).text() in capsys.readouterr().out
+
+
+def test_a_run_that_nobody_continues_is_given_up(run, capsys, monkeypatch):
+    monkeypatch.setattr(view, "PAUSE", 0.01)
+    monkeypatch.setattr(view, "PATIENCE", 0.1)
+    (run / "model" / "params.safetensors").unlink()
+    assert view.main([str(run), "--follow"]) == 0
+    assert "3 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", "rounds: many", "a: [", "rounds: 2"])
+def test_a_folder_without_a_run(content, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+        (tmp_path / "result.json").write_text("{}\n")
+    assert view.main([str(tmp_path), "--follow"]) == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path) in error
+    assert len(error.splitlines()) == 1
