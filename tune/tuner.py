@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import ray.tune
@@ -21,6 +23,7 @@ FOLDER = "tune"
 def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
     """A tuner for a new sweep, or for what a killed one left."""
     folder = found.path / FOLDER
+    _drop_unreadable(folder)
     if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
         return ray.tune.Tuner.restore(str(folder), trainable)
     sweep, config = found.sweep, found.config
@@ -59,6 +62,18 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
             ),
         ),
     )
+
+
+def _drop_unreadable(folder: Path) -> None:
+    """Remove snapshots that Ray was killed in the middle of writing.
+
+    An older one takes their place; without one, Optuna's journal and the run folders have everything.
+    """
+    for file in folder.glob("experiment_state*.json"):
+        try:
+            json.loads(file.read_text())
+        except (ValueError, OSError):
+            file.unlink()
 
 
 def fit(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
