@@ -53,9 +53,10 @@ def private_memory() -> tuple[float, float]:
             name, uss = " ".join(process.cmdline()), process.memory_full_info().uss / 1000
         except psutil.Error:
             continue
-        if name.startswith(("ray::DriverActor", "ray::rayfed:driver")):
+        # Ray titles a process by what it runs: the driver by its method, client actors by their exchange.
+        if name.startswith("ray::DriverActor"):
             driver += uss
-        elif name.startswith(("ray::ClientActor", "ray::rayfed:clients")):
+        elif name.startswith(("ray::fit", "ray::report", "ray::rayfed:clients")):
             clients += uss
     return driver, clients
 
