@@ -128,7 +128,7 @@ class Engine:
             ]
         )
         (cache / "run" / "model").mkdir(parents=True)
-        self.rows = launch(prepare(config), config.cluster, cache / "run")
+        self.rows = launch(prepare(config), config, cache / "run")
 
     def round(self) -> float:
         began = time.perf_counter()

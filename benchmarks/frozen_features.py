@@ -31,7 +31,7 @@ class Forgetful(InlineExecutor):
     def map(self, calls: Sequence[Call]) -> Sequence[Update]:
         answers: list[Update] = []
         for call in calls:
-            self.worker._cache.clear()
+            self.worker.cache.clear()
             answers += super().map([call])
         return answers
 

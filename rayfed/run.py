@@ -128,7 +128,7 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
         raise
     digest = finished(path, config.rounds) if resume else ""
     if not digest:
-        _record(config, setup, path, tell, resume)
+        record(config, setup, path, tell, resume)
         digest = _conduct(config, setup, path, quiet, resume, as_json)
     save = getattr(setup.world.tuning, "save", None)
     if save is not None:
@@ -200,7 +200,7 @@ def _is_run(config: Config) -> bool:
     return (Path(str(config.output)) / "config.yaml").exists()
 
 
-def _record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None], resume: bool) -> None:
+def record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None], resume: bool) -> None:
     """Write what will be run, and show who has what.
 
     Raises:

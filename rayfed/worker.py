@@ -109,7 +109,7 @@ class Worker:
         dataset = open_dataset(world.shard)
         self._images, self._targets = dataset.images, np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
-        self._cache: dict[Any, torch.Tensor] = {}
+        self.cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
         """What travels, at its start values."""
@@ -152,7 +152,7 @@ class Worker:
         splits = world.splits[call.client]
         data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
         personal = "test" if world.scores_personal(sent.round) else ""
-        cache, task = self._cache, world.objective
+        cache, task = self.cache, world.objective
         return Client(call.client, model, data, world.train, rng, store, personal, cache, objective=task)
 
     def _check_shapes(self, update: Update) -> None:

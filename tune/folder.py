@@ -8,13 +8,13 @@ from typing import Any
 
 from rayfed.checkpoint import Checkpoints
 from rayfed.cohort import Executor
+from rayfed.conduct import Keeping, conduct
 from rayfed.config import Config
-from rayfed.launch import Keeping, conduct
 from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import create, finished
 from rayfed.report.history import History
 from rayfed.report.table import read_rows
-from rayfed.run import _record
+from rayfed.run import record
 from rayfed.setup import Setup
 
 Row = dict[str, Any]
@@ -39,19 +39,12 @@ def rows_of(config: Config, setup: Setup, path: Path, executor: Executor) -> Ite
     before = (path / "environment.json").exists() and (path / "config.yaml").exists()
     if not before:
         create(path, overwrite=True)
-    _record(config, setup, path, lambda _: None, before)
+    record(config, setup, path, lambda _: None, before)
     history = History(path)
     saved = Checkpoints(path, config.checkpoint.keep).load(setup.start, history.complete)
     if saved is not None:
         yield from history.cut(saved.state.round + 1)
-    keeping = Keeping(
-        path=path,
-        domains={client.id: client.domain for client in setup.partition.clients},
-        every=config.checkpoint.every,
-        keep=config.checkpoint.keep,
-        resume=True,
-    )
-    for row in conduct(setup.experiment, executor, setup.start, keeping):
+    for row in conduct(setup.experiment, executor, setup.start, Keeping.of(setup, config, path, resume=True)):
         yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
 
 

@@ -41,7 +41,7 @@ def share_features(worker: Worker, world: World, frozen: Frozen | None, device: 
     """Let a worker keep frozen features where other processes of the node find them."""
     folder = feature_folder(world, frozen, device)
     if folder is not None:
-        worker._cache = folder
+        worker.cache = folder
 
 
 class TrialClient(ClientActor):

@@ -8,9 +8,14 @@ from pathlib import Path
 from rayfed.objective import METRICS, metric_of
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
-from rayfed.report.files import write_whole
 from rayfed.report.gap_figures import gap_variance
-from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
+from rayfed.report.group_figures import (
+    aggregation_weights,
+    client_map,
+    cluster_flow,
+    sample_map,
+    save_figure,
+)
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.partition_figure import partition_map
@@ -46,12 +51,7 @@ def score_by_domain(folder: Path) -> Path | None:
         axis.grid(alpha=0.3)
         if len(curves) <= MOST_PANELS * len(models):
             axis.legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    (folder / "figures").mkdir(exist_ok=True)
-    path = folder / "figures" / f"{metric}.png"
-    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
-    plt.close(figure)
-    return path
+    return save_figure(figure, folder, metric)
 
 
 MOST_PANELS = 15  # more clients than this share one panel
@@ -89,12 +89,7 @@ def allocations(folder: Path) -> Path | None:
         axis.set(title=name, xlabel="round", ylabel="block")
         if name == "holders":
             figure.colorbar(picture, ax=axis)
-    figure.tight_layout()
-    (folder / "figures").mkdir(exist_ok=True)
-    path = folder / "figures" / "allocations.png"
-    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
-    plt.close(figure)
-    return path
+    return save_figure(figure, folder, "allocations")
 
 
 def time_to_accuracy(folder: Path) -> Path | None:
@@ -114,12 +109,7 @@ def time_to_accuracy(folder: Path) -> Path | None:
     axis.set(xlabel="virtual time, s", ylabel=f"test {metric}, %", xlim=(0, None), ylim=(0, 100))
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    (folder / "figures").mkdir(exist_ok=True)
-    path = folder / "figures" / "time_to_accuracy.png"
-    write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
-    plt.close(figure)
-    return path
+    return save_figure(figure, folder, "time_to_accuracy")
 
 
 FIGURES: Mapping[str, Callable[[Path], Path | None]] = {

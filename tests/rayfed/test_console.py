@@ -7,7 +7,7 @@ import pytest
 
 from rayfed import resume, run
 from rayfed.cohort import Visit
-from rayfed.launch import slowest
+from rayfed.conduct import slowest
 from rayfed.report.console import follow, headline, line
 from tests.conftest import SMALL
 
