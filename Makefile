@@ -3,15 +3,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?=
+# Most modules of these packages are never imported, so none is compiled before it is.
+PIP := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-slow lint fmt bench clean
+.PHONY: run test test-ray test-others test-slow lint fmt bench clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
 
-test: $(VENV)/.tested  ## all tests that are not slow
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not ray"
+test: $(VENV)/.tested  ## all tests that are not slow; those with Ray wait a lot, so the others run beside them
+	$(MAKE) --no-print-directory -j2 --output-sync=target test-ray test-others
+
+test-ray: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and ray"
+
+test-others: $(VENV)/.tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not ray"
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
@@ -34,11 +41,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
 $(VENV)/.tested: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(PIP) -e ".[test]"
 	touch $(VENV)/.installed $@
 
 clean:

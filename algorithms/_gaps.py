@@ -111,6 +111,11 @@ def clipped(weights: Vector, fallback: Vector) -> Vector:
     return inside / total if total > 0 else fallback
 
 
+def outside(weights: Vector) -> float:
+    """How many weights `clipped` would change before it scales them."""
+    return float(((weights < 0) | (weights > 1)).sum())
+
+
 def variance(gaps: Vector) -> float:
     """Sum over all pairs of clients of the squared difference; FFT-GP, Eq. 6."""
     return float(((gaps[:, None] - gaps[None]) ** 2).sum())

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
-from algorithms._gaps import Vector, all_known, clipped
+from algorithms._gaps import Vector, all_known, clipped, outside
 from algorithms.ga import GeneralizationAdjustment, record_gaps
 from rayfed.cohort import Cohort
 from rayfed.method import Method
@@ -142,11 +142,10 @@ def guards(a: Vector, g: Vector, b: Vector, h: Vector, slopes: Vector) -> dict[s
         weights outside [0, 1]; fell_back: 1 where no slope was left and GA's weights are used.
     """
     moved = unclipped(a, g, slopes)
-    outside = 0 if moved is None else ((moved < 0) | (moved > 1)).sum()
     return {
         "slopes_flat": float((np.abs(g - h) < FLAT).sum()),
         "slopes_negative": float((slopes_of(a, g, b, h, "keep") < 0).sum()),
-        "weights_clipped": float(outside),
+        "weights_clipped": 0.0 if moved is None else outside(moved),
         "fell_back": float(moved is None),
     }
 

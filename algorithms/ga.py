@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
-from algorithms._gaps import GapServer, Vector, all_known, clipped, variance
+from algorithms._gaps import GapServer, Vector, all_known, clipped, outside, variance
 from rayfed.cohort import Cohort
 from rayfed.method import Method
 from rayfed.types import Positive, ServerState, Update
@@ -47,7 +47,9 @@ class GeneralizationAdjustment(GapServer):
         if not all_known(gaps, [u.client for u in updates]):
             return weights
         step = max(step_at(cohort.round + 1, cohort.rounds, self.step), floor)
-        return to_numpy(adjusted_weights(weights, gaps, step, self.center))
+        moved = unclipped(weights, gaps, step, self.center)
+        cohort.measure(weights_clipped=0.0 if moved is None else outside(moved))
+        return weights if moved is None else clipped(moved, weights)
 
 
 def step_at(round: int, rounds: int, step: float) -> float:
@@ -68,14 +70,15 @@ def adjusted_weights(weights: Array, gaps: Array, step: float, center: bool = Fa
         center: Subtract the mean gap; the largest change is then step, as in the paper.
     """
     a, g = to_numpy(weights), to_numpy(gaps)
-    if not all_known(g):
-        return like(a, weights, gaps)
+    moved = unclipped(a, g, step, center) if all_known(g) else None
+    return like(a if moved is None else clipped(moved, a), weights, gaps)
+
+
+def unclipped(a: Vector, g: Vector, step: float, center: bool) -> Vector | None:
+    """GA's step as it stands; None where all (centred) gaps are zero."""
     g = g - g.mean() if center else g
     largest = np.abs(g).max()
-    if largest < SMALLEST:
-        return like(a, weights, gaps)
-    moved = a + g / largest * (step if center else step / len(a))
-    return like(clipped(moved, a), weights, gaps)
+    return None if largest < SMALLEST else a + g / largest * (step if center else step / len(a))
 
 
 def record_gaps(cohort: Cohort, updates: Sequence[Update], gaps: Vector, name: str) -> None:

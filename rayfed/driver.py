@@ -204,11 +204,13 @@ def look(cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, t
 
 
 def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
-    """Score of the global model on the clients' validation splits, mean over the clients that have one."""
+    """Score and loss of the global model on the validation splits, means over the clients that have one."""
     task = partial(evaluate, local=experiment.local)
     answers = look(cohort, cohort.all_ids, task, state, "report_validation")
-    found = [(metric, a.metrics[metric]) for a in answers.values() if (metric := metric_of(a.metrics))]
-    return {f"val_{found[0][0]}": sum(value for _, value in found) / len(found)} if found else {}
+    found = [a.metrics for a in answers.values() if metric_of(a.metrics)]
+    metric = metric_of(found[0]) if found else None
+    names = (metric, "loss") if metric else ()
+    return {f"val_{name}": float(sum(one[name] for one in found)) / len(found) for name in names}
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def _drive(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from rayfed.executors.lane import namespace
+    from rayfed.executors.metrics import labels_of
     from rayfed.executors.wire import pack
 
     # The driver writes the run folder, so it lives on the node of whoever started it.
@@ -115,8 +116,7 @@ def _drive(
     names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
     options = [{**own, "namespace": space} for own in options]
     try:
-        labels = {"run": name, "algorithm": config.algorithm, "trial": "none"}
-        metrics = labels if config.cluster.metrics else None
+        metrics = labels_of(name, config.algorithm) if config.cluster.metrics else None
         by_client = config.cluster.task_names == "client"
         seconds = ray.get(driver.start.remote(names, options, policy(config), metrics, by_client))
         notify(f"actors ready after {seconds:.1f} s")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed.checkpoint import Checkpoints
 from rayfed.cohort import Executor
-from rayfed.conduct import Keeping, conduct
+from rayfed.conduct import Keeping, Watch, conduct
 from rayfed.config import Config
 from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import create, finished
@@ -26,7 +26,9 @@ def trial_folder(sweep: Path, number: int) -> Path:
     return sweep / RUNS / f"{number:04d}"
 
 
-def rows_of(config: Config, setup: Setup, path: Path, executor: Executor) -> Iterator[Row]:
+def rows_of(
+    config: Config, setup: Setup, path: Path, executor: Executor, watch: Watch | None = None
+) -> Iterator[Row]:
     """Every row of a run from the first round on, then one with the digest of the final tensors.
 
     Rounds that are on disk come from there; the run goes on after its last checkpoint.
@@ -44,7 +46,8 @@ def rows_of(config: Config, setup: Setup, path: Path, executor: Executor) -> Ite
     saved = Checkpoints(path, config.checkpoint.keep).load(setup.start, history.complete)
     if saved is not None:
         yield from history.cut(saved.state.round + 1)
-    for row in conduct(setup.experiment, executor, setup.start, Keeping.of(setup, config, path, resume=True)):
+    keeping = Keeping.of(setup, config, path, resume=True)
+    for row in conduct(setup.experiment, executor, setup.start, keeping, watch):
         yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
 
 

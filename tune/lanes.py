@@ -11,6 +11,7 @@ import ray
 from rayfed.cohort import Call
 from rayfed.executors.actors import ClientActor, RayExecutor
 from rayfed.executors.lane import Lane
+from rayfed.executors.metrics import Memory
 from rayfed.failures import Policy
 from rayfed.types import Update
 from rayfed.worker import Worker, World
@@ -25,11 +26,13 @@ class Stage:
         world: The experiment as a worker sees it.
         weights: Its start tensors.
         frozen: Its backbone in the object store, if it is there.
+        labels: Of the lane's metrics; none: it has no metrics.
     """
 
     world: World
     weights: Any
     frozen: Frozen | None
+    labels: Mapping[str, str] | None = None
 
     def worker(self, device: str) -> Worker:
         worker = Worker(self.world, self.weights, device)
@@ -50,7 +53,7 @@ class TrialClient(ClientActor):
     def __init__(self, name: str, stages: list[Any], chosen: int) -> None:
         """Args: name: of the actor. stages: references, one per seed. chosen: whose turn it is."""
         stage: Stage = ray.get(stages[chosen])
-        super().__init__(name, stage.world, stage.weights)
+        super().__init__(name, stage.world, stage.weights, stage.labels)
         self._device = self._worker._device
         share_features(self._worker, stage.world, stage.frozen, self._device)
         self._stages, self._workers = stages, {chosen: self._worker}
@@ -66,6 +69,8 @@ class TrialClient(ClientActor):
             del self._worker  # no call may be played by another seed should this fail
             stage: Stage = ray.get(self._stages[index])
             self._workers[index] = stage.worker(self._device)
+            if stage.labels:
+                self._memory = Memory(stage.labels, self._device)
         self._worker = self._workers[index]
 
     def where(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rayfed.cohort import Executor
 from rayfed.config import Config
 from rayfed.errors import ConfigError, unknown
 from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.metrics import Metrics, labels_of
 from rayfed.launch import policy
 from rayfed.report.files import write_text
 from rayfed.setup import Setup, prepare
@@ -117,14 +118,21 @@ class Trial(ray.tune.Trainable):
             replace(self._common.base.config(self._values, seed), compare=(), output=None)
             for seed in self._common.seeds
         ]
-        self._rounds = configs[0].rounds
+        self._rounds, self._algorithm = configs[0].rounds, configs[0].algorithm
         self._path.mkdir(parents=True, exist_ok=True)
         (self._path / ERROR).unlink(missing_ok=True)
         setups = [prepare(config, self._common.frozen.build) for config in configs]
         torch.set_num_threads(setups[0].world.threads)
         executors = self._executors(configs[0], setups)
-        paths = [self._path / f"seed-{seed}" for seed in self._common.seeds]
-        return [rows_of(*each) for each in zip(configs, setups, paths, executors, strict=True)]
+        seeds = self._common.seeds
+        paths = [self._path / f"seed-{seed}" for seed in seeds]
+        watches = [Metrics(self._labels(seed)) if configs[0].cluster.metrics else None for seed in seeds]
+        return [rows_of(*each) for each in zip(configs, setups, paths, executors, watches, strict=True)]
+
+    def _labels(self, seed: int) -> dict[str, str]:
+        """Of the metrics of one seed's run; a trial with one seed is called by its number alone."""
+        trial = self._path.name + (f"-seed-{seed}" if len(self._common.seeds) > 1 else "")
+        return labels_of(self._common.folder.name, self._algorithm, trial)
 
     def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
         frozen = [self._common.frozen.of(setup.world) for setup in setups]
@@ -134,8 +142,13 @@ class Trial(ray.tune.Trainable):
                 share_features(executor.worker, setup.world, backbone, "cpu")
             return found
         stages = [
-            Stage(world=setup.world, weights=joined(setup.weights, backbone), frozen=backbone)
-            for setup, backbone in zip(setups, frozen, strict=True)
+            Stage(
+                world=setup.world,
+                weights=joined(setup.weights, backbone),
+                frozen=backbone,
+                labels=self._labels(seed) if config.cluster.metrics else None,
+            )
+            for setup, backbone, seed in zip(setups, frozen, self._common.seeds, strict=True)
         ]
         if self._lanes is None:
             self._lanes = self._start_lanes(config, setups[0])

@@ -6,8 +6,11 @@ thousand clients make no more time series than ten. Ray puts `ray_` before every
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -17,6 +20,7 @@ from ray.util import metrics as ray_metrics
 from rayfed.cohort import Ledger, Visit
 from rayfed.evaluation.metrics import Evaluation
 from rayfed.failures import Event
+from rayfed.objective import metric_of
 
 RUN = ("run", "algorithm", "trial")
 SCORED = (*RUN, "split", "domain")
@@ -49,6 +53,7 @@ SCORES = {
 COUNTS = {
     "rayfed_dropped": "Clients that were called in a round and left out of it",
     "rayfed_retries": "Calls that were repeated after a failure",
+    "rayfed_weights_clipped": "Aggregation weights that a method had to bring back into [0, 1]",
     "rayfed_bytes_up": "Bytes from clients to the server",
     "rayfed_bytes_down": "Bytes from the server to clients",
 }
@@ -81,6 +86,40 @@ WEIGHTED = ("aggregation", "fairness")
 """Tables of a round that hold the weights of its mean."""
 
 MEMORY_PAUSE = 5.0  # seconds between two looks at an actor's memory, which cost milliseconds each
+REPEAT_PAUSE = 5.0  # seconds; Ray forgets a gauge that was not set for about 20
+
+
+class Gauges:
+    """Gauges that keep their last values for as long as this object lives, however long a round takes."""
+
+    def __init__(self, texts: Mapping[str, str], keys: tuple[str, ...], labels: Mapping[str, str]) -> None:
+        """Args: texts: what each one is, by name. keys: names of labels. labels: those that never change."""
+        self._gauges = {name: ray_metrics.Gauge(name, text, keys) for name, text in texts.items()}
+        self._labels, self._last = dict(labels), dict[tuple[str, tuple[tuple[str, str], ...]], float]()
+        _repeated.add(self)
+        if not _repeater.is_alive():
+            with suppress(RuntimeError):  # another thread has just started it
+                _repeater.start()
+
+    def set(self, name: str, value: float, **tags: str) -> None:
+        self._last[name, tuple(tags.items())] = value
+        self._gauges[name].set(value, {**self._labels, **tags})
+
+    def repeat(self) -> None:
+        """Set everything again to what it is."""
+        for (name, tags), value in list(self._last.items()):
+            self._gauges[name].set(value, {**self._labels, **dict(tags)})
+
+
+def _repeat() -> None:
+    while True:
+        time.sleep(REPEAT_PAUSE)
+        for gauges in list(_repeated):
+            gauges.repeat()
+
+
+_repeated: weakref.WeakSet[Gauges] = weakref.WeakSet()
+_repeater = threading.Thread(target=_repeat, name="rayfed-metrics", daemon=True)
 
 
 class Metrics:
@@ -88,9 +127,9 @@ class Metrics:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         """Args: labels: run, algorithm and trial."""
-        self._round = gauges(ROUND, RUN, labels)
-        self._scores = gauges(SCORES, SCORED, labels)
-        self._counts, self._totals = gauges(COUNTS, RUN, labels), dict.fromkeys(COUNTS, 0.0)
+        self._round = Gauges(ROUND, RUN, labels)
+        self._scores = Gauges(SCORES, SCORED, labels)
+        self._counts, self._totals = Gauges(COUNTS, RUN, labels), dict.fromkeys(COUNTS, 0.0)
         self._visits = ray_metrics.Histogram(
             VISIT, "Seconds of a client's work in a call", VISIT_BUCKETS, RUN
         )
@@ -120,19 +159,19 @@ class Metrics:
         """
         for column, name in COLUMNS.items():
             if column in row:
-                self._round[name].set(row[column])
+                self._round.set(name, row[column])
         for name, value in shares(visits, actors, row["seconds"]).items():
-            self._round[name].set(value)
-        self._round["rayfed_actors"].set(actors)
+            self._round.set(name, value)
+        self._round.set("rayfed_actors", actors)
         weights = [r["weight"] for t in WEIGHTED for r in ledger.tables.get(t, ()) if "weight" in r]
         if weights:
-            self._round["rayfed_weight_min"].set(min(weights))
-            self._round["rayfed_weight_max"].set(max(weights))
-        for (split, domain), (value, loss) in scored(scores).items():
-            tags = {"split": split, "domain": domain}
-            self._scores["rayfed_score"].set(value, tags)
-            self._scores["rayfed_loss"].set(loss, tags)
+            self._round.set("rayfed_weight_min", min(weights))
+            self._round.set("rayfed_weight_max", max(weights))
+        for (split, domain), (value, loss) in (scored(scores) | validated(row)).items():
+            self._scores.set("rayfed_score", value, split=split, domain=domain)
+            self._scores.set("rayfed_loss", loss, split=split, domain=domain)
         self._add("rayfed_retries", 0)
+        self._add("rayfed_weights_clipped", row.get("weights_clipped", 0))
         self._add("rayfed_dropped", len(ledger.missing))
         self._add("rayfed_bytes_up", row["bytes_up"])
         self._add("rayfed_bytes_down", row["bytes_down"])
@@ -141,14 +180,14 @@ class Metrics:
 
     def _add(self, name: str, more: float) -> None:
         self._totals[name] += more
-        self._counts[name].set(self._totals[name])
+        self._counts.set(name, self._totals[name])
 
 
 class Memory:
     """The memory of one client actor."""
 
     def __init__(self, labels: Mapping[str, str], device: str) -> None:
-        self._gauges, self._process = gauges(MEMORY, RUN, labels), psutil.Process()
+        self._gauges, self._process = Gauges(MEMORY, RUN, labels), psutil.Process()
         self._device, self._looked = device, -MEMORY_PAUSE
 
     def look(self) -> None:
@@ -157,18 +196,16 @@ class Memory:
         if now - self._looked < MEMORY_PAUSE:
             return
         self._looked, found = now, self._process.memory_full_info()
-        self._gauges["rayfed_actor_rss_bytes"].set(found.rss)
-        self._gauges["rayfed_actor_uss_bytes"].set(found.uss)
+        self._gauges.set("rayfed_actor_rss_bytes", found.rss)
+        self._gauges.set("rayfed_actor_uss_bytes", found.uss)
         if self._device != "cpu":
-            self._gauges["rayfed_actor_gpu_bytes"].set(torch.cuda.memory_allocated(self._device))
-            self._gauges["rayfed_actor_gpu_peak_bytes"].set(torch.cuda.max_memory_allocated(self._device))
+            self._gauges.set("rayfed_actor_gpu_bytes", torch.cuda.memory_allocated(self._device))
+            self._gauges.set("rayfed_actor_gpu_peak_bytes", torch.cuda.max_memory_allocated(self._device))
 
 
-def gauges(texts: Mapping[str, str], keys: tuple[str, ...], labels: Mapping[str, str]) -> dict[str, Any]:
-    """A gauge of each name, with the labels that never change."""
-    return {
-        name: ray_metrics.Gauge(name, t, keys).set_default_tags(dict(labels)) for name, t in texts.items()
-    }
+def labels_of(run: str, algorithm: str, trial: str = "none") -> dict[str, str]:
+    """The labels that every metric of a run has; `run` is the name of its folder, or of the sweep's."""
+    return {"run": run, "algorithm": algorithm, "trial": trial}
 
 
 def shares(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:
@@ -194,3 +231,9 @@ def scored(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[floa
         for name, score in one.held_out.items():
             found["held_out", name] = (score.value, score.loss)
     return found
+
+
+def validated(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Score and loss on the validation splits, where the run looks at them."""
+    metric = metric_of(row, "val_")
+    return {("val", ALL): (row[f"val_{metric}"], row["val_loss"])} if metric else {}

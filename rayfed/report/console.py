@@ -84,10 +84,12 @@ def follow(
 
 
 def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
+    # rich's shared console keeps the width that the terminal had when something first asked for it
+    with Progress(*columns, console=Console(), transient=True) as progress:
         task = progress.add_task("starting client actors", total=rounds)
         for row in rows:
             if "round" in row:

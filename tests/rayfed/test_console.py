@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import rich
 
 from rayfed import resume, run
 from rayfed.cohort import Visit
@@ -58,6 +59,7 @@ def test_a_line_and_the_progress_bar_name_the_worst_and_the_slowest(monkeypatch)
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    rich.get_console()  # made before, when the terminal was narrower
     monkeypatch.setenv("COLUMNS", "150")
     assert list(follow([ROW, {"sha256": "x"}], 9)) == [ROW, {"sha256": "x"}]
     assert line(ROW, 9) in terminal.getvalue()

@@ -60,7 +60,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "name", ["fedgcr", "ditto", pytest.param("feddyn", marks=SLOW), pytest.param("faa", marks=SLOW)]
+    "name", ["fedgcr", *(pytest.param(name, marks=SLOW) for name in ("ditto", "feddyn", "faa"))]
 )
 def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, ray_cluster):
     options = [*LONG, f"algorithm={name}", f"data.cache={cache}"]

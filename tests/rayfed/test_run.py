@@ -1,7 +1,6 @@
 """A run as a user sees it: files that other programs read, the table, real images, a wheel, a job."""
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -14,6 +13,7 @@ import rayfed
 from rayfed.config import load_config
 from rayfed.report.table import final_table
 from tests.conftest import ROOT
+from tests.rayfed.head_node import head_node, ray_command
 
 
 def test_adapters_load_with_peft_and_give_the_same_features(small):
@@ -138,57 +138,29 @@ def test_the_wheel_carries_configs_weights_and_packages(tmp_path):
 @pytest.mark.ray
 def test_ray_job_submit(tmp_path, cache):
     """A local head node of our own, a job submitted to it, its exit code, its run folder."""
-    import socket
+    command = [*ray_command(), "job", "submit", "--working-dir", ".", "--"]
+    command += [sys.executable, "-m", "rayfed.run"]
+    overrides = [
+        "algorithm=fedavg",
+        "rounds=1",
+        "data.limit=24",
+        f"data.cache={cache}",
+        f"output={tmp_path / 'run'}",
+    ]
 
-    def free_port():
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            return s.getsockname()[1]
+    def submit(*overrides):
+        return subprocess.run([*command, *overrides], cwd=ROOT, env=node.env, capture_output=True, text=True)
 
-    port, dashboard = free_port(), free_port()
-    ray = [str(ROOT / ".venv" / "bin" / "ray")] if (ROOT / ".venv").exists() else ["ray"]
-    env = {
-        **os.environ,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0" * 32,
-        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
-    }
-    env.pop("RAY_ADDRESS", None)
-    head = subprocess.Popen(
-        [
-            *ray,
-            "start",
-            "--head",
-            "--block",
-            f"--port={port}",
-            f"--dashboard-port={dashboard}",
-            "--num-cpus=2",
-        ],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        command = [*ray, "job", "submit", "--working-dir", ".", "--", sys.executable, "-m", "rayfed.run"]
-        overrides = [
-            "algorithm=fedavg",
-            "rounds=1",
-            "data.limit=24",
-            f"data.cache={cache}",
-            f"output={tmp_path / 'run'}",
-        ]
+    with head_node() as node:
         for _ in range(30):
-            done = subprocess.run([*command, *overrides], cwd=ROOT, env=env, capture_output=True, text=True)
+            done = submit(*overrides)
             if "Failed to connect" not in done.stdout + done.stderr:
                 break
         assert done.returncode == 0, done.stdout + done.stderr
         assert (tmp_path / "run" / "result.json").exists()
-        bad = subprocess.run([*command, "rouds=1"], cwd=ROOT, env=env, capture_output=True, text=True)
+        bad = submit("rouds=1")
         assert bad.returncode != 0
         assert "did you mean 'rounds'" in bad.stdout + bad.stderr
-    finally:
-        head.terminate()
-        head.wait(30)
 
 
 def test_simulate_returns_what_it_wrote(small):

@@ -129,7 +129,7 @@ def test_the_cache_changes_nothing(tmp_path, cache, monkeypatch):
     plain = Worker.call
 
     def forgetful(self, call, store):
-        self._cache.clear()
+        self.cache.clear()
         return plain(self, call, store)
 
     monkeypatch.setattr(Worker, "call", forgetful)
