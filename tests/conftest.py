@@ -70,7 +70,14 @@ def ray_cluster() -> Iterator[None]:
     os.environ["RAY_preload_python_modules"] = "torch,timm"  # noqa: SIM112  (Ray's own spelling)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, logging_level="error")
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            logging_level="error",
+            _system_config={"metrics_report_interval_ms": 2000},  # not 10,000, to see them soon
+        )
     yield
     ray.shutdown()
 

@@ -86,7 +86,7 @@ WEIGHTED = ("aggregation", "fairness")
 """Tables of a round that hold the weights of its mean."""
 
 MEMORY_PAUSE = 5.0  # seconds between two looks at an actor's memory, which cost milliseconds each
-REPEAT_PAUSE = 5.0  # seconds; Ray forgets a gauge that was not set for about 20
+REPEAT_PAUSE = 1.0  # seconds; Ray forgets a gauge that was not set for two of its reports
 
 
 class Gauges:

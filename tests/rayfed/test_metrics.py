@@ -2,8 +2,10 @@
 
 import json
 import re
+import threading
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -32,6 +34,24 @@ def scrape():
         for s in family.samples
         if s.name.startswith(("ray_rayfed_", "ray_tasks"))
     }
+
+
+@contextmanager
+def scraping():
+    """Scrapes every second as long as this lasts; yields what was ever there."""
+    ended, seen = threading.Event(), {}
+
+    def go_on():
+        while not ended.wait(1):
+            seen.update(scrape())
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
 
 
 def queried():
@@ -70,7 +90,7 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
     try:
         rows = [[next(run) for _ in range(3)] for run in runs]
         deadline, few, many = time.monotonic() + 60, {}, {}
-        while time.monotonic() < deadline:  # Ray reports every ten seconds
+        while time.monotonic() < deadline:  # Ray reports now and then
             found = scrape()
             few, many = of_run(found, "few"), of_run(found, "many")
             up = all(any(k[0] == "ray_rayfed_round" and v == 3 for k, v in m.items()) for m in (few, many))

@@ -11,6 +11,7 @@ import tune
 from rayfed.config import load_config
 from rayfed.errors import ConfigError, ResourceError
 from tests.conftest import SMALL
+from tests.rayfed.test_metrics import scraping
 from tests.tune.folders import rows
 
 pytestmark = pytest.mark.ray
@@ -89,18 +90,23 @@ def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
     overrides = [*SMALL, f"data.cache={cache}", "algorithm=ditto", "cluster.actors=2"]
     config = load_config([*overrides, "cluster.cpus_per_actor=0.5"])  # its clients keep stores
     space = {"train.lr": {"choice": [0.02, 0.05]}}
-    grid = tune.search(
-        config,
-        space,
-        trials=3,
-        seeds=2,
-        objective=["accuracy", "sigma_type"],
-        searcher="nsga2",
-        max_concurrent=1,
-        loggers=(),
-        output=str(tmp_path / "out"),
-    )
+    with scraping() as seen:
+        grid = tune.search(
+            config,
+            space,
+            trials=3,
+            seeds=2,
+            objective=["accuracy", "sigma_type"],
+            searcher="nsga2",
+            max_concurrent=1,
+            loggers=(),
+            output=str(tmp_path / "out"),
+        )
     assert len(grid) == 3
+    labels = [dict(labels) for name, labels in seen if name == "ray_rayfed_visit_seconds_count"]
+    trials = {own["trial"] for own in labels if (own["run"], own["algorithm"]) == ("out", "ditto")}
+    assert trials
+    assert trials <= {f"{number:04d}-seed-{seed}" for number in range(3) for seed in range(2)}
     table = pd.read_parquet(tmp_path / "out" / "trials.parquet").set_index("trial")
     for number, seed in ((0, 0), (2, 1)):
         folder = tmp_path / "out" / "runs" / f"{number:04d}"
