@@ -85,8 +85,12 @@ def _replace(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def check(names: Sequence[str]) -> None:
+def check(names: Sequence[str], key: str = "trackers") -> None:
     """Refuse trackers that cannot work, before anything starts.
+
+    Args:
+        names: mlflow, wandb.
+        key: Where in the config they are.
 
     Raises:
         ConfigError: A library is missing, the server does not answer, there is no key.
@@ -94,13 +98,11 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name is no library
-            raise ConfigError(
-                f"trackers: {name} is not installed; install rayfed-sim[{name}] or leave it out"
-            )
+            raise ConfigError(f"{key}: {name} is not installed; install rayfed-sim[{name}] or leave it out")
     environment = variables()
     if "wandb" in names and not _has_key(environment):
         raise ConfigError(
-            "trackers: wandb has no key; set WANDB_API_KEY or run wandb login, or set WANDB_MODE=offline"
+            f"{key}: wandb has no key; set WANDB_API_KEY or run wandb login, or set WANDB_MODE=offline"
         )
     if "mlflow" in names and environment.get(URI):
         _check_server(environment)
