@@ -111,7 +111,7 @@ class Tracker(ABC):
         if not self._again:
             log.warning("%s; the run goes on, and its rounds are sent when it answers again", message)
         self._again = time.monotonic() + PAUSE
-        lost = f"{message} ({len(self._waiting)} rounds not sent)"
+        lost = f"{message} (rounds not sent: {len(self._waiting)})"
         with suppress(StorageError):  # whoever writes results will be told
             self._tell(Event(kind="tracker_lost", action="nothing", round=self.step, message=lost))
 
@@ -126,11 +126,12 @@ class MLflow(Tracker):
         from mlflow.entities import Param
 
         home = _home(self.run)
-        self._client = MlflowClient(self.environment.get(URI) or f"sqlite:///{home / DATABASE}")
+        uri = self.environment.get(URI) or f"sqlite:///{home / DATABASE}"
+        self._client = MlflowClient(uri)
         run = self._known()
         if run is None:
             name = self.run.relative_to(home).as_posix()
-            run = self._client.create_run(self._experiment(home), run_name=name)
+            run = self._client.create_run(self._experiment(uri), run_name=name)
             self.id = run.info.run_id
         else:
             self._client.update_run(self.id, status="RUNNING")
@@ -152,14 +153,15 @@ class MLflow(Tracker):
             return None
         return run if run is not None and run.info.lifecycle_stage == "active" else None
 
-    def _experiment(self, home: Path) -> str:
+    def _experiment(self, uri: str) -> str:
         from mlflow.exceptions import MlflowException
 
         name = self.environment.get(EXPERIMENT) or PROJECT
         found = self._client.get_experiment_by_name(name)
         if found is None:
+            file = uri.removeprefix("sqlite:///")
             # Without a server, its default is a folder where the process happens to be.
-            place = None if self.environment.get(URI) else (home / "mlartifacts").as_uri()
+            place = None if file == uri else Path(file).with_name("mlartifacts").as_uri()
             try:
                 return str(self._client.create_experiment(name, artifact_location=place))
             except MlflowException:  # another run was faster

@@ -155,7 +155,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(small, plain, monkeypatch
     assert {(event["kind"], event["action"], event["round"]) for event in events} == {
         ("tracker_lost", "nothing", 2)
     }
-    assert "1 rounds not sent" in events[-1]["message"]
+    assert "rounds not sent: 1" in events[-1]["message"]
     for file in path.rglob("*"):
         assert file.is_dir() or b"hunter2" not in file.read_bytes(), file
     with FakeServer(server) as server:  # it is back, and knows what it knew
