@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from rayfed.checkpoint import Checkpoints, Saved
 from rayfed.cohort import Executor, Kept, Ledger, Visit
-from rayfed.config import Config
+from rayfed.config import Config, to_dict
 from rayfed.driver import Experiment, Round, is_due, run
 from rayfed.errors import ClusterError, LostStoreError, StorageError
 from rayfed.evaluation.metrics import Evaluation
 from rayfed.failures import Event
 from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.report.folder import RunFolder
+from rayfed.report.tracking import NO_TRACKING, Tracking
 from rayfed.setup import Setup
 from rayfed.types import Params
 
@@ -38,6 +39,7 @@ class Keeping:
         keep: How many checkpoints stay.
         resume: Go on from the last checkpoint in the folder.
         tensorboard: Also write for TensorBoard.
+        tracking: Also send to MLflow or W&B.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Keeping:
     keep: int = 2
     resume: bool = False
     tensorboard: bool = True
+    tracking: Tracking = NO_TRACKING
 
     @classmethod
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool) -> Keeping:
@@ -57,6 +60,7 @@ class Keeping:
             keep=config.checkpoint.keep,
             resume=resume,
             tensorboard=config.tensorboard,
+            tracking=Tracking.of(config.trackers, to_dict(config)),
         )
 
 
@@ -93,7 +97,7 @@ def conduct(
         StorageError: Something cannot be written.
         StoppedError: The run was asked to end.
     """
-    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard)
+    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard, keeping.tracking)
     checkpoints = Checkpoints(keeping.path, keeping.keep)
 
     def note(event: Event) -> None:

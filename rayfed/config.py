@@ -134,6 +134,7 @@ class Config:
         watchdog: Seconds without any answer after which the clients that are waited for are named, with
             what they are doing; none: never.
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
+        trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
         output: Folder of the run; none: a new one under runs/.
         overwrite: Allow `output` to hold an earlier run, which is replaced.
     """
@@ -161,6 +162,7 @@ class Config:
     client_timeout: Positive | None = None
     watchdog: Positive | None = 300.0
     tensorboard: bool = True
+    trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
     output: str | None = None
     overwrite: bool = False
 

@@ -115,8 +115,10 @@ def diagnose(config: Config) -> Diagnosis:
     """
     from rayfed.measurement import measure
     from rayfed.preflight import fit
+    from rayfed.report.tracking import check
     from rayfed.setup import prepare
 
+    check(config.trackers)
     setup = prepare(config)
     where, nodes = _nodes(config)
     problems: list[str] = []

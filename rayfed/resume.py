@@ -29,6 +29,7 @@ HARMLESS = (
     "client_timeout",
     "watchdog",
     "tensorboard",
+    "trackers",
     "output",
     "overwrite",
     "data.root",

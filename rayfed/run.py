@@ -108,8 +108,10 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
     from rayfed import preflight
     from rayfed.config import comparisons
     from rayfed.report.folder import create, discard, finished
+    from rayfed.report.tracking import check
     from rayfed.setup import prepare
 
+    check(config.trackers)
     tell = teller(quiet, as_json)
     if resume:
         path = Path(str(config.output))

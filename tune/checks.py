@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import yaml
 
 from rayfed.config import Config, to_dict
 from rayfed.errors import ConfigError
+from rayfed.report import tracking
 from rayfed.report.files import write_text
 from tune.experiment import Base
 from tune.searcher import check_parts
@@ -62,7 +62,7 @@ def check(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path: Path
     base, space = Base(overrides, file), sweep.read_space()
     plain = base.config({})
     _check_objectives(sweep, plain)
-    _check_loggers(sweep)
+    _check_loggers(sweep, plain)
     space.check(base.config)
     paper = {**_values_of(plain, space), **sweep.default}
     named = {"default": sweep.default, **{f"points.{i}": point for i, point in enumerate(sweep.points)}}
@@ -90,9 +90,12 @@ def _check_objectives(sweep: Sweep, config: Config) -> None:
         raise ConfigError("objective: held_out_accuracy needs data.held_out=DOMAIN")
 
 
-def _check_loggers(sweep: Sweep) -> None:
-    if "mlflow" in sweep.loggers and importlib.util.find_spec("mlflow") is None:
-        raise ConfigError("loggers: mlflow is not installed; install rayfed-sim[mlflow] or leave it out")
+def _check_loggers(sweep: Sweep, config: Config) -> None:
+    if config.trackers:
+        raise ConfigError(
+            f"trackers: {', '.join(config.trackers)} is for single runs; a sweep has loggers=[mlflow]"
+        )
+    tracking.check([name for name in sweep.loggers if name == "mlflow"], "loggers")
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
+from rayfed.report.tracking import DATABASE, URI, variables, within
 from tune.checks import Search
 from tune.progress import Progress
 from tune.searcher import RoundAwareOptuna, make_sampler
@@ -111,8 +111,10 @@ def _loggers(found: Search) -> list[Any]:
     if "mlflow" in found.sweep.loggers:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (found.path / "mlruns").as_uri()
-        loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
+        mine = variables()
+        uri = mine.get(URI) or f"sqlite:///{found.path / DATABASE}"
+        with within(mine):  # it imports the library, which then is as quiet as in a run
+            loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
     return loggers
 
 

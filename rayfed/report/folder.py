@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.driver import Round
-from rayfed.errors import ConfigError, StorageError
+from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.failures import Event
 from rayfed.params import digest
 from rayfed.report.files import write_parquet, write_text, write_whole
 from rayfed.report.history import History
-from rayfed.report.tensorboard import Board
+from rayfed.report.tensorboard import Board, Ending
+from rayfed.report.trackers import KINDS, MEMORY, Tracker
+from rayfed.report.tracking import NO_TRACKING, Tracking
 from rayfed.types import Params
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ def discard(path: Path) -> None:
 
 def _clear(path: Path) -> None:
     """Remove the files of an earlier run, and nothing that a run does not write."""
-    for name in ("model", "figures", "tensorboard", "checkpoints", "history", "compare"):
+    for name in ("model", "figures", "tensorboard", "checkpoints", "history", "compare", "wandb"):
         shutil.rmtree(path / name, ignore_errors=True)
     for pattern in (
         "*.parquet",
@@ -103,6 +105,7 @@ def _clear(path: Path) -> None:
         "environment.json",
         "report.*",
         EVENTS,
+        MEMORY,
         LOCK,
     ):
         for file in path.glob(pattern):
@@ -142,13 +145,27 @@ def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
 class RunFolder:
     """Writes rounds into the folder of a run as they finish."""
 
-    def __init__(self, path: Path, domains: Mapping[str, str], tensorboard: bool = True) -> None:
-        """Args: path: an existing folder. domains: of every client. tensorboard: also write for that."""
+    def __init__(
+        self,
+        path: Path,
+        domains: Mapping[str, str],
+        tensorboard: bool = True,
+        tracking: Tracking = NO_TRACKING,
+    ) -> None:
+        """What it writes to.
+
+        Args:
+            path: An existing folder.
+            domains: Of every client.
+            tensorboard: Also write for that.
+            tracking: Also send to these trackers.
+        """
         self.path = path
         self.history = History(path)
         self._domains = domains
         self._rows: list[dict[str, Any]] = []
-        self._board = Board(path) if tensorboard else None
+        trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
+        self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager
     def mine(self) -> Iterator[None]:
@@ -168,18 +185,23 @@ class RunFolder:
                 raise ConfigError(
                     f"output: another process is running in {str(self.path)!r}; wait or stop it"
                 )
+            ending: Ending = "failed"
             try:
                 yield
+                ending = "finished"
+            except (KeyboardInterrupt, GeneratorExit, StoppedError):
+                ending = "killed"
+                raise
             finally:
-                if self._board is not None:
-                    self._board.close()
+                for writer in self._writers:
+                    writer.close(ending)
 
     def begin(self, rounds: int = 0) -> None:
         """Keep this many rounds of what is there already, and forget the others."""
         (self.path / TENSORS).unlink(missing_ok=True)  # its presence says that the run is finished
         self._rows = self.history.cut(rounds)
-        if self._board is not None:
-            self._board.begin(self.history.entries())
+        for writer in self._writers:
+            writer.begin(self.history.entries())
 
     def add(self, done: Round) -> None:
         """Append a round to result.json and progress.csv, and keep its details for the tables."""
@@ -195,8 +217,8 @@ class RunFolder:
         self._rows.append(done.row)
         write_text(self.path / "result.json", "".join(json.dumps(row) + "\n" for row in self._rows))
         write_text(self.path / "progress.csv", _csv(self._rows))
-        if self._board is not None:
-            self._board.add({"row": done.row, "tables": tables})
+        for writer in self._writers:
+            writer.add({"row": done.row, "tables": tables})
 
     def event(self, event: Event) -> None:
         """Write down a failure at once: it may be the last thing this run does."""

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rayfed.errors import StorageError
 
 FOLDER = "tensorboard"
 Entry = Mapping[str, Any]
 """A round as `History` keeps it: its row, and the rows of its tables."""
+
+Ending = Literal["finished", "failed", "killed"]
+"""How a run ended; killed: somebody stopped it."""
 
 
 class Board:
@@ -62,7 +65,8 @@ class Board:
         except OSError as err:
             raise StorageError(f"cannot write {self.path}: {err.strerror}") from err
 
-    def close(self) -> None:
+    def close(self, ending: Ending = "killed") -> None:
+        """End the file, which does not say how the run ended."""
         if self._writer is not None:
             with suppress(OSError):  # the disk is full, which whoever wrote last was told
                 self._writer.close()

@@ -98,7 +98,8 @@ SURFACE = (
         "seed",
     ),
     *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
-    *("checkpoint", "on_client_error", "client_timeout", "watchdog", "tensorboard", "output", "overwrite"),
+    *("checkpoint", "on_client_error", "client_timeout", "watchdog", "tensorboard", "trackers"),
+    *("output", "overwrite"),
 )
 
 

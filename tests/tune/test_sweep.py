@@ -12,6 +12,7 @@ from rayfed.config import load_config
 from rayfed.errors import ConfigError, ResourceError
 from tests.conftest import SMALL
 from tests.rayfed.test_metrics import scraping
+from tests.rayfed.trackers import logged
 from tests.tune.folders import rows
 
 pytestmark = pytest.mark.ray
@@ -28,9 +29,10 @@ def swept(ray_cluster, cache, tmp_path_factory):
     path = tmp_path_factory.mktemp("sweep") / "out"
     small = [text for text in SMALL if not text.startswith("tuning.")]  # the tuning is searched
     overrides = [*small, f"data.cache={cache}", "cluster=inline", "rounds=2"]
-    grid = tune.search(
-        overrides, SPACE, trials=4, seeds=2, objective="accuracy", output=str(path), seed=3, max_concurrent=2
-    )
+    options = {"trials": 4, "seeds": 2, "seed": 3, "max_concurrent": 2, "loggers": ("tensorboard", "mlflow")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        grid = tune.search(overrides, SPACE, objective="accuracy", output=str(path), **options)
     return path, grid
 
 
@@ -75,6 +77,19 @@ def test_what_a_sweep_leaves_besides(swept):
     assert list((path / "tune").glob("0000-*/events.out.tfevents*"))
     with pytest.raises(ConfigError, match="already holds a sweep"):
         tune.search([], SPACE, output=str(path))
+
+
+def test_mlflow_has_every_round_of_every_trial(swept):
+    path, _ = swept
+    runs = {run.name.split("-")[0]: run for run in logged(f"sqlite:///{path / 'mlflow.db'}", "sweep")}
+    assert sorted(runs) == ["0000", "0001", "0002", "0003"]
+    rounds = pd.read_parquet(path / "rounds.parquet").groupby(["trial", "round"])["accuracy"].mean()
+    for number, run in runs.items():
+        assert run.status == "FINISHED"
+        found = {step: value for (key, step), value in run.metrics.items() if key == "accuracy"}
+        assert found == pytest.approx(rounds[int(number)].to_dict())
+    table = pd.read_parquet(path / "trials.parquet").set_index("trial")
+    assert float(runs["0003"].params["values/train.lr"]) == table["train.lr"][3]
 
 
 def test_resuming_a_finished_sweep_runs_nothing_again(swept):
@@ -159,6 +174,24 @@ def test_asha_stops_what_cannot_win(ray_cluster, cache, tmp_path):
     assert written == [4, 1, 1, 1]  # no round was computed after the decision
 
 
+def test_median_stopping_ends_what_is_below_the_others(ray_cluster, cache, tmp_path):
+    """Two trials learn; the third stands still, and its first round is worse than the mean of theirs."""
+    tune.search(
+        [*SMALL, f"data.cache={cache}", "cluster=inline", "train.lr=0.1"],
+        {"train.lr": {"loguniform": [1e-9, 0.1]}},
+        trials=3,
+        points=[{"train.lr": 0.09}, {"train.lr": 1e-9}],
+        objective="loss",
+        scheduler={"name": "median", "grace": 1, "least": 2},
+        max_concurrent=1,
+        loggers=(),
+        output=str(tmp_path / "out"),
+    )
+    table = pd.read_parquet(tmp_path / "out" / "trials.parquet")
+    assert table["state"].tolist() == ["finished", "finished", "stopped early"]
+    assert table["rounds"].tolist() == [2, 2, 1]
+
+
 def test_trials_that_fail_are_told_apart(ray_cluster, cache, tmp_path):
     """A learning rate with which the loss is no number any more ends its trial, not the sweep."""
     overrides = [*SMALL, f"data.cache={cache}", "cluster=inline", "rounds=2"]
@@ -182,4 +215,10 @@ def test_a_trial_that_can_never_be_placed_is_refused_before_any_starts(ray_clust
     space = {"cluster.gpus_per_actor": {"choice": [0.0, 0.5]}}
     with pytest.raises(ResourceError, match=r"2 actors with 0\.5 GPU .* 0 GPU .*gpus_per_actor=0"):
         tune.search(overrides, space, objective="accuracy", output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_trackers_belong_to_single_runs(tmp_path):
+    with pytest.raises(ConfigError, match=r"trackers: mlflow is for single runs; a sweep has loggers="):
+        tune.search(["trackers=[mlflow]"], SPACE, output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,146 @@
+"""What trackers need, where it comes from, and whether they can work: asked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rayfed.errors import ConfigError, one_line
+
+DATABASE = "mlflow.db"
+PREFIXES = ("MLFLOW_", "WANDB_")
+URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
+PROJECT = "rayfed"
+
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # theirs hold a round up for minutes; we try again later
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_INIT_TIMEOUT": "30",
+    "WANDB_FINISH_TIMEOUT": "30",
+    "WANDB_CONSOLE": "off",
+    "WANDB_SILENT": "true",
+}
+"""Variables where the user has not set them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """What trackers need; handed to the process that writes the run, whose environment may be another one.
+
+    Attributes:
+        names: mlflow, wandb.
+        config: The experiment, as in config.yaml.
+        environment: MLFLOW_* and WANDB_* where the run was started. They can hold keys, so they are neither
+            shown nor written.
+    """
+
+    names: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, names: Sequence[str], config: Mapping[str, Any]) -> Tracking:
+        """For a run that is started here; without names, nothing of the environment is read."""
+        if not names:
+            return NO_TRACKING
+        return cls(names=tuple(dict.fromkeys(names)), config=config, environment=variables())
+
+
+NO_TRACKING = Tracking()
+
+
+def variables() -> dict[str, str]:
+    """MLFLOW_* and WANDB_* of this process; a local path in MLFLOW_TRACKING_URI becomes absolute."""
+    found = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    scheme, colon, file = found.get(URI, "").partition(":///")
+    if scheme == "sqlite" and colon and file:
+        found[URI] = f"sqlite:///{Path(file).absolute()}"
+    return found
+
+
+@contextmanager
+def within(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables, defaults of ours and no others for MLflow and W&B, as long as this lasts."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    try:
+        _replace({**DEFAULTS, **environment})
+        yield
+    finally:
+        _replace(before)
+
+
+def _replace(environment: Mapping[str, str]) -> None:
+    for name in [name for name in os.environ if name.startswith(PREFIXES) and name not in environment]:
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def check(names: Sequence[str], key: str = "trackers") -> None:
+    """Refuse trackers that cannot work, before anything starts.
+
+    Args:
+        names: mlflow, wandb.
+        key: Where in the config they are.
+
+    Raises:
+        ConfigError: A library is missing, the server does not answer, there is no key.
+    """
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name is no library
+            raise ConfigError(f"{key}: {name} is not installed; install rayfed-sim[{name}] or leave it out")
+    environment = variables()
+    if "wandb" in names and not _has_key(environment):
+        raise ConfigError(
+            f"{key}: wandb has no key; set WANDB_API_KEY or run wandb login, or set WANDB_MODE=offline"
+        )
+    if "mlflow" in names and environment.get(URI):
+        _check_server(environment)
+
+
+def _has_key(environment: Mapping[str, str]) -> bool:
+    if environment.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+        return True
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(file).authenticators(host) is not None
+    return False
+
+
+def _check_server(environment: Mapping[str, str]) -> None:
+    name = environment.get(EXPERIMENT) or PROJECT
+    try:
+        with within(environment):
+            from mlflow import MlflowClient
+
+            found = MlflowClient(tracking_uri=environment[URI]).get_experiment_by_name(name)
+    except Exception as err:
+        raise ConfigError(
+            f"{URI}: {said(environment[URI], environment)} cannot be used: {said(err, environment)}; correct "
+            f"it or start that server, or unset it for {DATABASE} beside the run"
+        ) from None
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise ConfigError(f"{EXPERIMENT}: {name!r} was deleted; restore it in MLflow or choose another name")
+
+
+def said(what: object, environment: Mapping[str, str]) -> str:
+    """One line of a message without keys and passwords."""
+    text = one_line(what) if isinstance(what, Exception) else str(what)
+    for name, value in environment.items():
+        if value and re.search("KEY|TOKEN|PASSWORD|SECRET", name):
+            text = text.replace(value, "***")
+    text = re.sub(r"//[^/@\s]+@", "//***@", text)
+    return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"  # the cause is at the end
