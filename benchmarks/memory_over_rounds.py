@@ -56,7 +56,7 @@ def private_memory() -> tuple[float, float]:
         # Ray titles a process by what it runs: the driver by its method, client actors by their exchange.
         if name.startswith("ray::DriverActor"):
             driver += uss
-        elif name.startswith(("ray::fit", "ray::report", "ray::rayfed:clients")):
+        elif name.startswith(("ray::fit", "ray::report", "ray::rayfed:clients", "ray::ClientActor")):
             clients += uss
     return driver, clients
 
@@ -91,13 +91,16 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
         )
     finally:
         console.line = shown
-    x = np.arange(len(seen))[int(WARM * len(seen)) :]
-    values = np.array(seen)[int(WARM * len(seen)) :]
+    first = int(WARM * len(seen))
+    x, values = np.arange(first, len(seen)), np.array(seen)[first:]
     for name, column in zip(("driver", "client actors"), values.T, strict=True):
         slope = np.polyfit(x, column, 1)[0]
+        step = max(1, len(column) // 4)
+        some = " ".join(f"{value / 1000:.1f}" for value in column[::step])
         print(
-            f"failing {failing:.0%}: {name}: {column[0] / 1000:.1f} MB at round {x[0] + 1}, "
-            f"{column[-1] / 1000:.1f} MB at round {x[-1] + 1}, slope {slope:.1f} kB a round"
+            f"failing {failing:.0%}: {name}: {some} MB in rounds {first + 1}, {first + 1 + step}, ..., "
+            f"slope {slope:.1f} kB a round",
+            flush=True,
         )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class ImageFolder:
         parts = path.split("/", 2)
         if len(parts) < 3:
             return None
-        return Place(self._name(parts[0]), self._name(parts[1]), parts[2])
+        domain, class_name = (sys.intern(self._name(part)) for part in parts[:2])  # few, for many files
+        return Place(domain, class_name, parts[2])
 
     def _path(self, key: str) -> Path:
         """The file of a key: the inverse of `_place`."""
