@@ -13,7 +13,8 @@ import pytest
 from rayfed import measurement
 from rayfed.client import TrainConfig
 from rayfed.config import load_config
-from rayfed.doctor import _nodes, main
+from rayfed.diagnosis import _nodes
+from rayfed.doctor import main
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.measurement import costs, measure
 from rayfed.preflight import check
