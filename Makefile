@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?=
-# Most modules of these packages are never imported, so none is compiled before it is.
-PIP := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test test-ray test-others test-slow lint fmt bench clean
 

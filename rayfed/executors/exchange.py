@@ -59,6 +59,8 @@ class Exchange:
 
     def run(self) -> list[Update | None]:
         try:
+            if not self._pool.lanes:  # an earlier exchange lost the last one
+                raise ClusterError("no client actor is left")
             while len(self._answers) < len(self._calls):
                 self._hand_out()
                 self._wait()

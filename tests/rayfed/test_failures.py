@@ -226,8 +226,9 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
         assert "lane_lost" in {e.kind for e in events}
         pool.lanes[0].options["num_cpus"] = 1000
         os.kill(pool.lanes[0].place["pid"], signal.SIGKILL)
-        with pytest.raises(ClusterError, match="no client actor is left"):
-            ask(pool, setup, answer, patience=2.0, retries=9)
+        for _ in range(2):  # whoever asks again hears it again
+            with pytest.raises(ClusterError, match="no client actor is left"):
+                ask(pool, setup, answer, patience=2.0, retries=9)
     finally:
         pool.close()
 
