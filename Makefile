@@ -5,19 +5,14 @@ BIN := $(VENV)/bin
 RUN ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-ray test-others test-slow lint fmt bench clean
+.PHONY: run test test-slow lint fmt bench clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
 
-test: $(VENV)/.tested  ## all tests that are not slow; those with Ray wait a lot, so the others run beside them
-	$(MAKE) --no-print-directory -j2 --output-sync=target test-ray test-others
-
-test-ray: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and ray"
-
-test-others: $(VENV)/.tested
+test: $(VENV)/.tested  ## all tests that are not slow; those that start a cluster one after the other
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not ray"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and ray"
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -23,6 +23,7 @@ from tests.conftest import ROOT, SMALL
 METHODS = method_names()
 CONTRACT = tuple(o for o in SMALL if not o.startswith("tuning."))  # a method brings its own scheme
 CONTRACT += ("data.partition.scheme=by_domain", "data.limit=12", "data.val=2", "train.batch_size=4")
+CONTRACT += ("data.domains=[plain,fonts,street]",)
 
 
 def setup_of(name, cache, *overrides):
@@ -106,7 +107,7 @@ def test_survives_a_client_with_one_example(name, cache):
 @pytest.mark.ray
 @pytest.mark.parametrize("name", METHODS)
 def test_same_tensors_on_actors(name, cache, pool_of_two):
-    setup = setup_of(name, cache, "clients_per_round=1" if name == "centralized" else "clients_per_round=4")
+    setup = setup_of(name, cache, "clients_per_round=1" if name == "centralized" else "clients_per_round=2")
     here = list(run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))[-1]
     there = list(run(setup.experiment, pool_of_two(setup), setup.start))[-1]
     assert digest(here.state.params) == digest(there.state.params)

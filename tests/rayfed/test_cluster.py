@@ -104,6 +104,7 @@ def python(script, timeout=240, **env):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
     script = f"""
@@ -132,6 +133,7 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
     assert "NODES 2 2" in out
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_four_actors_share_a_declared_gpu(tmp_path, cache, small):
     arguments = [

@@ -150,7 +150,7 @@ def test_retry_gives_what_would_have_come_without_the_failure(what, setup, pool,
     assert (event.kind, event.action, event.attempt) == (SAYS[what][0], "retry", 1)
 
 
-@pytest.mark.parametrize("what", ["raise", "sleep", "kill"])
+@pytest.mark.parametrize("what", ["raise", "sleep", pytest.param("kill", marks=pytest.mark.slow)])
 def test_what_always_fails_ends_the_run_after_the_retries(what, setup, pool):
     with pytest.raises(ClientError, match=SAYS[what][1]) as err:
         ask(pool, setup, partial(trouble, what=what), on_client_error="retry", retries=1, **limit(what))
@@ -205,6 +205,7 @@ def test_a_request_to_stop_ends_the_exchange_under_way(setup, pool):
         pool.replace(lane)
 
 
+@pytest.mark.slow
 def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     import ray
 

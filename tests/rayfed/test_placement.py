@@ -22,7 +22,9 @@ PARTIAL = (
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", ["1", "3", "per_client"])
+@pytest.mark.parametrize(
+    "actors", ["3", *(pytest.param(actors, marks=pytest.mark.slow) for actors in ("1", "per_client"))]
+)
 def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
     here = small(*PARTIAL)
     there = small(*PARTIAL, "cluster.executor=ray", f"cluster.actors={actors}")

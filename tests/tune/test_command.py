@@ -58,8 +58,9 @@ def wait_until(ready, process, seconds=240):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("snapshot", ["as it was", pytest.param("cut short", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("snapshot", ["as it was", "cut short"])
 def test_a_sweep_killed_with_9_loses_no_round_and_repeats_no_trial(snapshot, sweep_file, cache, tmp_path):
     path, rounds = tmp_path / "out", 6
     arguments = [sweep_file, *COMMON, f"data.cache={cache}", f"rounds={rounds}", "trials=3"]

@@ -174,6 +174,7 @@ def test_asha_stops_what_cannot_win(ray_cluster, cache, tmp_path):
     assert written == [4, 1, 1, 1]  # no round was computed after the decision
 
 
+@pytest.mark.slow
 def test_median_stopping_ends_what_is_below_the_others(ray_cluster, cache, tmp_path):
     """Two trials learn; the third stands still, and its first round is worse than the mean of theirs."""
     tune.search(
@@ -192,6 +193,7 @@ def test_median_stopping_ends_what_is_below_the_others(ray_cluster, cache, tmp_p
     assert table["rounds"].tolist() == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_trials_that_fail_are_told_apart(ray_cluster, cache, tmp_path):
     """A learning rate with which the loss is no number any more ends its trial, not the sweep."""
     overrides = [*SMALL, f"data.cache={cache}", "cluster=inline", "rounds=2"]
