@@ -128,7 +128,7 @@ class Checkpoints:
     def _write_store(self, client: str, kept: Kept, executor: Executor) -> str:
         serial, name = self._files.get(client, (-1, ""))
         if serial != kept.serial:
-            data = to_bytes(executor.fetch(kept), f"store of client {client!r}")
+            data = to_bytes(executor.fetch(client, kept), f"store of client {client!r}")
             name = hashlib.sha256(data).hexdigest()
             file = _store_file(self.path, name)
             if not file.exists():

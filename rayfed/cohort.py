@@ -89,8 +89,12 @@ class Executor(Protocol):
     def stores(self) -> dict[str, Kept]:
         """What every client keeps now, by client."""
 
-    def fetch(self, kept: Kept) -> dict[str, Any]:
-        """The content of one store."""
+    def fetch(self, client: str, kept: Kept) -> dict[str, Any]:
+        """The content of a client's store.
+
+        Raises:
+            LostStoreError: It was on a node that is gone.
+        """
 
     def restore(self, client: str, store: Mapping[str, Any]) -> None:
         """Give a client its store back."""

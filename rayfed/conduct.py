@@ -119,6 +119,7 @@ def conduct(
                 yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
+                note(Event(kind="store_lost", action="restart", client=err.client, message=str(err)))
                 resume = True
             else:
                 return
@@ -153,8 +154,10 @@ def _rounds(
             yield {**done.row, **seen}
         digest = folder.finish(params)
     except BaseException:
-        with suppress(StorageError):  # what brought us here is what the user must hear of
+        # What brought us here is what the user must hear of. A lost node may have had what should be saved.
+        with suppress(StorageError, LostStoreError):
             keeper.save_last()
+        with suppress(StorageError):
             folder.write_tables()
         raise
     yield {"sha256": digest}

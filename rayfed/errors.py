@@ -50,6 +50,13 @@ class StorageError(RayFedError):
 class LostStoreError(RayFedError):
     """The private store of a client was lost with its node; the last checkpoint has it."""
 
+    def __init__(self, client: str) -> None:
+        super().__init__(client)
+        self.client = client
+
+    def __str__(self) -> str:
+        return f"the store of client {self.client!r} was lost with its node"
+
 
 class StoppedError(RayFedError):
     """The run was asked to end."""

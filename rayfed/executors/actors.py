@@ -12,9 +12,10 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import ObjectLostError
 
 from rayfed.cohort import Call, Kept, Visit
-from rayfed.errors import RayFedError
+from rayfed.errors import LostStoreError, RayFedError
 from rayfed.executors.exchange import Exchange
 from rayfed.executors.lane import Lane, Slot, WireCall
 from rayfed.executors.metrics import Memory
@@ -172,8 +173,11 @@ class RayExecutor:
         else:
             self._stores[client] = Kept(next(self._serial), reference)
 
-    def fetch(self, kept: Kept) -> dict[str, Any]:
-        return dict(decode(ray.get(kept.value)))
+    def fetch(self, client: str, kept: Kept) -> dict[str, Any]:
+        try:
+            return dict(decode(ray.get(kept.value)))
+        except ObjectLostError as err:
+            raise LostStoreError(client) from err
 
     def restore(self, client: str, store: Mapping[str, Any]) -> None:
         self.keep(client, ray.put(encode(store)) if store else None)

@@ -218,11 +218,7 @@ class Exchange:
                 if store is not None:
                     ray.get(store)
             except ObjectLostError as lost:
-                message = f"the store of client {call.client!r} was lost with its node"
-                self._pool.on_event(
-                    Event(kind="store_lost", action="restart", client=call.client, message=message)
-                )
-                raise LostStoreError(message) from lost
+                raise LostStoreError(call.client) from lost
             cause = f"its answer was lost: {type(err).__name__}"
             self._fail(
                 i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), "actor_lost", True

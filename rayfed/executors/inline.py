@@ -67,7 +67,7 @@ class InlineExecutor:
     def stores(self) -> dict[str, Kept]:
         return dict(self._stores)
 
-    def fetch(self, kept: Kept) -> dict[str, Any]:
+    def fetch(self, client: str, kept: Kept) -> dict[str, Any]:
         return dict(kept.value)
 
     def restore(self, client: str, store: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ class Stores:
     def stores(self):
         return dict(self.kept)
 
-    def fetch(self, kept):
+    def fetch(self, client, kept):
         self.fetched.append(kept.serial)
         return kept.value
 

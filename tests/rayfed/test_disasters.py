@@ -115,7 +115,7 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
         import dataclasses
         import rayfed.launch as launch, rayfed.report.console as console
         policy = launch.policy
-        launch.policy = lambda config: dataclasses.replace(policy(config), patience=20.0)
+        launch.policy = lambda config: dataclasses.replace(policy(config), patience=45.0)
 
         def line(row, rounds):
             if row["round"] == 3:

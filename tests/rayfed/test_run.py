@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 import zipfile
 
 import pyarrow.parquet as pq
@@ -154,8 +155,10 @@ def test_ray_job_submit(tmp_path, cache):
     with head_node() as node:
         for _ in range(30):
             done = submit(*overrides)
-            if "Failed to connect" not in done.stdout + done.stderr:
+            said = done.stdout + done.stderr
+            if "Failed to connect" not in said and "No available agent" not in said:  # it is up
                 break
+            time.sleep(1)
         assert done.returncode == 0, done.stdout + done.stderr
         assert (tmp_path / "run" / "result.json").exists()
         bad = submit("rouds=1")
