@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 
 from rayfed.cohort import Call, Visit
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
@@ -27,7 +33,7 @@ LARGEST_CHUNK = 16
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 TICK = 0.5  # seconds between two looks at the clock and at whether to stop
 MOST_STACKS = 4  # actors whose stack the watchdog shows
-OUT_OF_MEMORY = "memory usage threshold"  # what Ray's memory monitor says when it ends a process
+LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)  # Ray's ways to say it
 
 
 def task_title(chunk: Sequence[WireCall], with_client: bool = True) -> str:
@@ -151,7 +157,7 @@ class Exchange:
     def _arrive(self, lane: Lane) -> None:
         try:
             lane.place = ray.get(lane.coming)
-        except RayActorError as err:
+        except LOST as err:
             lane.failed_starts += 1
             if lane.failed_starts > self._policy.retries:
                 self._retire(lane, f"{type(err).__name__}: {err}".splitlines()[0])
@@ -164,7 +170,7 @@ class Exchange:
         job = self._running.pop(done)
         try:
             answers = ray.get(done)
-        except RayActorError as err:
+        except LOST as err:
             self._lose(job, err)
             return
         except ObjectLostError as err:
@@ -200,7 +206,7 @@ class Exchange:
         waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
-        kind = "out_of_memory" if OUT_OF_MEMORY in str(err) else "actor_lost"
+        kind = "out_of_memory" if isinstance(err, OutOfMemoryError) else "actor_lost"
         for i in itertools.chain.from_iterable(j.indices for j in jobs):
             call = self._calls[i]
             cause = f"its actor was lost {self._tries[i]} times; {type(err).__name__}: {err}".splitlines()[0]
