@@ -100,7 +100,7 @@ def python(script, timeout=240, **env):
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-20000:]
     return done.stdout
 
 

@@ -134,7 +134,7 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
     import pyarrow.parquet as pq
 
     kinds = set(pq.read_table(tmp_path / "run" / "events.parquet")["kind"].to_pylist())
-    assert {"store_lost", "lane_lost"} <= kinds
+    assert "store_lost" in kinds
 
 
 GREEDY = """
