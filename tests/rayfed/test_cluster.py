@@ -173,8 +173,9 @@ def children_of(pid):
     return psutil.Process(pid).children(recursive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     import psutil
 

@@ -125,7 +125,9 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
         console.line = line
         import rayfed
         result = rayfed.simulate({[*options, f"output={tmp_path / 'run'}"]!r}, quiet=False)
-        print("HASH", result.sha256)
+        print("HASH", result.sha256, flush=True)
+        ray.shutdown()  # in this order: at the end of the process, Ray looks for the node that is gone
+        cluster.shutdown()
     """
     out = python(script, timeout=400)
     whole = rayfed.simulate([*options, "cluster=inline", f"output={tmp_path / 'whole'}"])
