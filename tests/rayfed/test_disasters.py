@@ -112,10 +112,7 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
         worker = cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level="error")
         cluster.wait_for_nodes()
-        import dataclasses
-        import rayfed.launch as launch, rayfed.report.console as console
-        policy = launch.policy
-        launch.policy = lambda config: dataclasses.replace(policy(config), patience=45.0)
+        import rayfed.report.console as console
 
         def line(row, rounds):
             if row["round"] == 3 and worker in cluster.worker_nodes:  # it comes twice
