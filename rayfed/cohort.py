@@ -75,10 +75,14 @@ class Executor(Protocol):
     Attributes:
         on_event: Told about every failure.
         on_visit: Told about every call that was answered.
+        actors: Client actors that play the calls; 0: this process does.
     """
 
     on_event: Callable[[Event], None]
     on_visit: Callable[[Visit], None]
+
+    @property
+    def actors(self) -> int: ...
 
     def map(self, calls: Sequence[Call]) -> Sequence[Update | None]:
         """Answer in the order given, None for a client that was dropped.

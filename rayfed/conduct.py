@@ -146,7 +146,7 @@ def _rounds(
             folder.add(done)
             seen = slowest(visits)
             if watch is not None:
-                watch.round(done.row, done.ledger, done.scores, visits, len(getattr(executor, "lanes", ())))
+                watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
             visits.clear()
             keeper.finished(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)

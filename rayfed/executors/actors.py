@@ -135,6 +135,10 @@ class RayExecutor:
         actor = ray.remote(ClientActor).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
+    @property
+    def actors(self) -> int:
+        return len(self.lanes)
+
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         """Answers in the order of the calls, whichever lane ran them and whenever it finished.
 

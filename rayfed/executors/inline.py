@@ -24,6 +24,8 @@ class InlineExecutor:
     A client cannot be timed out here. The watchdog writes the stack of this process to standard error.
     """
 
+    actors = 0
+
     def __init__(
         self, world: World, weights: Weights, policy: Policy | None = None, device: str = "cpu"
     ) -> None:

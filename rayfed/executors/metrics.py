@@ -114,8 +114,13 @@ class Gauges:
 def _repeat() -> None:
     while True:
         time.sleep(REPEAT_PAUSE)
-        for gauges in list(_repeated):
-            gauges.repeat()
+        _repeat_all()
+
+
+def _repeat_all() -> None:
+    # A function of its own, because a loop's variable would keep its last gauges alive while it sleeps.
+    for gauges in list(_repeated):
+        gauges.repeat()
 
 
 _repeated: weakref.WeakSet[Gauges] = weakref.WeakSet()
