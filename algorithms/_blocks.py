@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge
 
-from rayfed.cohort import Cohort
 from rayfed.errors import ConfigError
-from rayfed.local import Local
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
+from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.server import Server
 from rayfed.models.backbone import STATISTICS
-from rayfed.params import mean_by_name, subtract
-from rayfed.server import Server
 from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update
 
 Blocks: TypeAlias = dict[str, tuple[int, ...]]

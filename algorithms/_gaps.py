@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.cohort import Cohort, Ledger, Task
 from rayfed.errors import NobodyAnsweredError
-from rayfed.local import Local
-from rayfed.server import Server
-from rayfed.tasks import evaluate, fit
+from rayfed.federation.cohort import Cohort, Ledger, Task
+from rayfed.federation.local import Local
+from rayfed.federation.server import Server
+from rayfed.federation.visit import evaluate, fit
 from rayfed.types import ServerState, Update
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossWeighted
-from rayfed.client import Client
-from rayfed.cohort import TRAINING, Cohort, Task
 from rayfed.errors import NobodyAnsweredError
-from rayfed.local import Local
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import TRAINING, Cohort, Task
+from rayfed.federation.local import Local
+from rayfed.federation.visit import fit
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 from rayfed.seeds import derive
-from rayfed.tasks import fit
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Count, ServerState, Update
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from algorithms._arrays import Array, to_numpy
-from rayfed.client import Client
-from rayfed.cohort import Cohort, Task
 from rayfed.errors import ClientError
-from rayfed.local import Local
-from rayfed.server import Server
-from rayfed.tasks import fit
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort, Task
+from rayfed.federation.local import Local
+from rayfed.federation.server import Server
+from rayfed.federation.visit import fit
 from rayfed.types import Batch, Broadcast, Update
 
 SMALLEST = 1e-10

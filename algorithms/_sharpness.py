@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayfed.client import Client
-from rayfed.local import Local
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
 from rayfed.types import Batch, Broadcast
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.types import NonNegative, ServerState, Update
 
 MIXTURE = "mixture"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from algorithms._blocks import Blocks, BlockServer
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.types import ServerState
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from algorithms._blocks import Blocks, BlockServer
-from rayfed.cohort import Cohort
 from rayfed.errors import ConfigError
-from rayfed.local import Local
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
 from rayfed.types import Count, ServerState
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._meta import InnerOptimizer, meta_step
-from rayfed.client import Client
-from rayfed.local import Local, logits
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local, logits
+from rayfed.federation.method import Method
 from rayfed.models.backbone import samples_of
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update

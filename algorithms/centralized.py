@@ -3,6 +3,6 @@
 The pooling is a property of the partition: `configs/algorithm/centralized.yaml` sets `data.partition.pooled`.
 """
 
-from rayfed.method import Method
+from rayfed.federation.method import Method
 
 METHOD = Method()

@@ -17,10 +17,10 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from algorithms._blocks import BlockServer
-from rayfed.client import Client
-from rayfed.cohort import Cohort
-from rayfed.local import Local
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
 from rayfed.types import Batch, Broadcast, Count, Positive, ServerState
 
 

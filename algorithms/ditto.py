@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rayfed.client import Client
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.params import sq_distance
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.federation.params import sq_distance
 from rayfed.types import Broadcast, NonNegative, Params, Update
 
 OWN = "own"

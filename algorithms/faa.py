@@ -17,8 +17,8 @@ import numpy as np
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import Vector, all_known, clipped, outside
 from algorithms.ga import GeneralizationAdjustment, record_gaps
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.types import Count, NonNegative, ServerState, Update
 
 FLAT = 1e-8

@@ -4,6 +4,6 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 Algorithm 1.
 """
 
-from rayfed.method import Method
+from rayfed.federation.method import Method
 
 METHOD = Method()

@@ -13,11 +13,11 @@ from annotated_types import Ge
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
-from rayfed.client import Client
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.params import sq_distance
-from rayfed.tasks import score
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.federation.params import sq_distance
+from rayfed.federation.visit import score
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Batch, Broadcast, NonNegative, Update
 

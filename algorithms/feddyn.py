@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from algorithms._blocks import PERSIST, SHARE, BlockServer
-from rayfed.client import Client
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.params import sq_distance, subtract
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.federation.params import sq_distance, subtract
 from rayfed.types import Batch, Broadcast, NonNegative, Update
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._grouping import CENTERS, GROUP, PREVIOUS, ROUNDS, GroupingServer
-from rayfed.client import Client
-from rayfed.local import Local
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
 from rayfed.types import Batch, Broadcast, NonNegative, Params, Positive, Update
 
 Similarity: TypeAlias = Literal["cosine", "dot"]

@@ -7,7 +7,7 @@ Group Customization and Reweighting, AAAI 2024, Algorithm 1.
 from algorithms._grouping import client_representation
 from algorithms.fedgc import GroupCustomization, group_customization_loss, representation_alignment_loss
 from algorithms.fedgr import GroupReweighting, beta, group_weights
-from rayfed.method import Method
+from rayfed.federation.method import Method
 
 __all__ = [
     "METHOD",

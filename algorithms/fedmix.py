@@ -19,10 +19,10 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed.client import Client
-from rayfed.cohort import Cohort
-from rayfed.local import Local, logits
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local, logits
+from rayfed.federation.method import Method
 from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.types import Batch, Broadcast, Count, Fraction, ServerState, Update

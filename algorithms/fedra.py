@@ -4,8 +4,8 @@ Su, Li, Xue, FedRA: A Random Allocation Strategy for Federated Tuning to Unleash
 Clients, ECCV 2024, Algorithm 1.
 
 Differs from the paper: LoRA factors are averaged as in the paper, but they are not the mean of the products
-(`rayfed.lora_mean`); Eq. 4 is sampled exactly, over the participants. Differs from the released code: frozen
-norms are not uploaded; the code averages uniformly (`server.weighting=uniform`).
+(`rayfed.federation.lora_mean`); Eq. 4 is sampled exactly, over the participants. Differs from the released
+code: frozen norms are not uploaded; the code averages uniformly (`server.weighting=uniform`).
 """
 
 import logging
@@ -23,9 +23,9 @@ from algorithms._allocation import (
     draw_independent,
 )
 from algorithms._blocks import Blocks, BlockServer
-from rayfed.cohort import Cohort
 from rayfed.errors import ConfigError
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.seeds import generator
 from rayfed.types import ServerState
 

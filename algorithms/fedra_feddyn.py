@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from algorithms.feddyn import DynamicRegularization
 from algorithms.fedra import RandomAllocation
-from rayfed.method import Method
+from rayfed.federation.method import Method
 from rayfed.types import NonNegative
 
 

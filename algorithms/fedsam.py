@@ -6,7 +6,7 @@ Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML
 from dataclasses import dataclass
 
 from algorithms._sharpness import UphillLocal
-from rayfed.method import Method
+from rayfed.federation.method import Method
 from rayfed.types import NonNegative
 
 

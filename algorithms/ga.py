@@ -13,8 +13,8 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import GapServer, Vector, all_known, clipped, outside, variance
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.types import Positive, ServerState, Update
 
 SMALLEST = 1e-12

@@ -16,9 +16,9 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms.bgp import MetaLocal
-from rayfed.cohort import Cohort
-from rayfed.method import Method
-from rayfed.server import Server
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
+from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
 
 SHIFT = 1e-3

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from algorithms._sharpness import UphillLocal
-from rayfed.client import Client
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.objective import CLASSIFICATION, SEGMENTATION
 from rayfed.types import Broadcast, NonNegative, ServerState, Update
 

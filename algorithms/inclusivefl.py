@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 
 from algorithms._blocks import BlockServer
-from rayfed.cohort import Cohort
 from rayfed.errors import ConfigError
-from rayfed.method import Method
-from rayfed.params import mean_by_name, subtract
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
+from rayfed.federation.params import mean_by_name, subtract
 from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of
 
 Moves = dict[int, Params]

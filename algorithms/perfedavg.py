@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from algorithms.bgp import MetaLocal
-from rayfed.client import Client
-from rayfed.method import Method
+from rayfed.federation.client import Client
+from rayfed.federation.method import Method
 from rayfed.types import Broadcast, NonNegative, Update
 
 

@@ -7,6 +7,6 @@ Differs from the released code, which never empties its list of local models, so
 of all rounds before it.
 """
 
-from rayfed.method import Method
+from rayfed.federation.method import Method
 
 METHOD = Method()

@@ -16,12 +16,12 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from algorithms._losses import LossWeighted, fit_watched
-from rayfed.client import Client
-from rayfed.cohort import Cohort, Task
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.params import subtract
-from rayfed.tasks import fit
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort, Task
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.federation.params import subtract
+from rayfed.federation.visit import fit
 from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update
 
 Norm: TypeAlias = Literal["l2_sum", "l2_sq"]

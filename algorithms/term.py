@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed.cohort import Cohort
-from rayfed.method import Method
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.method import Method
 from rayfed.types import Params, ServerState, Update
 
 EMA = "tilt_normalizer"

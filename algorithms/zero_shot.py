@@ -6,11 +6,11 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.client import Client
-from rayfed.cohort import Cohort
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.server import Server
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.federation.server import Server
 from rayfed.types import Broadcast, ServerState
 
 

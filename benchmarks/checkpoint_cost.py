@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from rayfed.config import load_config
-from rayfed.launch import launch
-from rayfed.setup import prepare
+from rayfed.config.schema import load_config
+from rayfed.engine.launch import launch
+from rayfed.engine.setup import prepare
 
 WARM_UP = 2
 

@@ -13,10 +13,10 @@ import time
 from dataclasses import replace
 from statistics import median
 
-from rayfed.config import load_config
-from rayfed.driver import make_cohort
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import make_cohort
+from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.setup import prepare
 
 DEPTHS = [12, 10, 8, 6, 4, 3]
 BAR = 1.15 * sum(DEPTHS) / (12 * len(DEPTHS))

@@ -102,9 +102,9 @@ class Engine:
     """FedAvg of the engine with two client actors, stepped one round at a time."""
 
     def __init__(self, cache: Path, rounds: int) -> None:
-        from rayfed.config import load_config
-        from rayfed.launch import launch
-        from rayfed.setup import prepare
+        from rayfed.config.schema import load_config
+        from rayfed.engine.launch import launch
+        from rayfed.engine.setup import prepare
 
         config = load_config(
             [

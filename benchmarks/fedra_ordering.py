@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
-from rayfed.cohort import Ledger
-from rayfed.config import load_config
-from rayfed.driver import make_cohort, run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import make_cohort, run
+from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.cohort import Ledger
+from rayfed.federation.visit import evaluate
 from rayfed.run import simulate
-from rayfed.setup import prepare
-from rayfed.tasks import evaluate
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 MIXED = "12, 10, 8, 6, 3"

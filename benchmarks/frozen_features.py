@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from rayfed.cohort import Call
-from rayfed.config import load_config
-from rayfed.driver import run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run
+from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.params import digest
-from rayfed.setup import Setup, prepare
+from rayfed.federation.cohort import Call
+from rayfed.federation.params import digest
 from rayfed.types import Update
 
 MODEL = "open_clip/ViT-B-32-quickgelu"

@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 
 import rayfed
-from rayfed.client import Client
-from rayfed.local import Local
-from rayfed.method import Method
-from rayfed.report import console
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
+from rayfed.terminal import console
 from rayfed.types import Broadcast, Update
 
 WARM = 0.2

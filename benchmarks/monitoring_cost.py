@@ -18,9 +18,9 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from rayfed.config import load_config
-from rayfed.launch import launch
-from rayfed.setup import prepare
+from rayfed.config.schema import load_config
+from rayfed.engine.launch import launch
+from rayfed.engine.setup import prepare
 
 SWITCHES = ("cluster.metrics", "tensorboard", "cluster.dashboard")
 SCRAPE = 10.0  # seconds between two readings

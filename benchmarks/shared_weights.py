@@ -64,10 +64,10 @@ def main() -> None:
 
     import ray
 
-    from rayfed.client import TrainConfig
+    from rayfed.executors.worker import World
+    from rayfed.federation.client import TrainConfig
     from rayfed.models.config import ModelConfig
     from rayfed.tuning.lora import Lora
-    from rayfed.worker import World
 
     world = World(
         seed=0,

@@ -21,7 +21,7 @@ from typing import Any
 import tune
 import tune.conduct
 import tune.tuner
-from rayfed.report.console import say
+from rayfed.terminal.console import say
 from tune.folder import trial_folder
 from tune.progress import Progress
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rayfed.config import Config
+    from rayfed.config.schema import Config
     from rayfed.run import Result
 
 __version__ = "0.1.0"

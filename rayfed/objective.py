@@ -1,7 +1,8 @@
 """What a model has to do with an example: say its class, outline an organ, guess the next character.
 
 A data set is made for one task. Clients find its objective in `client.objective`: an algorithm asks it for
-the loss, and need not know which one it is. (A `Task` in `rayfed.cohort` is another thing: a client's work.)
+the loss, and need not know which one it is. (A `Task` in `rayfed.federation.cohort` is another thing: a
+client's work.)
 """
 
 from __future__ import annotations

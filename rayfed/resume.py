@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rayfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rayfed.config import Config
+    from rayfed.config.schema import Config
 
 USAGE = """\
 python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json] [--debug]
@@ -51,7 +51,7 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: There is no run, or a key would change its result; names the key.
     """
-    from rayfed.config import load_config, to_dict
+    from rayfed.config.schema import load_config, to_dict
 
     file = path / "config.yaml"
     if not file.is_file():

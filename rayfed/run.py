@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, RayFedError, one_line
-from rayfed.report.console import follow, say, teller
+from rayfed.terminal.console import follow, say, teller
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rayfed.config import Config
-    from rayfed.setup import Setup
+    from rayfed.config.schema import Config
+    from rayfed.engine.setup import Setup
     from rayfed.types import Params
 
 STOP = threading.Event()
@@ -90,7 +90,7 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
         ConfigError: Something in the input is wrong; found before any actor starts.
         ClientError: A client failed.
     """
-    from rayfed.config import Config, load_config
+    from rayfed.config.schema import Config, load_config
 
     checked = config if isinstance(config, Config) else load_config(config)
     return execute(checked, quiet)
@@ -105,11 +105,11 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
         resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
         as_json: Write one JSON object a round to standard output, and all else to standard error.
     """
-    from rayfed import preflight
-    from rayfed.config import comparisons
-    from rayfed.report.folder import create, discard, finished
-    from rayfed.report.tracking import check
-    from rayfed.setup import prepare
+    from rayfed.config.schema import comparisons
+    from rayfed.engine import preflight
+    from rayfed.engine.setup import prepare
+    from rayfed.record.folder import create, discard, finished
+    from rayfed.record.tracking import check
 
     check(config.trackers)
     tell = teller(quiet, as_json)
@@ -145,8 +145,8 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
 
 def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool, as_json: bool) -> str:
     """Run all rounds and show them; the digest of the final tensors."""
-    from rayfed.launch import launch
-    from rayfed.report.folder import discard
+    from rayfed.engine.launch import launch
+    from rayfed.record.folder import discard
 
     tell, digest = teller(quiet, as_json), ""
     shown = path if as_json else None
@@ -173,11 +173,11 @@ def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool, as_j
     """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
     import yaml
 
-    from rayfed.config import to_dict
-    from rayfed.leave_one_out import folds, table_of
-    from rayfed.report.files import write_text
-    from rayfed.report.folder import discard
-    from rayfed.setup import prepare
+    from rayfed.config.schema import to_dict
+    from rayfed.engine.setup import prepare
+    from rayfed.record.files import write_text
+    from rayfed.record.folder import discard
+    from rayfed.report.leave_one_out import folds, table_of
 
     tell = teller(quiet, as_json)
     try:
@@ -208,10 +208,10 @@ def record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]
     Raises:
         ConfigError: The run that is continued had other data.
     """
-    from rayfed.config import to_dict
-    from rayfed.data.manifest import describe
+    from rayfed.config.schema import to_dict
+    from rayfed.data.partition.manifest import describe
     from rayfed.objective import objective
-    from rayfed.report.folder import begun_with, describe_run
+    from rayfed.record.folder import begun_with, describe_run
 
     partition, dataset = setup.partition, setup.dataset
     facts = {
@@ -236,9 +236,9 @@ def record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]
 
 
 def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:
+    from rayfed.record.files import write_text
     from rayfed.report.comparison import with_others
     from rayfed.report.figures import draw
-    from rayfed.report.files import write_text
     from rayfed.report.table import final_table
 
     table = with_others(final_table(path), path, others)
@@ -286,8 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        from rayfed.catalog import catalog
-        from rayfed.config import load_config
+        from rayfed.config.catalog import catalog
+        from rayfed.config.schema import load_config
 
         if args.list:
             say(catalog())

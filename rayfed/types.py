@@ -130,7 +130,7 @@ class ServerState:
         shared: Goes to clients with every broadcast.
         memory: Stays on the server.
         blocks: Blocks the global model consists of; None means all of them.
-        virtual_time: Seconds on the virtual clock since the start (`rayfed.faults`).
+        virtual_time: Seconds on the virtual clock since the start (`rayfed.heterogeneity.faults`).
     """
 
     round: int

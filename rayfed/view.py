@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import ConfigError
-from rayfed.report.console import follow, say
-from rayfed.report.folder import LOCK, TENSORS
+from rayfed.record.folder import LOCK, TENSORS
 from rayfed.report.table import final_table, last_evaluated
 from rayfed.run import guarded
+from rayfed.terminal.console import follow, say
 
 USAGE = """\
 python -m rayfed.view RUN [--follow] [--debug]

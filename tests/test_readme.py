@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from rayfed.catalog import algorithms, catalog, markdown, tunings
-from rayfed.config import load_config
+from rayfed.config.catalog import algorithms, catalog, markdown, tunings
+from rayfed.config.schema import load_config
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -17,7 +17,7 @@ def section(name):
 
 @pytest.mark.parametrize(("name", "rows"), [("algorithms", algorithms()), ("tunings", tunings())])
 def test_tables_are_the_files_own_first_lines(name, rows):
-    assert section(name) == markdown(rows), f"write rayfed.catalog.markdown({name}()) into README.md"
+    assert section(name) == markdown(rows), f"write rayfed.config.catalog.markdown({name}()) into README.md"
 
 
 def test_every_file_and_target_it_names_exists():

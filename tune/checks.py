@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from rayfed.config import Config, to_dict
+from rayfed.config.schema import Config, to_dict
 from rayfed.errors import ConfigError
-from rayfed.report import tracking
-from rayfed.report.files import write_text
+from rayfed.record import tracking
+from rayfed.record.files import write_text
 from tune.experiment import Base
 from tune.searcher import check_parts
 from tune.space import Space, Values

@@ -14,12 +14,12 @@ import ray
 import ray.tune
 import yaml
 
-from rayfed.config import Config, to_dict
+from rayfed.config.schema import Config, to_dict
+from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import connection, node_resources
-from rayfed.report.console import say
-from rayfed.report.files import write_text
-from rayfed.setup import Setup, prepare
+from rayfed.record.files import write_text
+from rayfed.terminal.console import say
 from tune.checks import Search, check, continued, describe, new_folder
 from tune.progress import Progress
 from tune.resources import Demand, at_once, bundles, factory, in_words

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rayfed.compose import compose, folder
-from rayfed.config import Config, resolve
+from rayfed.config.compose import compose, folder
+from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.report.files import write_whole
+from rayfed.record.files import write_whole
 from tune.results import Outcomes
 from tune.searcher import load_study, quiet_optuna
 

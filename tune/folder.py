@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayfed.checkpoint import Checkpoints
-from rayfed.cohort import Executor
-from rayfed.conduct import Keeping, Watch, conduct
-from rayfed.config import Config
-from rayfed.report.console import SLOWEST, SLOWEST_SECONDS
-from rayfed.report.folder import create, finished
-from rayfed.report.history import History
+from rayfed.config.schema import Config
+from rayfed.engine.recorded import Keeping, Watch, conduct
+from rayfed.engine.setup import Setup
+from rayfed.federation.cohort import Executor
+from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.folder import create, finished
+from rayfed.record.history import History
 from rayfed.report.table import read_rows
 from rayfed.run import record
-from rayfed.setup import Setup
+from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 
 Row = dict[str, Any]
 RUNS, ERROR = "runs", "error.txt"

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import ray
 
-from rayfed.cohort import Call
 from rayfed.executors.actors import ClientActor, RayExecutor
 from rayfed.executors.lane import Lane
 from rayfed.executors.metrics import Memory
-from rayfed.failures import Policy
+from rayfed.executors.worker import Worker, World
+from rayfed.federation.cohort import Call
+from rayfed.federation.failures import Policy
 from rayfed.types import Update
-from rayfed.worker import Worker, World
 from tune.shared import Frozen, feature_folder
 
 

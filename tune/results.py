@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from rayfed.config import to_dict
-from rayfed.report.files import write_parquet, write_text
-from rayfed.report.folder import finished
+from rayfed.config.schema import to_dict
+from rayfed.record.files import write_parquet, write_text
+from rayfed.record.folder import finished
 from rayfed.report.table import Table, read_rows
 from tune.experiment import Base
 from tune.folder import ERROR, Row, trial_folder

@@ -12,9 +12,9 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.search.optuna import OptunaSearch
 
-from rayfed.config import Config, build_parts
+from rayfed.config.schema import Config, build_parts
 from rayfed.errors import ConfigError
-from rayfed.method import check
+from rayfed.federation.method import check
 from tune.experiment import Base
 from tune.space import Space, Values
 from tune.sweep import SearcherConfig

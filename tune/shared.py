@@ -15,12 +15,12 @@ import ray
 import torch
 from torch import Tensor
 
+from rayfed.executors.worker import World
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import attach, dump, skeleton
-from rayfed.report.files import write_whole
+from rayfed.record.files import write_whole
 from rayfed.tuning.base import apply_tuning
-from rayfed.worker import World
 
 Array = npt.NDArray[Any]
 

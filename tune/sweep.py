@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from annotated_types import Ge
 
-from rayfed.compose import folder
-from rayfed.config import parse
+from rayfed.config.compose import folder
+from rayfed.config.schema import parse
 from rayfed.errors import ConfigError, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable

@@ -17,14 +17,14 @@ import torch
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.cohort import Executor
-from rayfed.config import Config
+from rayfed.config.schema import Config
+from rayfed.engine.launch import policy
+from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, unknown
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.metrics import Metrics, labels_of
-from rayfed.launch import policy
-from rayfed.report.files import write_text
-from rayfed.setup import Setup, prepare
+from rayfed.federation.cohort import Executor
+from rayfed.record.files import write_text
 from tune.experiment import Base
 from tune.folder import ERROR, Row, resumable, rows_of, trial_folder
 from tune.lanes import Lanes, Stage, share_features

@@ -11,7 +11,7 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
-from rayfed.report.tracking import DATABASE, URI, variables, within
+from rayfed.record.tracking import DATABASE, URI, variables, within
 from tune.checks import Search
 from tune.progress import Progress
 from tune.searcher import RoundAwareOptuna, make_sampler

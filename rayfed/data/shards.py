@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data import arrow_file
+from rayfed.data.formats import arrow_file
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import CLASSIFICATION, objective

@@ -38,7 +38,7 @@ class Listing:
         test: Whether the sample is in the data set's own test split, bool, shape (N,); all False without one.
         fingerprint: Changes whenever a sample does; cheap to compute.
         grouped: Whether samples whose keys differ in the last part only belong together, such as slices of
-            a patient; a partition then deals them as one (`rayfed.data.groups`).
+            a patient; a partition then deals them as one (`rayfed.data.partition.groups`).
     """
 
     name: str

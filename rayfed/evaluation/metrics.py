@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.cohort import Answer, ClientInfo
-from rayfed.evaluation.protocol import EvaluationSet
+from rayfed.evaluation.test_sets import EvaluationSet
+from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.objective import METRICS, metric_of
 from rayfed.types import Update
 

@@ -14,15 +14,15 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError
 
-from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import LostStoreError, RayFedError
 from rayfed.executors.exchange import Exchange
 from rayfed.executors.lane import Lane, Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
-from rayfed.failures import Event, Policy
+from rayfed.executors.worker import Weights, Worker, World
+from rayfed.federation.cohort import Call, Kept, Visit
+from rayfed.federation.failures import Event, Policy
 from rayfed.types import Broadcast, Update
-from rayfed.worker import Weights, Worker, World
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from rayfed.cohort import Call, Visit
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
-from rayfed.executors.watch import stack
+from rayfed.executors.stacks import stack
 from rayfed.executors.wire import decode_update, encode, pack
-from rayfed.failures import Event, action_for, event_of
+from rayfed.federation.cohort import Call, Visit
+from rayfed.federation.failures import Event, action_for, event_of
 from rayfed.types import Update, num_bytes
 
 log = logging.getLogger(__name__)

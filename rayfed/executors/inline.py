@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rayfed.cohort import Call, Kept, Visit
 from rayfed.errors import ClientError, StoppedError
-from rayfed.failures import Event, Policy, action_for, event_of
+from rayfed.executors.worker import Weights, Worker, World
+from rayfed.federation.cohort import Call, Kept, Visit
+from rayfed.federation.failures import Event, Policy, action_for, event_of
 from rayfed.types import Update
-from rayfed.worker import Weights, Worker, World
 
 
 class InlineExecutor:

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rayfed.cohort import Task
-from rayfed.failures import Policy
+from rayfed.federation.cohort import Task
+from rayfed.federation.failures import Policy
 
 
 @dataclass(frozen=True)

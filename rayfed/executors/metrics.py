@@ -17,9 +17,9 @@ import psutil
 import torch
 from ray.util import metrics as ray_metrics
 
-from rayfed.cohort import Ledger, Visit
 from rayfed.evaluation.metrics import Evaluation
-from rayfed.failures import Event
+from rayfed.federation.cohort import Ledger, Visit
+from rayfed.federation.failures import Event
 from rayfed.objective import metric_of
 
 RUN = ("run", "algorithm", "trial")

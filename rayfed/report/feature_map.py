@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.client import Client
-from rayfed.cohort import Call
+from rayfed.analysis.reopen import Finished, Indices, command, evenly, mention, reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.local import Local
-from rayfed.report.console import say
-from rayfed.report.files import write_parquet
-from rayfed.report.finished import Finished, Indices, command, evenly, mention, reopen
+from rayfed.federation.client import Client
+from rayfed.federation.cohort import Call
+from rayfed.federation.local import Local
+from rayfed.record.files import write_parquet
 from rayfed.report.group_figures import read_table, save_figure
+from rayfed.terminal.console import say
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.report.files import write_whole
+from rayfed.record.files import write_whole
 
 Rows = Sequence[Mapping[str, Any]]
 

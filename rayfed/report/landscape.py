@@ -22,17 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.cohort import Cohort, Ledger
-from rayfed.driver import Experiment, make_cohort, score_global
+from rayfed.analysis.reopen import Finished, command, is_statistic, mention, reopen, thinned
+from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
 from rayfed.executors.inline import InlineExecutor
-from rayfed.params import mean_by_name, subtract
-from rayfed.report.console import say
-from rayfed.report.files import write_parquet
-from rayfed.report.finished import Finished, command, is_statistic, mention, reopen, thinned
+from rayfed.federation.cohort import Cohort, Ledger
+from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.visit import fit
+from rayfed.record.files import write_parquet
 from rayfed.report.group_figures import read_table, save_figure
-from rayfed.tasks import fit
+from rayfed.terminal.console import say
 from rayfed.types import Params, ServerState, Update
 
 Vectors: TypeAlias = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rayfed.report.files import write_whole
+from rayfed.record.files import write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa

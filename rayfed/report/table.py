@@ -11,7 +11,7 @@ from typing import Any
 
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.history import History
+from rayfed.record.history import History
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfed.cohort import ClientInfo, Cohort, Ledger
+from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.types import Update
 
 

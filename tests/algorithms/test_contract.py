@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rayfed.conduct import Keeping, conduct
-from rayfed.config import load_config
-from rayfed.driver import run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run
+from rayfed.engine.recorded import Keeping, conduct
+from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
-from rayfed.method import check, load_method, method_names
-from rayfed.params import digest
-from rayfed.setup import prepare
-from rayfed.traces import Said
+from rayfed.federation.method import check, load_method, method_names
+from rayfed.federation.params import digest
+from rayfed.heterogeneity.traces import Said
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 
@@ -128,7 +128,7 @@ def test_fedprox_is_short_and_touches_no_engine_file():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_halves_fit_and_say_where_they_come_from(name):
-    from rayfed.config import build_parts
+    from rayfed.config.schema import build_parts
 
     parts = build_parts(load_config([f"algorithm={name}"]))
     check(parts.server, parts.local, parts.tuning)

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from algorithms.depthfl import MutualDistillation, exit_loss, imitation, ramp
 from rayfed import simulate
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig

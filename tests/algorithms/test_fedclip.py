@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from algorithms.fedclip import symmetric_loss
 from rayfed.errors import ConfigError
-from rayfed.params import mean_by_name
+from rayfed.federation.params import mean_by_name
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update
 

@@ -7,8 +7,8 @@ from algorithms.feddyn import DynamicRegularization, DynamicServer
 from algorithms.inclusivefl import InclusiveServer
 from rayfed import simulate
 from rayfed.errors import ConfigError
-from rayfed.local import Local
-from rayfed.method import check
+from rayfed.federation.local import Local
+from rayfed.federation.method import check
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update

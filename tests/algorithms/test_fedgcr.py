@@ -326,8 +326,8 @@ def _broken():
     from functools import partial
 
     from algorithms._losses import RECEIVED, LossWeighted
-    from rayfed.method import Method
-    from rayfed.tasks import fit
+    from rayfed.federation.method import Method
+    from rayfed.federation.visit import fit
 
     def lie(client, sent, local):
         update = fit(client, sent, local)

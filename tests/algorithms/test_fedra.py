@@ -8,16 +8,16 @@ from algorithms._blocks import BlockServer
 from algorithms.allsmall import AllSmall
 from algorithms.fedra import RandomAllocation
 from rayfed import simulate
-from rayfed.client import Client, TrainConfig
-from rayfed.config import load_config
-from rayfed.driver import make_cohort
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import make_cohort
+from rayfed.engine.setup import _block_bytes, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.params import digest
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import skeleton
-from rayfed.params import digest
-from rayfed.setup import _block_bytes, prepare
 from rayfed.tuning.base import apply_tuning, export, load
 from rayfed.tuning.lora import Lora
 from rayfed.types import ServerState, Update, block_of, num_bytes

@@ -13,13 +13,13 @@ from algorithms.bgp import _covariance
 from algorithms.fedclip import symmetric_loss
 from algorithms.fft_gp import coral
 from algorithms.qffl import fair_step, step_sizes
-from rayfed.cohort import ClientInfo, Cohort
-from rayfed.config import load_config
-from rayfed.driver import run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run
+from rayfed.engine.setup import prepare
 from rayfed.evaluation.metrics import dice, spread
 from rayfed.executors.inline import InlineExecutor
-from rayfed.server import Server
-from rayfed.setup import prepare
+from rayfed.federation.cohort import ClientInfo, Cohort
+from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
 from tests.algorithms.test_fedclip import CLASSES, LOGITS, features_with
 from tests.algorithms.test_meta import X, Y

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfed import compose
+from rayfed.config import compose
 from rayfed.run import main
 
 ALWAYS = (
@@ -52,7 +52,12 @@ def started(*args, **kwargs):
 
 def assert_refused(case, folder, cache, capsys, monkeypatch):
     """Exit code 2, one line that names the culprit, nothing started, nothing left."""
-    for name in ("rayfed.launch.launch", "ray.init", "ray.remote", "rayfed.executors.inline.InlineExecutor"):
+    for name in (
+        "rayfed.engine.launch.launch",
+        "ray.init",
+        "ray.remote",
+        "rayfed.executors.inline.InlineExecutor",
+    ):
         monkeypatch.setattr(name, started)
     monkeypatch.setattr(compose, "_compose", composed_once)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.cohort import Call
-from rayfed.config import load_config
-from rayfed.driver import run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run
+from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.local import Local
-from rayfed.params import digest
-from rayfed.setup import prepare
-from rayfed.tasks import fit
+from rayfed.executors.worker import BUFFERS, Worker
+from rayfed.federation.cohort import Call
+from rayfed.federation.local import Local
+from rayfed.federation.params import digest
+from rayfed.federation.visit import fit
 from rayfed.types import Broadcast
-from rayfed.worker import BUFFERS, Worker
 
 FEW = ("model.size=32", "model.pretrained=false", "tuning=full", "cluster=inline", "compare=[]")
 FEW += ("data.limit=6", "data.val=0", "evaluation.every=0")

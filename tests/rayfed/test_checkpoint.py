@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from rayfed.checkpoint import Checkpoints
-from rayfed.cohort import Kept
 from rayfed.errors import ConfigError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Score
-from rayfed.plain import from_file, to_bytes
+from rayfed.federation.cohort import Kept
+from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.serialization import from_file, to_bytes
 from rayfed.types import ServerState
 
 WEIGHT = torch.arange(6.0).view(2, 3)
@@ -199,7 +199,7 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     def full(path, data):
         raise StorageError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr("rayfed.checkpoint.write_bytes", full)
+    monkeypatch.setattr("rayfed.record.checkpoint.write_bytes", full)
     with pytest.raises(StorageError):
         checkpoints.save(state(1), None, executor.stores(), executor)
     monkeypatch.undo()

@@ -115,7 +115,7 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
         ray.init(address=cluster.address, logging_level="error")
         cluster.wait_for_nodes()
 
-        import rayfed.launch as launch
+        import rayfed.engine.launch as launch
         where = []
         class Driver(launch.DriverActor):
             def start(self, *args):

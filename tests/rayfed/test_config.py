@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import yaml
 
-from rayfed.compose import compose, folder
-from rayfed.config import Config, ConfigError, build_parts, load_config, to_dict
+from rayfed.config.compose import compose, folder
+from rayfed.config.schema import Config, ConfigError, build_parts, load_config, to_dict
 
 
 def test_the_default_experiment():

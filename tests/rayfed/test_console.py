@@ -7,9 +7,9 @@ import pytest
 import rich
 
 from rayfed import resume, run
-from rayfed.cohort import Visit
-from rayfed.conduct import slowest
-from rayfed.report.console import follow, headline, line
+from rayfed.engine.recorded import slowest
+from rayfed.federation.cohort import Visit
+from rayfed.terminal.console import follow, headline, line
 from tests.conftest import SMALL
 
 ROW = {

@@ -25,7 +25,7 @@ def after_round(number, act, monkeypatch):
             act()
         return ""
 
-    monkeypatch.setattr("rayfed.report.console.line", line)
+    monkeypatch.setattr("rayfed.terminal.console.line", line)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_can_go_on(small, cache, t
     run = tmp_path / "run"
     script = f"""
         import resource, sys
-        import rayfed.report.console as console
+        import rayfed.terminal.console as console
         from rayfed.run import main
 
         def line(row, rounds):
@@ -112,7 +112,7 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
         worker = cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level="error")
         cluster.wait_for_nodes()
-        import rayfed.report.console as console
+        import rayfed.terminal.console as console
 
         def line(row, rounds):
             if row["round"] == 3 and worker in cluster.worker_nodes:  # it comes twice
@@ -139,8 +139,8 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
 GREEDY = """
 import os, time
 from dataclasses import dataclass
-from rayfed.local import Local
-from rayfed.method import Method
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
 
 @dataclass(frozen=True)
 class Greedy(Local):

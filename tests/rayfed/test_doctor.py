@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rayfed import measurement
-from rayfed.client import TrainConfig
-from rayfed.config import load_config
-from rayfed.diagnosis import _nodes
-from rayfed.doctor import main
+from rayfed.config.schema import load_config
+from rayfed.doctor import measurement
+from rayfed.doctor.__main__ import main
+from rayfed.doctor.diagnosis import _nodes
+from rayfed.doctor.measurement import costs, measure
+from rayfed.engine.preflight import check
+from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
-from rayfed.measurement import costs, measure
-from rayfed.preflight import check
-from rayfed.setup import prepare
+from rayfed.federation.client import TrainConfig
 from tests.conftest import SMALL
 
 LARGER = (*SMALL, "data.limit=150", "rounds=3")
@@ -118,7 +118,8 @@ def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
 
 def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(
-        "rayfed.preflight.shutil", SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1))
+        "rayfed.engine.preflight.shutil",
+        SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1)),
     )
     code, _, errors = doctor()
     assert code == 2

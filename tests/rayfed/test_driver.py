@@ -2,14 +2,14 @@
 
 import pytest
 
-from rayfed.capacity import assign, draw
-from rayfed.cohort import Answer, ClientInfo
-from rayfed.driver import Experiment, headline, is_due, sample
+from rayfed.engine.loop import Experiment, headline, is_due, sample
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, personal, pool, summary
-from rayfed.evaluation.protocol import EvaluationSet
-from rayfed.local import Local
-from rayfed.server import Server
+from rayfed.evaluation.test_sets import EvaluationSet
+from rayfed.federation.cohort import Answer, ClientInfo
+from rayfed.federation.local import Local
+from rayfed.federation.server import Server
+from rayfed.heterogeneity.capacity import assign, draw
 from rayfed.types import Update
 
 CLIENTS = {f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=10) for i in range(6)}

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayfed.cohort import Call
-from rayfed.config import load_config
-from rayfed.driver import run
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run
+from rayfed.engine.setup import prepare
 from rayfed.errors import ClientError, ClusterError, StoppedError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.failures import Policy
-from rayfed.params import digest
-from rayfed.setup import prepare
+from rayfed.federation.cohort import Call
+from rayfed.federation.failures import Policy
+from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
 from tests.conftest import SMALL
 

@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayfed.client import TrainConfig
-from rayfed.config import load_config
-from rayfed.driver import run, sample
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run, sample
+from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.faults import FaultsConfig, plan_faults
-from rayfed.params import digest
+from rayfed.federation.client import TrainConfig
+from rayfed.federation.params import digest
+from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.report.table import final_table
-from rayfed.setup import prepare
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 

@@ -10,15 +10,15 @@ import torch
 import rayfed
 from algorithms._gaps import variance
 from algorithms.ga import adjusted_weights, step_at
-from rayfed.cohort import Call
+from rayfed.analysis.reopen import reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.cohort import Call
+from rayfed.federation.visit import evaluate
+from rayfed.record.files import write_parquet
 from rayfed.report import feature_map, landscape
-from rayfed.report.files import write_parquet
-from rayfed.report.finished import reopen
 from rayfed.report.gap_figures import gap_variance, gap_variances
 from rayfed.report.table import read_rows
-from rayfed.tasks import evaluate
 
 V5 = ([0.4, 0.1, 0.05, 0.3], 0.655)
 FEW = ("data.limit=60", "data.val=6", "rounds=2", "cluster=inline", "compare=[]", "model.options={depth: 2}")

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
-from rayfed.lora_mean import ROW_NORM, product_mean, refactor, stack
-from rayfed.params import mean_by_name
-from rayfed.server import Server
+from rayfed.federation.lora_mean import ROW_NORM, product_mean, refactor, stack
+from rayfed.federation.params import mean_by_name
+from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
 
 B = torch.tensor([[1.0, 0, 2], [0, 1, 1]], dtype=torch.float64)  # one column per client
@@ -169,11 +169,11 @@ def test_an_exact_rule_without_a_residual_is_refused(small):
 
 @pytest.mark.ray
 def test_residuals_are_the_same_on_actors(cache, pool_of_two):
-    from rayfed.config import load_config
-    from rayfed.driver import run
+    from rayfed.config.schema import load_config
+    from rayfed.engine.loop import run
+    from rayfed.engine.setup import prepare
     from rayfed.executors.inline import InlineExecutor
-    from rayfed.params import digest
-    from rayfed.setup import prepare
+    from rayfed.federation.params import digest
     from tests.conftest import SMALL
 
     exact = (

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.conduct import Keeping, conduct
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
+from rayfed.engine.recorded import Keeping, conduct
+from rayfed.engine.setup import prepare
 from rayfed.errors import ClusterError, LostStoreError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.setup import prepare
 from tests.conftest import SMALL
 
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from rayfed.cohort import Visit
-from rayfed.config import load_config
-from rayfed.launch import launch
-from rayfed.setup import prepare
+from rayfed.config.schema import load_config
+from rayfed.engine.launch import launch
+from rayfed.engine.setup import prepare
+from rayfed.federation.cohort import Visit
 from tests.conftest import ROOT
 
 BOARD = ROOT / "monitoring" / "grafana" / "boards" / "rayfed.json"

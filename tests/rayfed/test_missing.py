@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.driver import run
+from rayfed.engine.loop import run
 from rayfed.executors.inline import InlineExecutor
-from rayfed.faults import Faults, Profile
-from rayfed.params import digest, mean_by_name
-from rayfed.traces import Said
+from rayfed.federation.params import digest, mean_by_name
+from rayfed.heterogeneity.faults import Faults, Profile
+from rayfed.heterogeneity.traces import Said
 from tests.rayfed.test_faults import rounds_of, setup_of
 
 

@@ -5,13 +5,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfed
-from rayfed.config import load_config
-from rayfed.driver import run as loop
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run as loop
+from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
 from rayfed.report.table import client_table, final_table, read_rows
-from rayfed.setup import prepare
 from tests.rayfed.data.test_shakespeare import script
 
 METHODS = ("fedavg", "qffl", "afl", "ga", "perfedavg", "ditto", "grace", "fft_gp")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayfed.params import digest, mean_by_name, sq_distance, subtract
+from rayfed.federation.params import digest, mean_by_name, sq_distance, subtract
 from rayfed.types import Broadcast, ServerState, Update, block_of, num_bytes
 
 

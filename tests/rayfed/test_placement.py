@@ -6,11 +6,11 @@ import pytest
 import torch
 import yaml
 
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
+from rayfed.engine.setup import prepare
 from rayfed.executors.actors import RayExecutor
 from rayfed.executors.inline import InlineExecutor
-from rayfed.params import digest
-from rayfed.setup import prepare
+from rayfed.federation.params import digest
 from tests.conftest import SMALL
 
 PARTIAL = (
@@ -66,7 +66,7 @@ def small_setup(cache, *overrides):
 def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     import ray
 
-    from rayfed.driver import run
+    from rayfed.engine.loop import run
 
     setup = small_setup(cache, "algorithm=local", "rounds=3")
     whole = [
@@ -88,7 +88,7 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
 def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     import ray
 
-    from rayfed.driver import run
+    from rayfed.engine.loop import run
 
     setup = small_setup(cache)
     alone = InlineExecutor(setup.world, setup.weights)

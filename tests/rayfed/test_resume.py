@@ -107,7 +107,7 @@ def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path
             run_module.STOP.set()
         return ""
 
-    monkeypatch.setattr("rayfed.report.console.line", stop_after_three)
+    monkeypatch.setattr("rayfed.terminal.console.line", stop_after_three)
     broken = tmp_path / "broken"
     inline = (f"data.cache={cache}", "cluster=inline", f"output={broken}")
     with pytest.raises(KeyboardInterrupt):
@@ -177,9 +177,9 @@ def test_other_images_are_refused(finished, capsys):
 
 
 def test_two_processes_do_not_write_one_run(finished, monkeypatch, capsys):
-    from rayfed.report.folder import RunFolder
+    from rayfed.record.folder import RunFolder
 
-    monkeypatch.setattr("rayfed.report.folder.LOCK_PATIENCE", 0.5)
+    monkeypatch.setattr("rayfed.record.folder.LOCK_PATIENCE", 0.5)
     with RunFolder(finished, {}).mine():
         assert main([str(finished), "rounds=+1"]) == 2
     assert "another process is running" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
 from rayfed.report.table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.head_node import head_node, ray_command
@@ -117,7 +117,7 @@ def test_the_wheel_carries_configs_weights_and_packages(tmp_path):
     assert not any(name.startswith(("fed/", "tests/", "configs/")) for name in names)
     # The unpacked wheel alone, away from the checkout, composes an experiment.
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    script = "import rayfed, rayfed.config as c; "
+    script = "import rayfed, rayfed.config.schema as c; "
     script += "print(rayfed.__file__, c.load_config(['algorithm=fedprox']).local)"
     done = subprocess.run(
         [

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.errors import ConfigError
+from rayfed.heterogeneity.traces import read_trace
 from rayfed.run import main
-from rayfed.traces import read_trace
 from rayfed.types import Broadcast
 from tests.rayfed.test_faults import DOMAINS, plan
 

@@ -12,8 +12,8 @@ import pytest
 
 import rayfed
 from rayfed.errors import ConfigError
-from rayfed.report.folder import create
-from rayfed.report.tracking import Tracking, check, within
+from rayfed.record.folder import create
+from rayfed.record.tracking import Tracking, check, within
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from tests.conftest import SMALL
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_goes_on_and_repeats_no_step(small, tracked, monke
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("rayfed.report.console.line", stop_after_two)
+        patch.setattr("rayfed.terminal.console.line", stop_after_two)
         assert run_main([*SMALL, "rounds=3", "trackers=[mlflow]", "cluster=inline", f"output={path}"]) == 130
     assert [run.status for run in tracked()] == ["KILLED"]
     # As after kill -9 in round 2, when MLflow had it but neither a checkpoint nor our memory did.
@@ -149,7 +149,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(small, plain, monkeypatch
         path, digest = (result := small("trackers=[mlflow]")).path, result.sha256
         assert {step for _, step in server.metrics()} == {1}
     assert digest == plain.sha256
-    assert len([r for r in caplog.records if r.name == "rayfed.report.trackers"]) == 1
+    assert len([r for r in caplog.records if r.name == "rayfed.record.trackers"]) == 1
     assert "hunter2" not in caplog.text
     events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     assert {(event["kind"], event["action"], event["round"]) for event in events} == {

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rayfed import view
-from rayfed.report.folder import RunFolder
+from rayfed.record.folder import RunFolder
 from rayfed.report.table import final_table
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import rayfed
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
 from tests.conftest import ROOT, SMALL
 from tests.tune.folders import rows
 from tune.run import main

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
+from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.setup import prepare
 from tests.conftest import SMALL
 from tune import shared
 from tune.lanes import share_features
@@ -73,8 +73,8 @@ def test_another_model_is_built_from_its_own_weights(cache, store):
 
 
 def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, store, tmp_path, monkeypatch):
-    from rayfed.cohort import Call
-    from rayfed.tasks import evaluate
+    from rayfed.federation.cohort import Call
+    from rayfed.federation.visit import evaluate
     from rayfed.types import Broadcast
 
     monkeypatch.setattr(shared, "_features_of", lambda world: tmp_path)

@@ -8,7 +8,7 @@ import yaml
 
 import rayfed
 import tune
-from rayfed.config import load_config
+from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError, ResourceError
 from tests.conftest import SMALL
 from tests.rayfed.test_metrics import scraping

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.slices import Volume, make_volume, usable_slices
+from rayfed.data.formats.slices import Volume, make_volume, usable_slices
 from rayfed.data.source import BadImageError, Decoded, Listing
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import SEGMENTATION

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayfed.data.embedded.prostate_mini import SITES, make_case
-from rayfed.data.slices import Volume, make_volume, usable_slices
+from rayfed.data.formats.slices import Volume, make_volume, usable_slices
 from rayfed.data.source import Decoded, Listing
 from rayfed.objective import SEGMENTATION
 
@@ -26,7 +26,7 @@ class ProstateMini:
 
     def fingerprint(self) -> str:
         out = hashlib.sha256(f"numpy={metadata.version('numpy')}\n".encode())
-        for file in ("embedded/prostate_mini.py", "slices.py"):
+        for file in ("embedded/prostate_mini.py", "formats/slices.py"):
             out.update(resources.files("rayfed.data").joinpath(file).read_bytes())
         return f"prostate_mini/1:{out.hexdigest()}"
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 from PIL import Image
 
-from rayfed.data.__main__ import main
 from rayfed.data.published import PUBLISHED
+from rayfed.prepare import main
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 from tests.rayfed.data.test_load import CONFIGS, from_yaml
 

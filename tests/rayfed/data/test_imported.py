@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.manifest import read_digests
-from rayfed.data.partition import make_partition
+from rayfed.data.partition.make import make_partition
+from rayfed.data.partition.manifest import read_digests
 from rayfed.errors import ConfigError
 from tests.rayfed.data.test_partition import DOMAINS, as_dataset, config, make_data
 

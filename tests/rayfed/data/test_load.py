@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from rayfed.data import load
 from rayfed.data.config import DataConfig
-from rayfed.data.manifest import describe
-from rayfed.data.partition import make_partition
+from rayfed.data.partition.make import make_partition
+from rayfed.data.partition.manifest import describe
 from rayfed.data.source import make_source, readers
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.manifest import describe, read_digests
-from rayfed.data.partition import Partition, make_partition
+from rayfed.data.partition.dealing import deal_by_dirichlet, deal_evenly, stratified_order
+from rayfed.data.partition.make import Partition, make_partition
+from rayfed.data.partition.manifest import describe, read_digests
 from rayfed.data.shards import Dataset
-from rayfed.data.skew import deal_by_dirichlet, deal_evenly, stratified_order
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 

@@ -7,9 +7,9 @@ import pytest
 from rayfed.data import load
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.embedded.prostate_mini import SITES, make_case
-from rayfed.data.groups import groups_of, partition_of
+from rayfed.data.formats.slices import make_volume, standardised, usable_slices
+from rayfed.data.partition.groups import groups_of, partition_of
 from rayfed.data.readers.prostate import Prostate
-from rayfed.data.slices import make_volume, standardised, usable_slices
 from rayfed.errors import ConfigError, DataError
 
 

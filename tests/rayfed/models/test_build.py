@@ -8,11 +8,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from rayfed.errors import ConfigError
+from rayfed.federation.params import digest
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.objective import objective
-from rayfed.params import digest
 from tests.rayfed.models.small import CLASSES, VIT, config, images, shared, small
 
 ROOT = Path(__file__).parents[3]

@@ -115,7 +115,7 @@ def test_feature_dropout_is_for_training_only():
 
 def test_the_cache_changes_nothing(tmp_path, cache, monkeypatch):
     import rayfed
-    from rayfed.worker import Worker
+    from rayfed.executors.worker import Worker
 
     common = [
         "algorithm=fedgcr",

@@ -1,0 +1,1 @@
+"""From YAML groups and overrides to one checked experiment."""

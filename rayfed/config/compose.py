@@ -1,0 +1,178 @@
+"""From YAML groups and overrides to one plain mapping. The only module that knows Hydra.
+
+Hydra's compose API puts groups together (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are
+YAML values merged on top. Nothing is checked here beyond names and syntax: `rayfed.config.schema` does that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.errors import ConfigError, unknown
+from rayfed.federation.method import method_names
+from rayfed.models.clip import PREFIX
+
+SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
+"""Which sections a group fills, where that is not the section of the same name."""
+
+MAX_BYTES = 1_000_000
+"""Largest config file that is read."""
+
+WITHOUT_FILE = {"algorithm": "fedavg", "model": "timm"}
+"""What a name without a YAML file of its own starts from."""
+
+
+def folder() -> Path:
+    """Where the YAML groups are: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def compose(overrides: Sequence[str] = (), file: str | Path | None = None) -> dict[str, Any]:
+    """Groups first, then values, in the order given.
+
+    Args:
+        overrides: `group=name` and `section.key=value`.
+        file: A resolved config to start from instead of the defaults.
+
+    Raises:
+        ConfigError: One line: the override, what is allowed.
+    """
+    pairs = [_split(text) for text in overrides]
+    groups = {key: value for key, value in pairs if key in _groups()}
+    values = [(key, value) for key, value in pairs if key not in groups]
+    if file is None:
+        tree = _compose(groups)
+    else:
+        tree = _read_yaml(Path(file), "--config")
+        plain = {"algorithm": WITHOUT_FILE["algorithm"]}
+        before = _compose(plain)
+        for group, name in groups.items():
+            composed = _compose({**plain, group: name})
+            changed = {key for key in composed if composed[key] != before.get(key)}
+            sections = changed.union(SECTIONS_OF_GROUP.get(group, (group,)))
+            tree = {k: v for k, v in tree.items() if k not in sections}
+            tree |= {k: v for k, v in composed.items() if k in sections}
+    for key, value in values:
+        _set(tree, key, value)
+    return tree
+
+
+def _groups() -> set[str]:
+    return {p.name for p in folder().iterdir() if p.is_dir()} - {"sweep"}  # those are for tune.run
+
+
+def _split(text: str) -> tuple[str, str]:
+    key, sep, value = text.partition("=")
+    if not sep or not all(part.strip() for part in key.split(".")):
+        raise ConfigError(f"{text!r} is not an override; write key=value or section.key=value")
+    return key.strip(), value.strip()
+
+
+def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    chosen: list[str] = []
+    extra: dict[str, str] = {}
+    for group, value in groups.items():
+        if (folder() / group / f"{value}.yaml").is_file():
+            chosen.append(f"{'+' if group == 'experiment' else ''}{group}={value}")
+        else:
+            extra |= _without_file(group, value)
+            chosen += [f"{group}={WITHOUT_FILE[group]}"]
+    with initialize_config_dir(str(folder().resolve()), version_base=None):
+        tree: Any = OmegaConf.to_container(hydra_compose("config", overrides=chosen), resolve=True)
+    for key, value in extra.items():
+        _set(tree, key, value)
+    return dict(tree)
+
+
+def _without_file(group: str, value: str) -> dict[str, str]:
+    """A name without a YAML file of its own, where the group allows that."""
+    if group == "algorithm" and (":" in value or value in method_names()):
+        return {"algorithm": value}
+    if group == "model":
+        reference = {"compare": "zero_shot"} if value.startswith(PREFIX) else {}
+        return {"model.name": value, **reference}
+    files = {str(p.relative_to(folder() / group).with_suffix("")) for p in (folder() / group).rglob("*.yaml")}
+    names = files | set(method_names()) if group == "algorithm" else files
+    raise ConfigError(unknown(group, value, {n for n in names if not n.startswith("_")}))
+
+
+def _set(tree: dict[str, Any], key: str, text: str) -> None:
+    """Put the YAML value of `a.b.c=text` into nested mappings."""
+    try:
+        value = parse_yaml(text)
+    except (yaml.YAMLError, RecursionError) as err:
+        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
+    *path, last = key.split(".")
+    node = tree
+    for part in path:
+        inner = node.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{key}: {part} is a value, not a section")
+        node = inner
+    node[last] = value
+
+
+def _read_yaml(path: Path, key: str) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{key}: {str(path)!r} is larger than {MAX_BYTES // 1_000_000} MB; is it a config?"
+            )
+        tree = parse_yaml(content.decode())
+    except OSError as err:
+        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{key}: {str(path)!r} is nested too deeply") from err
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {_reason(err)}") from err
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
+    return tree
+
+
+def _reason(err: Exception) -> str:
+    mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
+    where = f" in line {mark.line + 1}" if mark else ""
+    return f"{problem or str(err).splitlines()[0]}{where}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only: no objects, no aliases (a few of them stand for gigabytes), no key twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "an alias (*name); write the value out", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                message = f"the key {key.value!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain value of a YAML text.
+
+    Raises:
+        YAMLError: It is not YAML, or holds a Python object, an alias or a key twice.
+    """
+    return yaml.load(text, _Loader)

@@ -1,0 +1,348 @@
+"""The typed schema of an experiment, checked against the dataclasses that the code runs on.
+
+The only module that knows pydantic; `rayfed.config.compose` puts the YAML together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+from annotated_types import Ge
+from pydantic import TypeAdapter, ValidationError
+
+from rayfed.config.compose import compose
+from rayfed.data.config import DataConfig
+from rayfed.errors import ConfigError, unknown
+from rayfed.federation.client import TrainConfig
+from rayfed.federation.failures import OnError
+from rayfed.federation.local import Local
+from rayfed.federation.method import check, load_method
+from rayfed.federation.server import Server
+from rayfed.heterogeneity.capacity import CapacityConfig
+from rayfed.heterogeneity.faults import FaultsConfig
+from rayfed.models.config import ModelConfig
+from rayfed.tuning.base import Tuning, load_tuning
+from rayfed.types import Count, NonNegative, Positive
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where clients run; nothing here changes a result.
+
+    Attributes:
+        executor: Ray actors, or everything in this process.
+        address: A running Ray cluster (host:port); none: RAY_ADDRESS, else a cluster of our own on this
+            machine.
+        actors: Number of client actors; `auto` fits the cluster; `per_client`: each client has its own.
+        cpus_per_actor: CPUs an actor occupies; auto: one, or less where more actors are asked for than there
+            are.
+        gpus_per_actor: Share of a GPU an actor occupies; auto: all GPUs are shared out evenly.
+        memory_per_actor: GB an actor may need; limits `auto`.
+        threads: torch threads of an actor. Part of the result: float sums depend on it.
+        num_cpus: CPUs of a cluster of our own; none: what the machine has.
+        num_gpus: GPUs of a cluster of our own; none: what the machine has.
+        dashboard: Start Ray's dashboard with a cluster of our own.
+        metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
+        task_names: Tasks in Ray's dashboard are named after their exchange, or (`client`) also after round
+            and client, of which Ray keeps time series without end.
+        connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
+        retries: How often a client's work is repeated after its actor was lost.
+    """
+
+    executor: Literal["ray", "inline"] = "ray"
+    address: str | None = None
+    actors: Literal["auto", "per_client"] | Count = "auto"
+    cpus_per_actor: Literal["auto"] | Positive = "auto"
+    gpus_per_actor: Literal["auto"] | NonNegative = "auto"
+    memory_per_actor: Positive = 1.0
+    threads: Count = 1
+    num_cpus: Count | None = None
+    num_gpus: Annotated[int, Ge(0)] | None = None
+    dashboard: bool = True
+    metrics: bool = True
+    task_names: Literal["exchange", "client"] = "exchange"
+    connect_timeout: Positive = 30.0
+    retries: Annotated[int, Ge(0)] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is scored when.
+
+    Attributes:
+        every: Score the global model in every such round and in the last one; 0: never.
+        personal: Also score the model each client would deploy, on its own test split.
+        validation: Also score the global model on the clients' validation splits, to choose a round by.
+        table: The final table has a row for each domain, or (`clients`) for each model the statistics over
+            clients: average, worst and best tenth, variance.
+    """
+
+    every: Annotated[int, Ge(0)] = 1
+    personal: bool = False
+    validation: bool = False
+    table: Literal["domains", "clients"] = "domains"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept for going on after a crash; nothing here changes a result.
+
+    Attributes:
+        every: Write a checkpoint after every such round, and after the last one; 0: only after the last one.
+        keep: How many of the last checkpoints stay.
+    """
+
+    every: Annotated[int, Ge(0)] = 1
+    keep: Count = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One experiment.
+
+    Attributes:
+        algorithm: File name in algorithms/, or package.module:NAME.
+        server: Hyperparameters of the driver half; `name` takes it from another algorithm.
+        local: Hyperparameters of the client half; `name` takes it from another algorithm.
+        tuning: `name` of the scheme and its fields.
+        model: Backbone.
+        data: Data set and who has what.
+        train: Local optimisation.
+        evaluation: What is scored when.
+        cluster: Where clients run.
+        rounds: Rounds to run.
+        seed: Seed of everything random.
+        clients_per_round: How many clients take part in a round, or all.
+        sampling: uniform draws, or one client of each domain a round.
+        capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth,
+            dynamic (drawn each round); none: all.
+        compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
+            table and into compare/<name> of the run's folder.
+        faults: Clients that cannot be reached, drop out or are slow; nothing by default.
+        deterministic: Refuse nondeterministic kernels.
+        protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
+        checkpoint: What is kept for going on after a crash.
+        on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
+            again up to cluster.retries times and then ends it (retry), or is left out of the round (drop).
+        client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
+        watchdog: Seconds without any answer after which the clients that are waited for are named, with
+            what they are doing; none: never.
+        tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
+        trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
+        output: Folder of the run; none: a new one under runs/.
+        overwrite: Allow `output` to hold an earlier run, which is replaced.
+    """
+
+    algorithm: str = "fedavg"
+    server: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
+    tuning: dict[str, Any] = field(default_factory=lambda: {"name": "lora"})
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    rounds: Count = 10
+    seed: Annotated[int, Ge(0)] = 0
+    clients_per_round: Literal["all"] | Count = "all"
+    sampling: Literal["uniform", "one_per_domain"] = "uniform"
+    capacity: CapacityConfig = None
+    compare: str | tuple[str, ...] = ()
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    deterministic: bool = False
+    protocol: Literal["single", "leave_one_out"] = "single"
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    on_client_error: OnError = "raise"
+    client_timeout: Positive | None = None
+    watchdog: Positive | None = 300.0
+    tensorboard: bool = True
+    trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
+    output: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The three exchangeable parts of an algorithm."""
+
+    server: Server
+    local: Local
+    tuning: Tuning
+
+
+def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -> Config:
+    """Compose, override and check one experiment.
+
+    Args:
+        overrides: `group=name` and `section.key=value`, in this order of precedence: groups, then values.
+        file: A resolved config (a run's config.yaml) to start from instead of the defaults.
+
+    Raises:
+        ConfigError: One line: the key, its value, what is allowed.
+    """
+    return resolve(compose(overrides, file))
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Check a plain mapping and fill in every default, those of the halves and the tuning included."""
+    config = parse(Config, spelled_out(tree), "")
+    parts = build_parts(config)
+    return dataclasses.replace(
+        config,
+        server=_named(config.server.get("name", config.algorithm), parts.server),
+        local=_named(config.local.get("name", config.algorithm), parts.local),
+        tuning=_named(config.tuning["name"], parts.tuning),
+    )
+
+
+def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`data.partition: path` written in full, as `data.partition.file: path`."""
+    data = tree.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str):
+        return tree
+    return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+
+
+def comparisons(config: Config, path: Path) -> dict[str, Config]:
+    """The other experiments of `compare`, by algorithm: the same but for the method, which has its defaults.
+
+    Args:
+        config: The main experiment.
+        path: Folder of the main run.
+
+    Raises:
+        ConfigError: An algorithm does not exist, or does not fit the tuning.
+    """
+    names = (config.compare,) if isinstance(config.compare, str) else config.compare
+    found = {}
+    for name in names:
+        if name == config.algorithm:
+            continue
+        rounds = config.rounds if load_method(name, "compare").server.trains else 1
+        place = {"output": str(path / "compare" / name), "overwrite": True}
+        change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
+        found[name] = resolve({**to_dict(config), **change, **place})
+        parts = build_parts(found[name])
+        check(parts.server, parts.local, parts.tuning)
+    return found
+
+
+def build_parts(config: Config) -> Parts:
+    """The halves and the tuning a config names, with their hyperparameters.
+
+    Raises:
+        ConfigError: A name does not exist or a hyperparameter is wrong.
+    """
+    load_method(config.algorithm)
+    half: dict[str, Any] = {}
+    for key in ("server", "local"):
+        values = dict(getattr(config, key))
+        name = values.pop("name", config.algorithm)
+        where = "algorithm" if name == config.algorithm else f"{key}.name"
+        half[key] = parse(getattr(load_method(name, where), key), values, key)
+    return Parts(server=half["server"], local=half["local"], tuning=_tuning(config.tuning, "tuning"))
+
+
+def _tuning(section: Mapping[str, Any], where: str) -> Tuning:
+    """The scheme of a section; a scheme that wraps another one has a section `inner` for it."""
+    values = dict(section)
+    if "name" not in values:
+        raise ConfigError(f"{where}.name: missing; set tuning=lora or another scheme")
+    cls = load_tuning(values.pop("name"), f"{where}.name")
+    if "inner" in (hints := get_type_hints(cls)):
+        values = _with_inner(values, set(hints), where)
+    scheme: Tuning = parse(cls, values, where)
+    return scheme
+
+
+def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, Any]:
+    """The section `inner`, complete; keys that the wrapper does not have go to the inner scheme."""
+    inner = values.get("inner", {"name": "lora"})
+    if not isinstance(inner, Mapping) or "name" not in inner:
+        raise ConfigError(f"{where}.inner: {inner!r} is not a section with a name, such as lora")
+    inner = {**inner, **{key: value for key, value in values.items() if key not in own}}
+    scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
+    return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain containers, as they go into config.yaml."""
+    plain: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json")
+    return plain
+
+
+def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from a mapping, refusing unknown keys and wrong types.
+
+    Raises:
+        ConfigError: Names the key by its full path, the value and what is allowed.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: {values!r} is not a section; write {where}.<key>=<value>")
+    _check_keys(cls, values, where)
+    try:
+        return TypeAdapter(cls).validate_python(dict(values))
+    except ValidationError as err:
+        raise ConfigError(_explain(err, where)) from err
+
+
+def _explain(err: ValidationError, where: str) -> str:
+    errors = err.errors()
+    first = errors[0]
+    # A union reports one error per member under the same key: say all that would be allowed.
+    key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
+        : _depth(first["loc"])
+    ]
+    same = [e["msg"] for e in errors if e["input"] == first["input"]]
+    allowed = "; or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in same))
+    path = ".".join([*([where] if where else []), *key])
+    if first["type"] == "missing":
+        return f"{path}: missing; set {path}=..."
+    return f"{path}: {first['input']!r} is not allowed: {allowed}"
+
+
+def _depth(loc: Sequence[int | str]) -> int:
+    """How many leading parts of an error location are config keys rather than names of union members."""
+    for i, part in enumerate(loc):
+        if not (isinstance(part, int) or part.isidentifier()) or part in {"int", "float", "str", "literal"}:
+            return i
+    return len(loc)
+
+
+def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
+    hints = get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            raise ConfigError(unknown_key(path, str(key), list(known)))
+        if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
+            raise ConfigError(f"{path}: {value!r} is not allowed: true or false has no meaning here")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{path}: {value!r} holds a NUL character")
+        for kind in (known[key], *get_args(known[key])):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+                _check_keys(kind, value, path)
+
+
+def _allows_bool(kind: Any) -> bool:
+    return kind in (bool, Any) or any(_allows_bool(arg) for arg in get_args(kind))
+
+
+def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
+    """The message for a key that does not exist."""
+    message = unknown(path, key, known)
+    return message.replace(f"{key!r} does not exist", "no such key", 1).replace(
+        "Choose one of", "Keys here", 1
+    )
+
+
+def _named(name: str, part: object) -> dict[str, Any]:
+    plain: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
+    return {"name": name, **plain}

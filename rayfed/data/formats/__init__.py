@@ -1,0 +1,1 @@
+"""File formats: how samples are stored and read."""

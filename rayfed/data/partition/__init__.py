@@ -1,0 +1,1 @@
+"""Which client has which samples."""

@@ -1,0 +1,172 @@
+"""Partitions from files: the manifest of another run, or a plain list of who has what.
+
+  partition.parquet    as every run saves it: rows of key, label, client, split
+  *.json               {"client": [samples], ...} or {"client": {"train": [...], "val": [...], "test": [...]}}
+  *.csv                columns client, sample and perhaps split
+
+A sample is its number in the prepared data set, or its key.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.data.partition.dealing import Indices
+from rayfed.errors import DataError
+
+SPLITS = ("train", "val", "test")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]*")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Imported:
+    """What a file says, checked: every sample exists and belongs to one client only.
+
+    Attributes:
+        clients: Samples by client and split, ascending; a client that lists samples without a split has the
+            only split "all".
+        shared_tests: Test samples that are no client's own.
+        held_out: Samples of each held-out domain; None if the file says nothing about it.
+        ids: Whether clients have the ids of a run already.
+    """
+
+    clients: dict[str, dict[str, Indices]]
+    shared_tests: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    held_out: Indices | None = None
+    ids: bool = False
+
+
+def read(file: str, labels: NDArray[np.int64], keys: Sequence[str]) -> Imported:
+    """Read a partition for a data set.
+
+    Args:
+        file: Path of the file; its suffix says what it is.
+        labels: Class of each sample, shape (N,).
+        keys: Key of each sample.
+
+    Raises:
+        DataError: The file does not exist, is in another format, or does not fit the data; one line.
+    """
+    path = Path(file).expanduser()
+    kinds: dict[str, Callable[[Path], Iterable[tuple[str, str, Any]]]] = {".json": _json, ".csv": _csv}
+    if path.suffix not in (*kinds, ".parquet"):
+        raise DataError(f"data.partition.file: {file!r} is none of .parquet, .json, .csv")
+    if not path.is_file():
+        raise DataError(f"data.partition.file: there is no file {file!r}")
+    where = f"data.partition.file: {path.name}"
+    try:
+        if path.suffix == ".parquet":
+            return _manifest(path, where, labels, keys)
+        triples = list(kinds[path.suffix](path))
+    except OSError as error:
+        raise DataError(f"{where} cannot be read ({error.strerror or error})") from error
+    except (ValueError, KeyError, csv.Error) as error:  # Arrow's errors are ValueErrors or KeyErrors
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{where} is not a partition ({why})") from error
+    return Imported(clients=_collect(triples, where, keys))
+
+
+def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[str]) -> Imported:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["key", "label", "client", "split"])
+    rows = list(zip(*(table[name].to_pylist() for name in ("client", "split", "key")), strict=True))
+    own = _collect([row for row in rows if row[0]], where, keys)
+    at = {key: index for index, key in enumerate(keys)}
+    nobody = [(split, key) for client, split, key in rows if not client]
+    if lost := sum(key not in at for _, key in nobody):
+        raise DataError(f"{where}: {lost} test samples are not in this data set")
+    tests, held_out = ([at[key] for which, key in nobody if which == split] for split in ("test", "held_out"))
+    found = np.array([at[key] for _, _, key in rows], dtype=np.int64)
+    if wrong := int((labels[found] != np.asarray(table["label"])).sum()):
+        raise DataError(f"{where}: {wrong} samples have other labels in this data set; the classes differ")
+    return Imported(
+        clients=own,
+        shared_tests=np.unique(np.array(tests, dtype=np.int64)),
+        held_out=np.array(held_out, dtype=np.int64),
+        ids=True,
+    )
+
+
+def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, Mapping):
+        raise ValueError("expected an object of clients")  # noqa: TRY004  (one kind of error for bad files)
+    for client, value in content.items():
+        for split, samples in (value if isinstance(value, Mapping) else {"all": value}).items():
+            if not isinstance(samples, list):
+                raise ValueError(f"client {client!r}: expected a list of samples")  # noqa: TRY004
+            for sample in samples:
+                yield client, split, sample
+
+
+def _csv(path: Path) -> Iterator[tuple[str, str, Any]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        missing = {"client", "sample"} - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(f"no column {', '.join(sorted(missing))}")
+        for row in reader:
+            sample = row["sample"] or ""
+            yield (
+                row["client"] or "",
+                row.get("split") or "all",
+                int(sample) if sample.isdecimal() else sample,
+            )
+
+
+def _collect(
+    triples: Iterable[tuple[str, str, Any]], where: str, keys: Sequence[str]
+) -> dict[str, dict[str, Indices]]:
+    """Samples by client and split, all of them checked."""
+    at: dict[Any, int] = {key: index for index, key in enumerate(keys)}
+    owner: dict[int, str] = {}
+    parts: dict[str, dict[str, list[int]]] = {}
+    for client, split, sample in triples:
+        if not NAME.fullmatch(client):
+            raise DataError(f"{where}: {client!r} is no name of a client; use letters, digits, '_', '-', '.'")
+        if split not in (*SPLITS, "all"):
+            raise DataError(f"{where}: client {client!r} has a split {split!r}; allowed: {', '.join(SPLITS)}")
+        index = _index(sample, at)
+        if index is None:
+            raise DataError(
+                f"{where}: client {client!r} has {sample!r}, which is neither a number below {len(keys)} nor "
+                "a key of this data set"
+            )
+        if index in owner:
+            raise DataError(f"{where}: sample {sample!r} is listed for {owner[index]!r} and for {client!r}")
+        owner[index] = client
+        parts.setdefault(client, {}).setdefault(split, []).append(index)
+    _check_splits(parts, where)
+    return {
+        client: {split: np.array(sorted(own), dtype=np.int64) for split, own in splits.items()}
+        for client, splits in parts.items()
+    }
+
+
+def _index(sample: Any, at: Mapping[Any, int]) -> int | None:
+    """Number of a sample, given as such or by its key; None if there is no such sample."""
+    if isinstance(sample, str):
+        return at.get(sample)
+    if isinstance(sample, int) and not isinstance(sample, bool) and 0 <= sample < len(at):
+        return sample
+    return None
+
+
+def _check_splits(parts: Mapping[str, Mapping[str, Sequence[int]]], where: str) -> None:
+    if not parts:
+        raise DataError(f"{where} lists no samples")
+    for client, splits in parts.items():
+        if "all" in splits and len(splits) > 1:
+            raise DataError(f"{where}: client {client!r} has samples with and without a split")
+        if not splits.keys() & {"train", "all"}:
+            raise DataError(f"{where}: client {client!r} has nothing to train on")

@@ -1,0 +1,282 @@
+"""Who has which samples: a pure function of labels, domains, config and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.data.config import DataConfig, check, client_counts, client_domains
+from rayfed.data.partition import from_file as imported
+from rayfed.data.partition.dealing import Indices, deal_by_dirichlet, deal_evenly, stratified_order
+from rayfed.data.partition.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
+from rayfed.data.partition.partition import ClientSplit, Partition
+from rayfed.errors import ConfigError
+from rayfed.seeds import generator
+
+__all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
+
+MIXED = "mixed"
+"""Domain of a client from a file that has samples of several domains."""
+
+_EMPTY: Indices = np.empty(0, dtype=np.int64)
+
+
+def make_partition(
+    labels: NDArray[np.int64],
+    domain: NDArray[np.int64],
+    test: NDArray[np.bool_],
+    domains: Sequence[str],
+    config: DataConfig,
+    seed: int,
+    keys: Sequence[str] = (),
+) -> Partition:
+    """Deal the samples of each domain to its clients, and split every client's part.
+
+    Every domain draws from streams of its own name, so adding a domain changes nobody else's part. Unless
+    `data.test` is `official`, the data set's own test split is ignored and all samples are dealt.
+
+    Args:
+        labels: Class of each sample, shape (N,).
+        domain: Domain of each sample, an index into `domains`, shape (N,).
+        test: Whether a sample is in the data set's own test split, shape (N,).
+        domains: All domain names of the data set.
+        config: Which domains, how many clients, which shares.
+        seed: Seed of the experiment.
+        keys: Key of each sample; needed for `data.partition.file` only.
+
+    Raises:
+        ConfigError: A domain does not exist, has no official test set though asked for, or is too small; or
+            the file does not fit the data.
+    """
+    check(config)
+    if (file := config.partition.file) is not None:
+        config = replace(config, limit=None, partition=replace(config.partition, scheme="by_domain"))
+        dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
+        return dealer.from_file(imported.read(file, labels, keys))
+    owners, held_out = client_domains(config, domains)
+    counts = client_counts(config.partition, owners)
+    dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
+    width = len(str(sum(counts) - 1))
+    clients: list[ClientSplit] = []
+    sizes = dealer.sizes(owners, counts)
+    for name, count in zip(owners, counts, strict=True):
+        for part in dealer.deal(name, count, sizes.get(name)):
+            clients.append(ClientSplit(id=f"c{len(clients):0{width}d}-{name}", domain=name, **part))
+    return Partition(
+        clients=tuple(clients),
+        held_out={name: dealer.samples(name) for name in held_out},
+        official_test=_shares_test(config),
+        pooled=config.partition.pooled,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Dealer:
+    """Deals one domain at a time; the fields are the arguments of `make_partition`."""
+
+    labels: NDArray[np.int64]
+    domain: NDArray[np.int64]
+    test: NDArray[np.bool_]
+    domains: Sequence[str]
+    config: DataConfig
+    seed: int
+
+    def samples(self, name: str) -> Indices:
+        """A domain's samples, ascending, after `data.limit`, which keeps the shares of classes and tests."""
+        found = np.flatnonzero(self.domain == self.domains.index(name))
+        limit = self.config.limit
+        if isinstance(limit, float):
+            limit = max(1, int(np.floor(limit * len(found) + 0.5)))
+        if limit is None or len(found) <= limit:
+            return found
+        strata = 2 * self.labels[found] + self.test[found]
+        order = stratified_order(strata, generator(self.seed, "partition", name, "limit"))
+        return np.sort(found[order[:limit]])
+
+    def sizes(self, owners: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
+        """Under `imbalanced`: samples of each client, by domain; otherwise nothing."""
+        partition = self.config.partition
+        if partition.scheme != "imbalanced":
+            return {}
+        ratio = ratio_of(len(owners), partition.factor)
+        used = pools([len(self.halves(name)[0]) for name in owners], ratio)
+        found = {}
+        for name, count, pool, step in zip(
+            owners, counts, used, steps(counts, ratio, partition.within), strict=True
+        ):
+            smallest = _smallest_part(self.config, 1, pool)
+            series = client_sizes(pool, count, step)  # rounded down: it may use fewer than the pool has
+            if sum(series) < count * smallest:
+                raise ConfigError(_too_few(self.config, name, count, sum(series), smallest))
+            found[name] = raised(series, smallest)
+        return found
+
+    def halves(self, name: str) -> tuple[Indices, Indices | None]:
+        """What is dealt to a domain's clients, and the test samples they share, if they do."""
+        samples, config = self.samples(name), self.config
+        if config.test == "official":
+            is_test = self.test[samples]
+        elif config.partition.scheme == "imbalanced":
+            order = stratified_order(self.labels[samples], generator(self.seed, "partition", name, "test"))
+            share = config.test
+            count = share if isinstance(share, int) else int(np.floor(share * len(samples) + 0.5))
+            is_test = np.zeros(len(samples), dtype=np.bool_)
+            is_test[order[:count]] = True
+        else:
+            return samples, None
+        return samples[~is_test], samples[is_test]
+
+    def deal(self, name: str, count: int, sizes: Sequence[int] | None = None) -> list[dict[str, Indices]]:
+        """Training, validation and test samples of each of a domain's clients."""
+        pool, shared = self.halves(name)
+        if shared is not None and not len(shared):
+            raise ConfigError(
+                f"data.test: official, but domain {name!r} has no test split of its own; "
+                "set data.test to a fraction, e.g. 0.2"
+            )
+        parts = self.cut(name, pool, count, sizes)
+        splits = [self.split(name, number, part) for number, part in enumerate(parts)]
+        if shared is None:
+            return splits
+        tests = self.cut_test(name, shared, parts) if self.config.partition.split_test else [shared] * count
+        return [split | {"test": own} for split, own in zip(splits, tests, strict=True)]
+
+    def cut(self, name: str, pool: Indices, count: int, sizes: Sequence[int] | None) -> list[Indices]:
+        """The parts of a domain's clients, each large enough for what is taken from it."""
+        partition = self.config.partition
+        if sizes is not None:
+            order = generator(self.seed, "partition", name).permutation(pool)
+            return [np.sort(part) for part in np.split(order, np.cumsum(sizes))[:-1]]
+        by_dirichlet = partition.scheme == "dirichlet"
+        smallest = _smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
+        if len(pool) < count * smallest:
+            raise ConfigError(_too_many(self.config, name, count, len(pool), smallest))
+        rng = generator(self.seed, "partition", name)
+        if by_dirichlet:
+            parts = deal_by_dirichlet(self.labels[pool], count, partition.alpha, smallest, rng)
+        else:
+            parts = deal_evenly(len(pool), count, rng)
+        return [np.sort(pool[part]) for part in parts]
+
+    def split(self, name: str, number: int, part: Indices) -> dict[str, Indices]:
+        """A client's part in three, each with the part's shares of classes where the numbers allow it."""
+        order = stratified_order(self.labels[part], generator(self.seed, "partition", name, "split", number))
+        num_test, num_val = (int(taken) for taken in _taken(self.config, np.array(len(part))))
+        test, val, train = np.split(part[order], [num_test, num_test + num_val])
+        return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def cut_test(self, name: str, shared: Indices, parts: Sequence[Indices]) -> list[Indices]:
+        """A domain's test samples, one piece for each client, in proportion to the clients' parts."""
+        ends = np.floor(np.cumsum([len(part) for part in parts]) / sum(map(len, parts)) * len(shared))
+        mixed = generator(self.seed, "partition", name, "split_test").permutation(shared)
+        pieces = np.split(mixed, ends[:-1].astype(np.int64))
+        if not all(map(len, pieces)):
+            raise ConfigError(
+                f"data.partition.split_test: the {len(shared)} test samples of domain {name!r} do not give "
+                f"each of its {len(parts)} clients one in proportion to their parts; set it to false"
+            )
+        return [np.sort(piece) for piece in pieces]
+
+    def from_file(self, found: imported.Imported) -> Partition:
+        """The partition of a file; what it leaves open (validation, tests) is cut as the config says."""
+        held_out = self.held_out(found)
+        tests = found.shared_tests
+        if not found.ids and self.config.test == "official":
+            tests = np.flatnonzero(self.test)
+        clients = []
+        owned = {name: self.domain_of(name, splits, held_out) for name, splits in found.clients.items()}
+        order = {name: place for place, name in enumerate([*(self.config.domains or self.domains), MIXED])}
+        names = sorted(owned, key=lambda name: order.get(owned[name], len(order)))  # stable: as in the file
+        width = len(str(len(names) - 1))
+        for number, name in enumerate(names):
+            splits = found.clients[name]
+            here = np.unique(self.domain[np.concatenate(list(splits.values()))])
+            if "all" in splits:
+                splits = self.split(name, 0, np.setdiff1d(splits["all"], tests))
+            shared = tests[np.isin(self.domain[tests], here)]
+            own = {split: splits.get(split, _EMPTY) for split in imported.SPLITS}
+            own["test"] = own["test"] if len(own["test"]) or not len(shared) else shared
+            if not len(own["train"]):
+                raise ConfigError(f"data.partition.file: nothing is left to train on for client {name!r}")
+            id = name if found.ids else f"c{number:0{width}d}-{name}"
+            clients.append(ClientSplit(id=id, domain=owned[name], **own))
+        return Partition(
+            clients=tuple(clients),
+            held_out=held_out,
+            official_test=len(tests) > 0,
+            pooled=self.config.partition.pooled,
+        )
+
+    def held_out(self, found: imported.Imported) -> dict[str, Indices]:
+        """Samples of each held-out domain, by the file if it says so, else by the config."""
+        wanted = client_domains(self.config, self.domains)[1]
+        if found.held_out is None:
+            return {name: self.samples(name) for name in wanted}
+        places = self.domain[found.held_out]
+        saved = {
+            self.domains[n]: np.sort(found.held_out[places == n]) for n in dict.fromkeys(places.tolist())
+        }
+        if wanted and set(wanted) != set(saved):
+            raise ConfigError(
+                f"data.held_out: {', '.join(wanted)}, but the partition file holds out "
+                f"{', '.join(saved) or 'nothing'}; leave data.held_out out"
+            )
+        return {name: saved[name] for name in wanted or saved}
+
+    def domain_of(self, client: str, splits: dict[str, Indices], held_out: dict[str, Indices]) -> str:
+        """The one domain of a client's samples, or MIXED."""
+        places = np.unique(self.domain[np.concatenate(list(splits.values()))])
+        names = [self.domains[place] for place in places]
+        if taken := [name for name in names if name in held_out]:
+            raise ConfigError(
+                f"data.held_out: {taken[0]!r}, but client {client!r} of the file has samples of it"
+            )
+        return names[0] if len(names) == 1 else MIXED
+
+
+def _shares_test(config: DataConfig) -> bool:
+    imbalanced = config.partition.scheme == "imbalanced"
+    return (config.test == "official" or imbalanced) and not config.partition.split_test
+
+
+def _taken(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
+    """How many test and validation samples parts of these sizes give; for a fraction > 0, at least one."""
+
+    def count(share: float | int) -> Indices:
+        if isinstance(share, int):
+            return np.full_like(sizes, share)
+        return np.maximum(np.floor(share * sizes + 0.5), float(share > 0)).astype(np.int64)
+
+    test = 0 if config.test == "official" or config.partition.scheme == "imbalanced" else config.test
+    return count(test), count(config.val)
+
+
+def _smallest_part(config: DataConfig, num_train: int, num_samples: int) -> int:
+    """The size from which on a part keeps `num_train` samples to train on, > `num_samples` if none does."""
+    sizes = np.arange(num_samples + 1)
+    test, val = _taken(config, sizes)
+    # The last size that is too small, not the first that is enough: two roundings can both step up at once.
+    return int(np.flatnonzero(sizes - test - val < num_train)[-1]) + 1
+
+
+def _too_many(config: DataConfig, name: str, count: int, num_samples: int, smallest: int) -> str:
+    clients = "1 client does" if count == 1 else f"{count} clients do"
+    if fits := num_samples // smallest:
+        advice = f"set at most {fits} for this domain"
+    else:
+        advice = "lower data.val, data.test or data.partition.min_samples, or raise data.limit"
+    return (
+        f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
+        f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
+        f"test={config.test}); {advice}"
+    )
+
+
+def _too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int) -> str:
+    return (
+        f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
+        f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
+    )

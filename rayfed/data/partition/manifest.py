@@ -1,0 +1,150 @@
+"""A partition for people and for files: the printed table and `partition.parquet`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rayfed.data.partition.partition import Partition
+    from rayfed.data.shards import Dataset
+
+MAX_ROWS = 20
+"""Clients shown by `describe`."""
+
+META = b"rayfed"
+"""Key of the digests in the parquet file."""
+
+
+def client_rows(
+    partition: Partition, labels: NDArray[np.int64], classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One row per client; `classes` and `top` describe its training samples."""
+    rows = []
+    for client in partition.clients:
+        counts = np.bincount(labels[client.train], minlength=len(classes))
+        most = int(counts.argmax())
+        rows.append(
+            {
+                "client": client.id,
+                "domain": client.domain,
+                "train": len(client.train),
+                "val": len(client.val),
+                "test": len(client.test),
+                "classes": int((counts > 0).sum()),
+                "top": f"{classes[most]} {counts[most] / counts.sum():.0%}",
+            }
+        )
+    return rows
+
+
+def describe(partition: Partition, dataset: Dataset) -> str:
+    """Who has what, as aligned text: up to MAX_ROWS clients, then what they add up to."""
+    rows = client_rows(partition, dataset.labels, dataset.classes)
+    cells = [list(rows[0]), *(list(map(str, row.values())) for row in rows[:MAX_ROWS])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        # Names and the last column to the left, numbers to the right.
+        padded = [
+            cell.rjust(width) if 2 <= place < 6 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    if len(rows) > MAX_ROWS:
+        lines.append(f"... and {len(rows) - MAX_ROWS} more clients")
+    return "\n".join([*lines, *_summary(partition, dataset)])
+
+
+def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
+    clients, tests = partition.clients, partition.domain_tests()
+    train, val = (sum(len(getattr(c, split)) for c in clients) for split in ("train", "val"))
+    what = " (official, shared by the clients of a domain)" if partition.official_test else ""
+    yield (
+        f"{dataset.name}: {len(clients)} clients in {len(tests)} domains, {len(dataset.classes)} classes; "
+        f"{train} train, {val} val, {sum(map(len, tests.values()))} test{what}"
+    )
+    if partition.pooled:
+        yield "pooled: one trainer holds all train and val samples"
+    if partition.held_out:
+        yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
+    if dataset.skipped:
+        yield f"skipped: {dataset.skipped} images could not be decoded"
+
+
+def to_table(partition: Partition, dataset: Dataset) -> pa.Table:
+    """One row per sample and role, in the order of clients, splits (train, val, test) and samples.
+
+    `client` is empty for samples that are nobody's own: an official test split, held-out domains.
+    """
+    import pyarrow as pa
+
+    clients, splits, arrays = zip(*_pieces(partition), strict=True)
+    index = np.concatenate(arrays)
+
+    def per_sample(names: Sequence[str]) -> NDArray[np.object_]:
+        return np.repeat(np.array(names, dtype=object), [len(array) for array in arrays])
+
+    return pa.table(
+        {
+            "key": dataset.key_column.take(pa.array(index)),
+            "index": pa.array(index, pa.int64()),
+            "label": pa.array(dataset.labels[index], pa.int64()),
+            "domain": pa.array(np.array(dataset.domains, dtype=object)[dataset.domain[index]], pa.string()),
+            "client": pa.array(per_sample(clients), pa.string()),
+            "split": pa.array(per_sample(splits), pa.string()),
+        }
+    )
+
+
+def _pieces(partition: Partition) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+    for client in partition.clients:
+        yield client.id, "train", client.train
+        yield client.id, "val", client.val
+        if not partition.official_test:
+            yield client.id, "test", client.test
+    if partition.official_test:
+        for own in partition.domain_tests().values():
+            yield "", "test", own
+    for own in partition.held_out.values():
+        yield "", "held_out", own
+
+
+def save(partition: Partition, path: Path, dataset: Dataset) -> None:
+    """Write the manifest as parquet, whole or not at all, with the digests of partition and data."""
+    import pyarrow.parquet as pq
+
+    about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
+    table = to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_digests(path: Path) -> dict[str, Any]:
+    """What `save` noted beside the rows: `partition` and `data` digests, `classes`.
+
+    Raises:
+        DataError: It is not a manifest.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        about = json.loads(pq.read_schema(path).metadata[META])
+        return {name: about[name] for name in ("partition", "data", "classes")}
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a manifest of a partition ({error})") from error

@@ -1,0 +1,98 @@
+"""What a partition is: the samples of every client, and what nobody owns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.data.partition import manifest
+from rayfed.data.partition.dealing import Indices
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rayfed.data.shards import Dataset
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientSplit:
+    """The samples of one client: ascending indices into the data set, int64.
+
+    Attributes:
+        id: `c07-sketch`; the alphabetical order of ids is the order of the clients.
+        domain: The client's domain.
+        train: Samples to train on, at least one.
+        val: Samples for validation, possibly none.
+        test: Samples for testing; with an official test split, all of the domain's, shared by its clients.
+    """
+
+    id: str
+    domain: str
+    train: Indices
+    val: Indices
+    test: Indices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Partition:
+    """All clients, in the order of their ids, and what nobody owns.
+
+    Attributes:
+        clients: Clients of one domain are consecutive, domains in the order of the config.
+        held_out: All samples of each domain that has no client.
+        official_test: Whether the clients of a domain share its official test split.
+        pooled: Whether one trainer holds everybody's training and validation samples.
+    """
+
+    clients: tuple[ClientSplit, ...]
+    held_out: dict[str, Indices]
+    official_test: bool
+    pooled: bool
+
+    @cached_property
+    def trainers(self) -> tuple[ClientSplit, ...]:
+        """Who trains: the clients, or with `pooled` one that has all of their samples."""
+        if not self.pooled:
+            return self.clients
+        train, val, test = (_union([getattr(c, s) for c in self.clients]) for s in ("train", "val", "test"))
+        return (ClientSplit(id="pooled", domain="pooled", train=train, val=val, test=test),)
+
+    def domain_tests(self) -> dict[str, Indices]:
+        """Test samples of each domain that has clients."""
+        domains = dict.fromkeys(client.domain for client in self.clients)
+        return {name: _union([c.test for c in self.clients if c.domain == name]) for name in domains}
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over ids, domains and index arrays."""
+        out = hashlib.sha256()
+        parts = [(f"{c.id}|{c.domain}", [c.train, c.val, c.test]) for c in self.clients]
+        parts += [(f"held_out|{name}", [indices]) for name, indices in self.held_out.items()]
+        for name, arrays in parts:
+            out.update(f"{name}|{'|'.join(str(len(array)) for array in arrays)}\n".encode())
+            for array in arrays:
+                out.update(array.astype("<i8").tobytes())
+        return out.hexdigest()
+
+    def table(self, labels: NDArray[np.int64], classes: Sequence[str]) -> list[dict[str, Any]]:
+        """One row per client: client, domain; train, val, test counts; number of classes; the top class."""
+        return manifest.client_rows(self, labels, classes)
+
+    def to_table(self, dataset: Dataset) -> pa.Table:
+        """One row per sample and role: key, index, label, domain, client, split."""
+        return manifest.to_table(self, dataset)
+
+    def save_manifest(self, path: Path, dataset: Dataset) -> None:
+        """Write `to_table` as parquet, whole or not at all, with the digests of partition and data."""
+        manifest.save(self, path, dataset)
+
+
+def _union(arrays: Sequence[Indices]) -> Indices:
+    return np.unique(np.concatenate(arrays)) if arrays else np.empty(0, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Whether an experiment fits on this machine, and how long it may take."""

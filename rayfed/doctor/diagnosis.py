@@ -1,0 +1,263 @@
+"""Measures one client of an experiment and compares what is needed with what there is; runs no round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfed.errors import ConfigError
+from rayfed.terminal.console import size
+
+if TYPE_CHECKING:
+    from rayfed.config.schema import Config
+    from rayfed.doctor.measurement import Measurement
+    from rayfed.engine.setup import Setup
+    from rayfed.executors.cluster import Plan
+
+SPARE = 1.2
+"""Memory an actor should be given for every byte that was measured: clients differ."""
+
+GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds, if actors are as fast as the measured process and do not slow each other down.
+
+    Attributes:
+        round_s: A round, scoring included, after the first.
+        first_round_s: The first round, which fills caches.
+        total_s: All rounds.
+    """
+
+    round_s: float
+    first_round_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """Bytes on disk.
+
+    Attributes:
+        output: Folder of the run.
+        checkpoint_bytes: One checkpoint: the server's state and what every client keeps.
+        checkpoints: How many lie there at the same time.
+        output_free_bytes: Free where the run will be.
+        shard: File of the prepared images.
+        shard_bytes: Its size; it is there already.
+    """
+
+    output: str
+    checkpoint_bytes: int
+    checkpoints: int
+    output_free_bytes: int
+    shard: str
+    shard_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Everything the doctor found.
+
+    Attributes:
+        experiment: The config in a line.
+        cluster: Where clients would run.
+        nodes: Resources of each node: CPU, GPU, memory and object_store_memory (bytes).
+        actors: Client actors; 0 where they do not fit, 1 for the process of `cluster=inline`.
+        cpus_per_actor: CPUs of each.
+        gpus_per_actor: Share of a GPU of each.
+        memory_per_actor: Bytes that the config sets aside for each.
+        measured: One client, really played.
+        estimate: How long it may take.
+        disk: What it leaves.
+        problems: Why it does not fit, a line each; empty: it fits.
+        advice: What to change all the same.
+    """
+
+    experiment: str
+    cluster: str
+    nodes: list[dict[str, float]]
+    actors: int
+    cpus_per_actor: float
+    gpus_per_actor: float
+    memory_per_actor: float
+    measured: Measurement
+    estimate: Estimate
+    disk: Disk
+    problems: list[str]
+    advice: list[str]
+
+
+def diagnose(config: Config) -> Diagnosis:
+    """Prepare an experiment, play one of its clients, and compare what it needs with what there is.
+
+    Raises:
+        ConfigError: Bad input, or nobody answers at `cluster.address`.
+        ClientError: The client failed.
+    """
+    from rayfed.doctor.measurement import measure
+    from rayfed.engine.preflight import fit
+    from rayfed.engine.setup import prepare
+    from rayfed.record.tracking import check
+
+    check(config.trackers)
+    setup = prepare(config)
+    where, nodes = _nodes(config)
+    problems: list[str] = []
+    found: Plan | None = None
+    if config.cluster.executor == "ray":
+        try:
+            found = fit(config.cluster, setup.experiment, nodes)
+        except ConfigError as err:
+            problems.append(str(err))
+    measured = measure(setup.experiment, setup.world, on_gpu=bool(found and found.gpus))
+    if found:
+        problems += _memory_problems(config, setup, found, measured, nodes)
+    disk = _disk(config, setup, measured)
+    if (need := disk.checkpoints * disk.checkpoint_bytes) > disk.output_free_bytes:
+        problems.append(
+            f"output: {disk.checkpoints} checkpoints need {size(need)}, {size(disk.output_free_bytes)} free"
+        )
+    return Diagnosis(
+        experiment=_describe(config, setup),
+        cluster=where,
+        nodes=nodes,
+        actors=found.actors if found else int(config.cluster.executor == "inline"),
+        cpus_per_actor=found.cpus if found else 0.0,
+        gpus_per_actor=found.gpus if found else 0.0,
+        memory_per_actor=config.cluster.memory_per_actor * GB,
+        measured=measured,
+        estimate=_estimate(setup, measured, _lanes(found, nodes)),
+        disk=disk,
+        problems=problems,
+        advice=_advice(config, measured),
+    )
+
+
+def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
+    """Where clients would run, and what there is; a cluster that is joined is left at once."""
+    from rayfed.executors.cluster import address_of, connection, is_our_own, node_resources, own_node
+
+    cluster = config.cluster
+    if cluster.executor == "inline":
+        return "none: everything in one process (cluster=inline)", [own_node(None, None)]
+    if is_our_own(cluster.address):
+        where = "one of our own on this machine (neither cluster.address nor RAY_ADDRESS is set)"
+        return where, [own_node(cluster.num_cpus, cluster.num_gpus)]
+    with connection(cluster.address, timeout=cluster.connect_timeout):
+        return f"joined: {address_of(cluster.address)}", node_resources()
+
+
+def _memory_problems(
+    config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Whether the planned actors fit with the memory that one was seen to need, not the one set aside."""
+    from rayfed.engine.preflight import fit
+
+    asked = replace(
+        config.cluster,
+        actors=found.actors,
+        cpus_per_actor=found.cpus,
+        gpus_per_actor=found.gpus,
+        memory_per_actor=max(measured.memory_bytes / GB, 1e-3),
+    )
+    problems = []
+    try:
+        fit(asked, setup.experiment, nodes)
+    except ConfigError as err:
+        problems.append(f"memory, as measured: {err}")
+    store = min(
+        (node["object_store_memory"] for node in nodes if "object_store_memory" in node), default=None
+    )
+    if store is not None and measured.weights_bytes > store:
+        problems.append(
+            f"model.name: the weights of {config.model.name!r} take {size(measured.weights_bytes)} of the "
+            f"object store, which has {size(store)} on a node; choose a smaller model or a larger node"
+        )
+    if measured.device_bytes:
+        import torch
+
+        on_one = measured.device_bytes * (1 / found.gpus if found.gpus < 1 else 1)
+        total = torch.cuda.get_device_properties(0).total_memory
+        if on_one > total:
+            problems.append(
+                f"cluster.gpus_per_actor: {found.gpus:g} puts {1 / found.gpus:.0f} actors of "
+                f"{size(measured.device_bytes)} on a GPU of {size(total)}; raise it to "
+                f"{min(1.0, 1 / max(total // measured.device_bytes, 1)):.3g}"
+            )
+    return problems
+
+
+def _lanes(found: Plan | None, nodes: Sequence[Mapping[str, float]]) -> float:
+    """How many clients really work at the same time: a CPU shared by two actors plays one after the other."""
+    if found is None:
+        return 1.0
+    cores = sum(node.get("CPU", 0) for node in nodes)
+    return float(found.actors) if found.gpus else max(1.0, min(float(found.actors), cores))
+
+
+def _estimate(setup: Setup, measured: Measurement, lanes: float) -> Estimate:
+    from rayfed.doctor.measurement import costs
+
+    experiment = setup.experiment
+    work = costs(experiment, setup.world.train)
+    reference = work[measured.client] or 1.0
+    domains = len({info.domain for info in experiment.clients.values()})
+    cohort = domains if experiment.sampling == "one_per_domain" else experiment.clients_per_round
+    drawn = min(1.0, cohort / len(work))
+    # In units of the measured visit; a round is not shorter than its longest client.
+    units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference
+    splits = setup.world.splits
+    images = sum(len(splits[s.id]["test"]) for s in experiment.sets)
+    if experiment.validate:
+        images += sum(len(splits[cid]["val"]) for cid in experiment.clients)
+    scoring = measured.scoring_s * images / (measured.scored or 1) / lanes
+    every = experiment.evaluate_every
+    scored = -(-experiment.rounds // every) if every else 0
+    later = measured.visit_s * units + measured.server_s
+    first = measured.first_visit_s * units + measured.server_s
+    return Estimate(
+        round_s=later + scoring,
+        first_round_s=first + scoring,
+        total_s=first + later * (experiment.rounds - 1) + scoring * scored,
+    )
+
+
+def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
+    from rayfed.engine.preflight import free_disk
+
+    shard = setup.dataset.path
+    output = Path(config.output or "runs")
+    return Disk(
+        output=str(output),
+        checkpoint_bytes=measured.state_bytes + measured.store_bytes * len(setup.experiment.clients),
+        checkpoints=config.checkpoint.keep + 2,  # one being written, and the final tensors
+        output_free_bytes=free_disk(output),
+        shard=str(shard),
+        shard_bytes=shard.stat().st_size,
+    )
+
+
+def _advice(config: Config, measured: Measurement) -> list[str]:
+    if config.cluster.executor == "inline" or measured.memory_bytes <= config.cluster.memory_per_actor * GB:
+        return []
+    wanted = SPARE * measured.memory_bytes / GB
+    return [
+        f"set cluster.memory_per_actor={wanted:.2g}, so that actors=auto never starts more than there is "
+        "memory for"
+    ]
+
+
+def _describe(config: Config, setup: Setup) -> str:
+    experiment = setup.experiment
+    runs = (
+        f"; protocol={config.protocol}: one such run for each domain" if config.protocol != "single" else ""
+    )
+    return (
+        f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}: "
+        f"{len(experiment.clients)} clients, {experiment.clients_per_round} in a round, "
+        f"{experiment.rounds} rounds{runs}"
+    )

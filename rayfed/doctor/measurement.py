@@ -1,0 +1,201 @@
+"""What one client costs, found out by playing one in a fresh process: its time, an actor's memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rayfed.engine.loop import Experiment, make_cohort, score_global
+from rayfed.errors import RayFedError, ResourceError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.worker import World
+from rayfed.federation.client import TrainConfig
+from rayfed.federation.cohort import Call, Cohort
+from rayfed.types import Update, num_bytes
+
+SAMPLE_SECONDS = 0.02
+"""Between two looks at the memory of the process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one process needed to play one client.
+
+    Attributes:
+        client: Who was played.
+        examples: Its training examples.
+        device: Where its model was.
+        first_visit_s: Seconds of its work in its first round, which fills caches.
+        visit_s: The same in its second round.
+        server_s: Seconds of the server's own work in that round.
+        scored: Test examples that were scored.
+        scoring_s: Seconds that took.
+        memory_bytes: Most memory of the process, without the frozen weights, which actors of a node share.
+        weights_bytes: All start tensors, once per node.
+        device_bytes: Most memory on the device; 0 on the CPU.
+        store_bytes: What the client keeps between rounds.
+        state_bytes: What the server keeps between rounds.
+    """
+
+    client: str
+    examples: int
+    device: str
+    first_visit_s: float
+    visit_s: float
+    server_s: float
+    scored: int
+    scoring_s: float
+    memory_bytes: int
+    weights_bytes: int
+    device_bytes: int
+    store_bytes: int
+    state_bytes: int
+
+
+def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measurement:
+    """Play the client of median size twice in a process of its own, which ends with this call.
+
+    Raises:
+        RayFedError: The client failed; what it raised.
+        ResourceError: The process was killed: there was too little memory for it.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(theirs, experiment, world, on_gpu), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError as err:
+        process.join()
+        raise ResourceError(
+            f"model.name: the process of the measured client died (exit code {process.exitcode}; -9: too "
+            f"little memory); try a smaller model or train.batch_size"
+        ) from err
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(found, BaseException):
+        raise found
+    measured: Measurement = found
+    return measured
+
+
+def costs(experiment: Experiment, train: TrainConfig) -> dict[str, float]:
+    """Relative work of every client: examples it goes through, times the share of the blocks it holds."""
+    depth = experiment.depth
+    drawn = dict.fromkeys(experiment.clients, (depth + 1) / 2)  # the mean of 1..depth
+    held = drawn if experiment.capacity is None else experiment.capacity
+    return {
+        cid: train.examples(info.num_examples) * (held[cid] / depth if depth else 1.0)
+        for cid, info in experiment.clients.items()
+    }
+
+
+def _report(pipe: Any, experiment: Experiment, world: World, on_gpu: bool) -> None:
+    try:
+        pipe.send(_play(experiment, world, on_gpu))
+    except RayFedError as err:
+        pipe.send(err)
+    except Exception as err:
+        traceback.print_exc()
+        pipe.send(RayFedError(f"the measured client failed: {type(err).__name__}: {err}"))
+
+
+def _play(experiment: Experiment, world: World, on_gpu: bool) -> Measurement:
+    import torch
+
+    device = "cuda:0" if on_gpu and torch.cuda.is_available() else "cpu"
+    weights = world.weights()
+    lane = _Lane(world, weights, device=device)
+    with _peak_memory() as memory:  # from here on, because an actor maps its weights and never reads a file
+        cid = _median(costs(experiment, world.train))
+        state = experiment.server.start(lane.worker.start_params())
+        visits, rest = [], 0.0
+        for r in (0, 1):
+            lane.seconds, began = 0.0, time.perf_counter()
+            state = experiment.server.round(
+                replace(state, round=r), _alone(experiment, lane, r, cid), experiment.local
+            )
+            visits.append(lane.seconds)
+            rest = time.perf_counter() - began - lane.seconds
+        lane.seconds = 0.0
+        scored = 0
+        if experiment.evaluate_every and experiment.sets:
+            sizes = {s.id: len(world.splits[s.id]["test"]) for s in experiment.sets}
+            chosen = _median(sizes)
+            some = replace(experiment, sets=tuple(s for s in experiment.sets if s.id == chosen))
+            score_global(some, _alone(experiment, lane, 1, cid), state)
+            scored = sizes[chosen]
+    total = sum(array.nbytes for array in weights.values())
+    return Measurement(
+        client=cid,
+        examples=experiment.clients[cid].num_examples,
+        device=device,
+        first_visit_s=visits[0],
+        visit_s=visits[1],
+        server_s=rest,
+        scored=scored,
+        scoring_s=lane.seconds,
+        memory_bytes=max(memory[0] - total, 0),
+        weights_bytes=total,
+        device_bytes=torch.cuda.max_memory_reserved() if device != "cpu" else 0,
+        store_bytes=sum(num_bytes(kept.value) for client, kept in lane.stores().items() if client == cid),
+        state_bytes=sum(map(num_bytes, (state.params, state.shared, state.memory))),
+    )
+
+
+def _alone(experiment: Experiment, lane: _Lane, round: int, client: str) -> Cohort:
+    """A cohort of one, to whom the method's exchanges with everyone are confined too."""
+    cohort = make_cohort(experiment, lane, round)
+    only = {client: experiment.clients[client]}
+    held = experiment.capacity or dict.fromkeys(only, max((experiment.depth + 1) // 2, 1))
+    return replace(cohort, ids=(client,), clients=only, capacity=held)
+
+
+def _median(sizes: Mapping[str, float]) -> str:
+    """The name in the middle, the larger one of two."""
+    order = sorted(sizes, key=lambda name: sizes[name])
+    return order[len(order) // 2]
+
+
+class _Lane(InlineExecutor):
+    """Plays calls in this process, as an actor would, and counts the seconds."""
+
+    seconds = 0.0
+
+    def map(self, calls: Sequence[Call]) -> list[Update | None]:
+        began = time.perf_counter()
+        updates = super().map(calls)
+        self.seconds += time.perf_counter() - began
+        return updates
+
+
+@contextmanager
+def _peak_memory() -> Iterator[list[int]]:
+    """One number that grows to the most memory that this process had to itself, in bytes."""
+    import psutil
+
+    process, peak, over = psutil.Process(), [0], threading.Event()
+
+    def look() -> None:
+        peak[0] = max(peak[0], process.memory_full_info().uss)
+
+    def watch() -> None:
+        while not over.wait(SAMPLE_SECONDS):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watcher.join()
+        look()

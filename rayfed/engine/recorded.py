@@ -1,0 +1,196 @@
+"""Runs the rounds of an experiment and writes them down, so that nothing finished is ever lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayfed.config.schema import Config, to_dict
+from rayfed.engine.loop import Experiment, Round, is_due, run
+from rayfed.engine.setup import Setup
+from rayfed.errors import ClusterError, LostStoreError, StorageError
+from rayfed.evaluation.metrics import Evaluation
+from rayfed.federation.cohort import Executor, Kept, Ledger, Visit
+from rayfed.federation.failures import Event
+from rayfed.record.checkpoint import Checkpoints, Saved
+from rayfed.record.folder import RunFolder
+from rayfed.record.tracking import NO_TRACKING, Tracking
+from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
+from rayfed.types import Params
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+MOST_RESTARTS = 3  # of a round whose clients lost their stores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How a run is kept.
+
+    Attributes:
+        path: Folder of the run.
+        domains: Domain of every client.
+        every: A checkpoint after every such round, and after the last one (0: only then).
+        keep: How many checkpoints stay.
+        resume: Go on from the last checkpoint in the folder.
+        tensorboard: Also write for TensorBoard.
+        tracking: Also send to MLflow or W&B.
+    """
+
+    path: Path
+    domains: Mapping[str, str]
+    every: int = 1
+    keep: int = 2
+    resume: bool = False
+    tensorboard: bool = True
+    tracking: Tracking = NO_TRACKING
+
+    @classmethod
+    def of(cls, setup: Setup, config: Config, path: Path, resume: bool) -> Keeping:
+        """As the config says."""
+        return cls(
+            path=path,
+            domains={client.id: client.domain for client in setup.partition.clients},
+            every=config.checkpoint.every,
+            keep=config.checkpoint.keep,
+            resume=resume,
+            tensorboard=config.tensorboard,
+            tracking=Tracking.of(config.trackers, to_dict(config)),
+        )
+
+
+class Watch(Protocol):
+    """Told what happens in a run, and never part of it."""
+
+    def event(self, event: Event) -> None: ...
+    def round(
+        self,
+        row: Row,
+        ledger: Ledger,
+        scores: Mapping[str, Evaluation],
+        visits: Sequence[Visit],
+        actors: int,
+    ) -> None: ...
+
+
+def conduct(
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    keeping: Keeping,
+    watch: Watch | None = None,
+) -> Iterator[Row]:
+    """Run all rounds and write them down; yields each row, then one with the digest of the final tensors.
+
+    A row also names the client that worked longest, which is not written down.
+
+    However it ends, the rounds that were finished are on disk, with a checkpoint of the last one.
+
+    Raises:
+        ConfigError: Another process writes to the folder, or no checkpoint in it can be used.
+        ClientError: A client failed, and the policy says to raise.
+        StorageError: Something cannot be written.
+        StoppedError: The run was asked to end.
+    """
+    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard, keeping.tracking)
+    checkpoints = Checkpoints(keeping.path, keeping.keep)
+
+    def note(event: Event) -> None:
+        folder.event(event)
+        if watch is not None:
+            watch.event(event)
+
+    executor.on_event = note
+    with folder.mine():
+        resume = keeping.resume
+        for _ in range(1 + MOST_RESTARTS):
+            saved = checkpoints.load(start, folder.history.complete) if resume else None
+            folder.begin(saved.state.round + 1 if saved else 0)
+            executor.forget()
+            if saved:
+                saved.restore(executor)
+            try:
+                keeper = _Keeper(checkpoints, executor, keeping)
+                yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
+            except LostStoreError as err:
+                log.warning("%s; going back to the last checkpoint", err)
+                note(Event(kind="store_lost", action="restart", client=err.client, message=str(err)))
+                resume = True
+            else:
+                return
+        raise ClusterError(f"the stores of clients were lost {1 + MOST_RESTARTS} times; giving up")
+
+
+def _rounds(
+    experiment: Experiment,
+    executor: Executor,
+    start: Params,
+    folder: RunFolder,
+    keeper: _Keeper,
+    saved: Saved | None,
+    watch: Watch | None,
+) -> Iterator[Row]:
+    params = saved.state.params if saved else start
+    state = saved.state if saved else None
+    personal = saved.personal if saved else {}
+    visits: list[Visit] = []
+    executor.on_visit = visits.append
+    try:
+        for done in run(experiment, executor, start, state, personal):
+            params = done.state.params
+            folder.add(done)
+            seen = slowest(visits)
+            if watch is not None:
+                watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
+            visits.clear()
+            keeper.finished(
+                done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
+            )
+            yield {**done.row, **seen}
+        digest = folder.finish(params)
+    except BaseException:
+        # What brought us here is what the user must hear of. A lost node may have had what should be saved.
+        with suppress(StorageError, LostStoreError):
+            keeper.save_last()
+        with suppress(StorageError):
+            folder.write_tables()
+        raise
+    yield {"sha256": digest}
+
+
+def slowest(visits: Sequence[Visit]) -> Row:
+    """Who worked longest in a round, and how long: for the screen, because a clock is no result."""
+    seconds: dict[str, float] = {}
+    for visit in visits:
+        seconds[visit.client] = seconds.get(visit.client, 0.0) + visit.seconds
+    if not seconds:
+        return {}
+    name = max(seconds, key=lambda client: seconds[client])
+    return {SLOWEST: name, SLOWEST_SECONDS: seconds[name]}
+
+
+@dataclass
+class _Keeper:
+    """Saves rounds when they are due, and the last finished one when there may be no other."""
+
+    checkpoints: Checkpoints
+    executor: Executor
+    keeping: Keeping
+    unsaved: tuple[Round, dict[str, Kept]] | None = None
+
+    def finished(self, done: Round, due: bool) -> None:
+        # Stores move on in the next round; these are the ones that belong to this one.
+        self.unsaved = done, self.executor.stores()
+        if due:
+            self.save_last()
+
+    def save_last(self) -> None:
+        if self.unsaved is not None:
+            done, stores = self.unsaved
+            self.checkpoints.save(done.state, done.scores.get("personal"), stores, self.executor)
+            self.unsaved = None

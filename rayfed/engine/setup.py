@@ -1,0 +1,185 @@
+"""From a config to everything the driver and the executors need. Every check of input happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rayfed.config.schema import Config, Parts, build_parts
+from rayfed.data import load
+from rayfed.data.partition.groups import partition_of
+from rayfed.data.partition.make import Partition
+from rayfed.data.shards import Dataset
+from rayfed.engine.loop import Experiment
+from rayfed.errors import ConfigError
+from rayfed.evaluation.test_sets import all_splits, evaluation_sets
+from rayfed.executors.worker import Weights, World
+from rayfed.federation.client import TrainConfig
+from rayfed.federation.cohort import ClientInfo
+from rayfed.federation.method import check, check_task
+from rayfed.heterogeneity.capacity import assign
+from rayfed.heterogeneity.faults import Faults, plan_faults
+from rayfed.models.backbone import Backbone
+from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
+from rayfed.models.sharing import dump, skeleton
+from rayfed.objective import CLASSIFICATION, objective
+from rayfed.tuning.base import export
+from rayfed.types import Params, num_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A checked experiment, ready to run anywhere.
+
+    Attributes:
+        experiment: What the round loop needs.
+        world: What a worker needs, start tensors apart.
+        weights: All start tensors by module name, to be shared.
+        start: Start values of what travels.
+        partition: Who has what.
+        dataset: The images.
+    """
+
+    experiment: Experiment
+    world: World
+    weights: Weights
+    start: Params
+    partition: Partition
+    dataset: Dataset
+
+
+def prepare(config: Config, build: Callable[[World], Backbone] = World.build) -> Setup:
+    """Load the data, split it, build the model once, and check that everything fits together.
+
+    Args:
+        config: The experiment.
+        build: Makes the tuned model; a sweep has its weights in memory already.
+
+    Raises:
+        ConfigError: Something in the config, on disk or between the parts is wrong; one line says what.
+    """
+    parts = build_parts(config)
+    check(parts.server, parts.local, parts.tuning)
+    # Without values, for the size of its input; the real one needs the classes of the data.
+    bare = replace(config.model, pretrained=False)
+    shape = skeleton(lambda: build_backbone(bare, 1, config.seed))
+    dataset = load(config.data, shape.size, shape.task)
+    check_task(dataset.task, parts.server, parts.local)
+    _check_tuning(dataset.task, config)
+    partition = partition_of(dataset, config.data, config.seed)
+    world = _world(config, parts, dataset, partition)
+    faults = _faults(config, dataset, partition, world.train)
+    model = build(world)
+    if dataset.task == CLASSIFICATION:
+        _check_input(config.model, model)
+    _check_cache(config.train, model)
+    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
+    start = export(model, buffers=config.train.batch_norm == "average")
+    return Setup(
+        experiment=experiment,
+        world=world,
+        weights=dump(model),
+        start=start,
+        partition=partition,
+        dataset=dataset,
+    )
+
+
+def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
+    personal = config.evaluation.personal or parts.local.deploys == "personal"
+    return World(
+        seed=config.seed,
+        model=config.model,
+        tuning=parts.tuning,
+        num_classes=len(dataset.classes),
+        classes=tuple(dataset.classes),
+        objective=objective(dataset.task),
+        train=_train(config.train, partition),
+        shard=Path(dataset.path),
+        splits=all_splits(partition),
+        personal_every=config.evaluation.every if personal else 0,
+        rounds=config.rounds,
+        threads=config.cluster.threads,
+        deterministic=config.deterministic,
+    )
+
+
+def _check_input(config: ModelConfig, model: Backbone) -> None:
+    """Send an image of the model's size through it: a constructor need not notice that none fits."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, model.size, model.size))
+    except RuntimeError as err:
+        reason = " ".join(str(err).split())
+        raise ConfigError(
+            f"model.size: {config.name!r} does not take images of {model.size} pixels: {reason}"
+        ) from err
+
+
+def _check_tuning(task: str, config: Config) -> None:
+    scheme = config.tuning["name"]
+    if task != CLASSIFICATION and scheme != "full":
+        raise ConfigError(
+            f"tuning.name: {scheme!r} adapts a pretrained image classifier, and the data set is for {task}; "
+            f"set tuning=full"
+        )
+
+
+def _check_cache(train: TrainConfig, model: Backbone) -> None:
+    if train.cache_features is True and not model.has_frozen_features:
+        why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
+        raise ConfigError(
+            f"train.cache_features: on is not exact with this tuning: {why}; set auto, or tune only the head "
+            f"or an adapter"
+        )
+
+
+def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
+    if train.local_steps != "min_over_clients_plus_one":
+        return train
+    fewest = min(-(-len(c.train) // train.batch_size) for c in partition.trainers)
+    limit = fewest + 1 if train.max_steps is None else min(fewest + 1, train.max_steps)
+    return replace(train, local_steps="full_epoch", max_steps=limit)
+
+
+def _faults(config: Config, dataset: Dataset, partition: Partition, train: TrainConfig) -> Faults | None:
+    clients = {c.id: c.domain for c in partition.trainers}
+    work = {c.id: train.examples(len(c.train)) for c in partition.trainers}
+    return plan_faults(config.faults, clients, work, dataset.domains, config.seed)
+
+
+def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:
+    trainers = partition.trainers
+    depth = len(model.stack) if parts.server.by_block else model.num_blocks
+    wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
+    if wanted > len(trainers):
+        raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")
+    clients = {c.id: ClientInfo(domain=c.domain, num_examples=len(c.train)) for c in trainers}
+    return Experiment(
+        server=parts.server,
+        local=parts.local,
+        clients=clients,
+        sets=evaluation_sets(partition, per_client=config.train.batch_norm == "local"),
+        seed=config.seed,
+        rounds=config.rounds,
+        clients_per_round=wanted,
+        sampling=config.sampling,
+        evaluate_every=config.evaluation.every,
+        validate=config.evaluation.validation,
+        depth=depth,
+        capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
+        block_bytes=_block_bytes(model),
+    )
+
+
+def _block_bytes(model: Backbone) -> tuple[int, ...]:
+    sizes = [0] * model.num_blocks
+    for slot in model.slots().values():
+        if slot.block is not None and not slot.is_trained:
+            sizes[slot.block] += num_bytes(slot.tensor)
+    return tuple(sizes)

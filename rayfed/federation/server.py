@@ -1,0 +1,87 @@
+"""The server half of a method. Overriding nothing gives FedAvg's weighted mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+from rayfed.federation.cohort import TRAINING, Cohort, Task
+from rayfed.federation.local import Local
+from rayfed.federation.lora_mean import EXACT, LoraRule, exact_mean, product_mean
+from rayfed.federation.params import mean_by_name
+from rayfed.federation.visit import fit
+from rayfed.types import Broadcast, Params, ServerState, Update
+
+
+@dataclass(frozen=True)
+class Server:
+    """Server rule. Holds hyperparameters only; what it must remember goes through ServerState.
+
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+    Algorithm 1.
+
+    Attributes:
+        weighting: Weight of a client in the mean: its number of training examples, or the same for all.
+        lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
+            of the products at the same rank, or that mean exactly (`rayfed.federation.lora_mean`).
+        by_block: Whether the method needs a backbone whose blocks can be left out.
+        tasks: The tasks it makes sense for (`rayfed.objective`); empty: any.
+        trains: Whether rounds change anything; if not, one is enough to show the model beside others.
+    """
+
+    weighting: Literal["data_size", "uniform"] = "data_size"
+    lora_agg: LoraRule = "factor_mean"
+
+    offers: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+    by_block: ClassVar[bool] = False
+    tasks: ClassVar[frozenset[str]] = frozenset()
+    trains: ClassVar[bool] = True
+
+    def start(self, params: Params) -> ServerState:
+        return ServerState(round=0, params=params)
+
+    def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
+        """One communication round: any number of exchanges, then the next state."""
+        state = local.exchange(state, cohort)
+        updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
+        return self.aggregate(state, cohort, updates)
+
+    def visit(self, local: Local) -> Task:
+        """What a client does in the training exchange; ask here for scores before or after training."""
+        return partial(fit, local=local)
+
+    def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
+        """What each client receives for training: the first blocks, as many as it can hold."""
+        return {cid: state.broadcast(blocks=cohort.prefix(cid)) for cid in cohort.ids}
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        """From trained updates, in the order of the cohort, to the next state. May run more exchanges.
+
+        Clients may be missing, here and in a later exchange: pair answers by `Update.client`.
+        """
+        weights = self.base_weights(updates)
+        self.record_weights(cohort, updates, weights)
+        return self.average(state, updates, weights)
+
+    def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:
+        """Add each client's weight to the table `aggregation`."""
+        for update, weight in zip(updates, weights, strict=True):
+            cohort.record("aggregation", client=update.client, weight=float(weight))
+
+    def base_weights(self, updates: Sequence[Update]) -> list[float]:
+        """One weight per update, as `weighting` says, summing to 1."""
+        raw = [1.0 if self.weighting == "uniform" else float(u.num_examples) for u in updates]
+        total = sum(raw)
+        return [w / total for w in raw]
+
+    def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
+        """Weighted mean per name over holders; a name nobody sent keeps its value."""
+        mean = mean_by_name(updates, weights)
+        if self.lora_agg == "product_svd":
+            mean |= product_mean(updates, weights, state.params)
+        elif self.lora_agg in EXACT:
+            mean |= exact_mean(updates, weights, state.params, self.lora_agg)
+        return replace(state, params={**state.params, **mean})

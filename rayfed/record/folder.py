@@ -1,0 +1,288 @@
+"""The folder of a run: what was run, on what, and what came out."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rayfed.engine.loop import Round
+from rayfed.errors import ConfigError, StoppedError, StorageError
+from rayfed.federation.failures import Event
+from rayfed.federation.params import digest
+from rayfed.record.files import write_parquet, write_text, write_whole
+from rayfed.record.history import History
+from rayfed.record.tensorboard import Board, Ending
+from rayfed.record.trackers import KINDS, MEMORY, Tracker
+from rayfed.record.tracking import NO_TRACKING, Tracking
+from rayfed.types import Params
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("rayfed-sim", "ray", "torch", "torchvision", "timm", "peft", "scikit-learn", "pyarrow", "numpy")
+TENSORS = Path("model", "params.safetensors")
+EVENTS = "events.jsonl"
+DIGESTS = {
+    "data_digest": "data: the images",
+    "partition_digest": "data.partition: the clients' images",
+    "trace_digest": "faults.trace: the file",
+}
+LOCK = ".lock"
+LOCK_PATIENCE, LOCK_PAUSE = 20.0, 0.25  # seconds
+
+
+def create(path: Path, overwrite: bool = False) -> Path:
+    """Make the folder of a run and prove that it can be written.
+
+    Raises:
+        ConfigError: It holds an earlier run, or it cannot be written.
+    """
+    try:
+        if (path / "result.json").exists() or (path / "config.yaml").exists():
+            if not overwrite:
+                raise ConfigError(
+                    f"output: {str(path)!r} already holds a run; choose another folder, set overwrite=true, "
+                    f"or continue it with python -m rayfed.resume {path}"
+                )
+            _clear(path)
+        (path / "model").mkdir(parents=True, exist_ok=True)
+        write_text(path / ".writable", "")
+        (path / ".writable").unlink()
+    except OSError as err:
+        raise ConfigError(f"output: cannot write to {str(path)!r}: {err.strerror}") from err
+    except StorageError as err:
+        raise ConfigError(f"output: {err}") from err
+    return path
+
+
+def finished(path: Path, rounds: int) -> str:
+    """Digest of the final tensors of a run that has all its rounds; empty for any other folder.
+
+    Raises:
+        ConfigError: The folder says that it is finished, but cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        lines = (path / "result.json").read_text().splitlines()
+        if not (path / TENSORS).exists() or json.loads(lines[-1])["round"] < rounds:
+            return ""
+        return digest(load_file(path / TENSORS))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as err:
+        raise ConfigError(f"{path}: the finished run cannot be read: {err}") from err
+
+
+def discard(path: Path) -> None:
+    """Remove what a run that never began has left, and the folder if nothing else is in it."""
+    _clear(path)
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+
+
+def _clear(path: Path) -> None:
+    """Remove the files of an earlier run, and nothing that a run does not write."""
+    for name in ("model", "figures", "tensorboard", "checkpoints", "history", "compare", "wandb"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for pattern in (
+        "*.parquet",
+        "result.json",
+        "progress.csv",
+        "config.yaml",
+        "environment.json",
+        "report.*",
+        EVENTS,
+        MEMORY,
+        LOCK,
+    ):
+        for file in path.glob(pattern):
+            file.unlink()
+
+
+def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write config.yaml (repeats the run) and environment.json (what it ran on)."""
+    import yaml
+
+    versions = {name: version for name in PACKAGES if (version := _version(name))}
+    machine = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
+    write_text(path / "environment.json", json.dumps({**machine, **facts}, indent=1) + "\n")
+    write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
+    """Make sure that a run is continued on what it began with.
+
+    Raises:
+        ConfigError: The images or their partition are others now.
+    """
+    try:
+        before = json.loads((path / "environment.json").read_text())
+    except (OSError, ValueError) as err:
+        raise ConfigError(
+            f"{path}: environment.json cannot be read, so this run cannot be continued"
+        ) from err
+    for key, name in DIGESTS.items():
+        if before.get(key) != facts.get(key):
+            raise ConfigError(f"{name} changed since the run in {path} began; put back what it began with")
+    changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
+    if changed:
+        log.warning("%s began with other versions of %s: the last bits may differ", path, ", ".join(changed))
+
+
+class RunFolder:
+    """Writes rounds into the folder of a run as they finish."""
+
+    def __init__(
+        self,
+        path: Path,
+        domains: Mapping[str, str],
+        tensorboard: bool = True,
+        tracking: Tracking = NO_TRACKING,
+    ) -> None:
+        """What it writes to.
+
+        Args:
+            path: An existing folder.
+            domains: Of every client.
+            tensorboard: Also write for that.
+            tracking: Also send to these trackers.
+        """
+        self.path = path
+        self.history = History(path)
+        self._domains = domains
+        self._rows: list[dict[str, Any]] = []
+        trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
+        self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
+
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Be the only process that writes here, as long as this lasts.
+
+        Raises:
+            ConfigError: Another process is writing this run, and does not end soon.
+        """
+        with (self.path / LOCK).open("w") as file:
+            for _ in range(int(LOCK_PATIENCE / LOCK_PAUSE)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:  # a killed run's driver may need a moment to end
+                    time.sleep(LOCK_PAUSE)
+            else:
+                raise ConfigError(
+                    f"output: another process is running in {str(self.path)!r}; wait or stop it"
+                )
+            ending: Ending = "failed"
+            try:
+                yield
+                ending = "finished"
+            except (KeyboardInterrupt, GeneratorExit, StoppedError):
+                ending = "killed"
+                raise
+            finally:
+                for writer in self._writers:
+                    writer.close(ending)
+
+    def begin(self, rounds: int = 0) -> None:
+        """Keep this many rounds of what is there already, and forget the others."""
+        (self.path / TENSORS).unlink(missing_ok=True)  # its presence says that the run is finished
+        self._rows = self.history.cut(rounds)
+        for writer in self._writers:
+            writer.begin(self.history.entries())
+
+    def add(self, done: Round) -> None:
+        """Append a round to result.json and progress.csv, and keep its details for the tables."""
+        number = done.row["round"]
+        tables = {
+            "rounds": [done.row],
+            "clients": self._client_rows(done),
+            "transfers": [{"round": number, **row} for row in done.ledger.transfers],
+        }
+        for name, rows in done.ledger.tables.items():
+            tables[name] = [{"round": number, **row} for row in rows]
+        self.history.write(number, done.row, tables)
+        self._rows.append(done.row)
+        write_text(self.path / "result.json", "".join(json.dumps(row) + "\n" for row in self._rows))
+        write_text(self.path / "progress.csv", _csv(self._rows))
+        for writer in self._writers:
+            writer.add({"row": done.row, "tables": tables})
+
+    def event(self, event: Event) -> None:
+        """Write down a failure at once: it may be the last thing this run does."""
+        row = {**asdict(event), "round": event.round + 1, "time": time.time()}
+        try:
+            with (self.path / EVENTS).open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as err:
+            raise StorageError(f"cannot write {self.path / EVENTS}: {err.strerror}") from err
+
+    def write_tables(self) -> None:
+        """Write every table, and the events."""
+        self.history.write_tables(self.path)
+        if (self.path / EVENTS).exists():
+            lines = (self.path / EVENTS).read_text().splitlines()
+            write_parquet(self.path / "events.parquet", [json.loads(line) for line in lines])
+
+    def finish(self, params: Params) -> str:
+        """Write the final tensors and all tables; returns the sha256 of the tensors."""
+        from safetensors.torch import save_file
+
+        self.write_tables()
+        tensors = {name: value.contiguous() for name, value in params.items()}
+        write_whole(self.path / TENSORS, lambda p: save_file(tensors, p))
+        return digest(params)
+
+    def _client_rows(self, done: Round) -> list[dict[str, Any]]:
+        number, rows = done.row["round"], []
+        for answer in done.ledger.scores:
+            for name, value in answer.metrics.items():
+                model, _, metric = name.rpartition("/")
+                rows.append(self._row(number, answer.exchange, answer.client, model or "sent", metric, value))
+        for model, scores in done.scores.items():
+            for kind in ("clients", "domains", "held_out"):
+                for name, score in getattr(scores, kind).items():
+                    for metric, value in ((score.metric, score.value), ("loss", score.loss)):
+                        rows.append(self._row(number, f"report_{kind}", name, model, metric, value))
+        return rows
+
+    def _row(
+        self, round: int, exchange: str, client: str, model: str, metric: str, value: float
+    ) -> dict[str, Any]:
+        return {
+            "round": round,
+            "exchange": exchange,
+            "client": client,
+            "domain": self._domains.get(client, client),
+            "model": model,
+            "metric": metric,
+            "value": float(value),
+        }
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

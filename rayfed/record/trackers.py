@@ -1,0 +1,253 @@
+"""The rounds of a run in MLflow and in Weights & Biases, where the config asks for them.
+
+A tracker may neither break a run nor change it: results are on disk anyway. So what cannot be sent waits, is
+tried again from time to time and at the end, and is told once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rayfed.errors import StorageError
+from rayfed.federation.failures import Event
+from rayfed.record.files import write_text
+from rayfed.record.tensorboard import Ending, Entry, scalars
+from rayfed.record.tracking import DATABASE, EXPERIMENT, PROJECT, URI, Tracking, said, within
+from rayfed.report.comparison import FOLDER as COMPARE
+
+log = logging.getLogger(__name__)
+
+MEMORY = "trackers.json"
+PAUSE = 120.0  # seconds until a tracker that failed is tried again
+MARK = "seconds"
+"""A column of every round, sent last of it: where it is, the round is complete."""
+
+
+class Tracker(ABC):
+    """Sends rounds to a library. What was sent is remembered in the folder, so no step is there twice."""
+
+    name: str
+
+    def __init__(self, run: Path, tracking: Tracking, tell: Callable[[Event], None]) -> None:
+        """Args: run: its folder. tracking: where from and what. tell: noted when it cannot be reached."""
+        self.run = run.absolute()
+        self.config, self.environment = tracking.config, tracking.environment
+        self.id, self.step = "", 0
+        self._tell = tell
+        self._waiting: dict[int, dict[str, float]] = {}
+        self._begun = self._opened = False
+        self._again = 0.0  # not before this time
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Start or go on, and send the rounds of `entries` that are not there yet."""
+        if not self._begun:
+            self.id, self.step = _recall(self.run).get(self.name, ("", 0))
+            self._begun = True
+        self._waiting.clear()
+        self._wait(entries)
+        self._send()
+
+    def add(self, entry: Entry) -> None:
+        self._wait([entry])
+        self._send()
+
+    def close(self, ending: Ending = "killed") -> None:
+        if self._begun and self._send(at_once=True):
+            try:
+                with within(self.environment):
+                    self.end(ending)
+            except Exception as err:
+                self._lost(err)
+
+    @abstractmethod
+    def open(self) -> None:
+        """Find the run `id`, or make a new one and set `id`; set `step` to the last one that is there."""
+
+    @abstractmethod
+    def send(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def end(self, ending: Ending) -> None: ...
+
+    def _wait(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:  # a round that is repeated after a crash is the same to the bit
+            if (step := entry["row"]["round"]) > self.step:
+                self._waiting[step] = scalars(entry)
+
+    def _send(self, at_once: bool = False) -> bool:
+        """Send what waits; whether nothing waits any more."""
+        if time.monotonic() < self._again and not at_once:
+            return False
+        try:
+            with within(self.environment):
+                if not self._opened:
+                    self.open()
+                    self._opened = True
+                    _remember(self.run, self.name, self.id, self.step)
+                for step in sorted(self._waiting):
+                    if step > self.step:
+                        self.send(step, self._waiting[step])
+                        self.step = step
+                        _remember(self.run, self.name, self.id, step)
+                    del self._waiting[step]
+        except Exception as err:
+            self._lost(err)
+            return False
+        self._again = 0.0
+        return True
+
+    def _lost(self, err: Exception) -> None:
+        """Say so once, and write down each time."""
+        message = f"{self.name}: {said(err, self.environment)}"
+        if not self._again:
+            log.warning("%s; the run goes on, and its rounds are sent when it answers again", message)
+        self._again = time.monotonic() + PAUSE
+        lost = f"{message} (rounds not sent: {len(self._waiting)})"
+        with suppress(StorageError):  # whoever writes results will be told
+            self._tell(Event(kind="tracker_lost", action="nothing", round=self.step, message=lost))
+
+
+class MLflow(Tracker):
+    """A run of MLflow: config as parameters, rounds as steps of metrics."""
+
+    name = "mlflow"
+
+    def open(self) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        home = _home(self.run)
+        uri = self.environment.get(URI) or f"sqlite:///{home / DATABASE}"
+        self._client = MlflowClient(uri)
+        run = self._known()
+        if run is None:
+            name = self.run.relative_to(home).as_posix()
+            run = self._client.create_run(self._experiment(uri), run_name=name)
+            self.id = run.info.run_id
+        else:
+            self._client.update_run(self.id, status="RUNNING")
+        self.step = max((m.step for m in self._client.get_metric_history(self.id, MARK)), default=0)
+        if not run.data.params:
+            params = [Param(_named(k), v[:6000]) for k, v in flat(self.config) if v]
+            for i in range(0, len(params), 100):  # the most it takes at a time
+                self._client.log_batch(self.id, params=params[i : i + 100])
+
+    def _known(self) -> Any:
+        """The run that is continued; None where it is not known, or not any more."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(self.id) if self.id else None
+        except MlflowException as err:
+            if err.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return run if run is not None and run.info.lifecycle_stage == "active" else None
+
+    def _experiment(self, uri: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = self.environment.get(EXPERIMENT) or PROJECT
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            file = uri.removeprefix("sqlite:///")
+            # Without a server, its default is a folder where the process happens to be.
+            place = None if file == uri else Path(file).with_name("mlartifacts").as_uri()
+            try:
+                return str(self._client.create_experiment(name, artifact_location=place))
+            except MlflowException:  # another run was faster
+                found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id)
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        keys = sorted(values, key=lambda key: key == MARK)
+        metrics = [Metric(_named(key), values[key], now, step) for key in keys]
+        for i in range(0, len(metrics), 1000):  # the most it takes at a time
+            self._client.log_batch(self.id, metrics=metrics[i : i + 1000])
+
+    def end(self, ending: Ending) -> None:
+        self._client.set_terminated(self.id, ending.upper())
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases. Its library sends in the background, and keeps what it could not send."""
+
+    name = "wandb"
+
+    def open(self) -> None:
+        import wandb
+
+        id = self.id or uuid.uuid4().hex[:8]  # a new one each time: after a failure the old one is "in use"
+        self._run = wandb.init(
+            project=self.environment.get("WANDB_PROJECT") or PROJECT,
+            name=self.run.relative_to(_home(self.run)).as_posix(),
+            id=id,
+            resume="allow",
+            config=dict(self.config),
+            allow_val_change=True,  # a resumed run may have more rounds
+            dir=str(self.run),
+        )
+        self.id, self.step = id, max(self.step, self._run.starting_step - 1)
+
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step, commit=True)
+
+    def end(self, ending: Ending) -> None:
+        self._run.finish(exit_code={"finished": 0, "failed": 1, "killed": 255}[ending])
+
+
+KINDS: Mapping[str, type[Tracker]] = {"mlflow": MLflow, "wandb": WandB}
+
+
+def flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Values of a config by dotted key, as text.
+
+    >>> list(flat({"train": {"lr": 0.1, "betas": [1, 2]}, "output": None}))
+    [('train.lr', '0.1'), ('train.betas', '[1, 2]'), ('output', 'None')]
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", str(value)
+
+
+def _named(key: str) -> str:
+    """A name that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}_", key)[:250]
+
+
+def _home(run: Path) -> Path:
+    """The folder beside a run; the runs of `compare` and of leave_one_out are part of another one."""
+    if run.parent.name == COMPARE and (run.parent.parent / "config.yaml").is_file():
+        return _home(run.parent.parent)
+    whole = run.parent / "config.yaml"
+    if whole.is_file() and "\nprotocol: leave_one_out\n" in whole.read_text():
+        return _home(run.parent)
+    return run.parent
+
+
+def _recall(run: Path) -> dict[str, tuple[str, int]]:
+    try:
+        tree = json.loads((run / MEMORY).read_text())
+        return {str(name): (str(own["run"]), int(own["step"])) for name, own in tree.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _remember(run: Path, name: str, id: str, step: int) -> None:
+    known = {**_recall(run), name: (id, step)}
+    tree = {name: {"run": id, "step": step} for name, (id, step) in known.items()}
+    write_text(run / MEMORY, json.dumps(tree, indent=1) + "\n")

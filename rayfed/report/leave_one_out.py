@@ -1,0 +1,231 @@
+"""Leave one domain out: every domain in turn is the one that no client owns.
+
+Model selection as in Lu et al., FedCLIP, 2023: the first round with the highest accuracy of the global model
+on the clients' validation images, mean over clients. No image of the held-out domain is trained on or
+selected with, which is checked from the manifest of each run. The runs of `compare`, which is zero-shot for
+CLIP models, get the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfed.config.schema import Config
+from rayfed.errors import ConfigError
+from rayfed.objective import METRICS, metric_of
+from rayfed.report.comparison import FOLDER
+from rayfed.report.table import Table, read_rows
+
+MEASURES = {
+    "clients": "personalization",
+    "personal": "personal models",
+    "generalization": "generalization",
+    "comprehensive": "comprehensive",
+    "last_clients": "last round: personalization",
+    "last_generalization": "last round: generalization",
+}
+"""What is reported of every run, by the name of its column."""
+
+NOTES = (
+    "percent; * the unseen domain, all of its images; personalization: the shared model on the clients' test",
+    "images, mean over clients; personal models: the clients' own models there; comprehensive: mean over all",
+    "domains; round: the first with the highest validation accuracy of the shared model, mean over clients,",
+    "for which no image of the unseen domain is used",
+)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Several tables, one below the other."""
+
+    parts: tuple[Table, ...]
+
+    def markdown(self) -> str:
+        return "\n".join(part.markdown() for part in self.parts)
+
+    def text(self) -> str:
+        return "\n\n".join(part.text() for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One algorithm with one domain held out.
+
+    Attributes:
+        algorithm: Its name.
+        held_out: The unseen domain.
+        round: The selected one.
+        metric: What is measured.
+        domains: Score of the shared model by domain, the unseen one included.
+        measures: Scores by the keys of MEASURES, where there are any.
+    """
+
+    algorithm: str
+    held_out: str
+    round: int
+    metric: str
+    domains: Mapping[str, float]
+    measures: Mapping[str, float]
+
+
+def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Config]:
+    """One experiment per domain, with that domain held out, in a folder of its name.
+
+    Raises:
+        ConfigError: A domain is held out already, there is only one, or there is nothing to select with.
+    """
+    if config.data.held_out:
+        raise ConfigError(
+            f"data.held_out: {config.data.held_out!r} is set, but protocol=leave_one_out holds out each"
+        )
+    if len(domains) < 2:
+        raise ConfigError(f"protocol: leave_one_out needs two or more domains, there is {', '.join(domains)}")
+    if not config.data.val:
+        raise ConfigError(
+            f"data.val: {config.data.val!r} leaves no images to choose a round with; set data.val=0.1"
+        )
+    looking = replace(config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True)
+    return {
+        name: replace(
+            config,
+            protocol="single",
+            data=replace(config.data, held_out=name),
+            evaluation=looking,
+            output=str(path / name),
+            overwrite=True,
+        )
+        for name in domains
+    }
+
+
+def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The round to report: the first with the highest validation score."""
+    scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
+    return max(scored, key=lambda pair: pair[0])[1]
+
+
+def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Scores (the task's metric) of a finished fold after a round: by domain, and on average.
+
+    Returns:
+        By domain: the shared model on the clients' test images, and on the whole held-out domain.
+        On average: generalization: the shared model on the held-out domain; clients: on the test images of
+        the clients, mean over clients; personal: their own models there, if scored; comprehensive: plain mean
+        over all domains, the held-out one included.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / "clients.parquet").to_pylist()
+    now = [row for row in table if row["round"] == round and row["metric"] in METRICS]
+
+    def values(exchange: str, model: str) -> dict[str, float]:
+        return {r["client"]: r["value"] for r in now if r["exchange"] == exchange and r["model"] == model}
+
+    held_out, own = values("report_held_out", "global"), values("report_clients", "global")
+    domains = {**values("report_domains", "global"), **held_out}
+    found = {
+        "generalization": _mean(held_out.values()),
+        "clients": _mean(own.values()),
+        "comprehensive": _mean(domains.values()),
+    }
+    personal = values("report_clients", "personal")
+    return domains, found | ({"personal": _mean(personal.values())} if personal else {})
+
+
+def outcome(folder: Path, algorithm: str, held_out: str) -> Outcome:
+    """What a finished fold reports; its manifest is checked."""
+    check_unseen(folder, held_out)
+    history = read_rows(folder)
+    chosen, last = selected(history), selected(history[-1:])
+    domains, best = scores(folder, chosen["round"])
+    final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
+    return Outcome(
+        algorithm=algorithm,
+        held_out=held_out,
+        round=chosen["round"],
+        domains=domains,
+        metric=metric_of(chosen, "val_") or METRICS[0],
+        measures={name: value for name, value in {**best, **final}.items() if name in MEASURES},
+    )
+
+
+def check_unseen(folder: Path, domain: str) -> None:
+    """Make sure that the held-out domain was for testing only.
+
+    Raises:
+        RuntimeError: The manifest says otherwise.
+    """
+    import pyarrow.parquet as pq
+
+    manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()
+    mine = [row for row in manifest if row["domain"] == domain]
+    if not mine or any(row["split"] != "held_out" or row["client"] for row in mine):
+        raise RuntimeError(f"{folder}: images of the held-out domain {domain!r} have another use")
+
+
+def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
+    """Two tables of all folds: targets in rows, clients in columns; and targets in columns.
+
+    The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
+    second that of FedCLIP's Table 1. Compared algorithms come before the main one.
+    """
+    others = (config.compare,) if isinstance(config.compare, str) else config.compare
+    names = [name for name in others if name != config.algorithm]
+    found = [
+        outcome(folder / FOLDER / name if name in names else folder, name, domain)
+        for domain, folder in folders.items()
+        for name in (*names, config.algorithm)
+    ]
+    title = f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
+    title += f"seed {config.seed}, each domain held out in turn"
+    return Tables((by_target(found, title), by_measure(found)))
+
+
+def by_target(found: Sequence[Outcome], title: str) -> Table:
+    """One row per held-out domain and algorithm, and their means."""
+    targets = list(dict.fromkeys(o.held_out for o in found))
+    shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in found)]
+    rows = []
+    for o in found:
+        stars = {name: "*" if name == o.held_out else "" for name in targets}
+        cells = [_percent(o.domains.get(name)) + stars[name] for name in targets]
+        rows.append(
+            (o.held_out, o.algorithm, str(o.round), *cells, *(_percent(o.measures.get(m)) for m in shown))
+        )
+    for name in dict.fromkeys(o.algorithm for o in found):
+        mine = [o for o in found if o.algorithm == name]
+        means = (_percent(_mean_of(mine, m)) for m in shown)
+        rows.append(("mean", name, "", *[""] * len(targets), *means))
+    columns = ("held out", "algorithm", "round", *targets, *(MEASURES[m] for m in shown))
+    return Table(title, columns, tuple(rows), (f"{found[0].metric} in {NOTES[0]}", *NOTES[1:]))
+
+
+def by_measure(found: Sequence[Outcome]) -> Table:
+    """One row per measure and algorithm, one column per held-out domain, and the mean."""
+    rows = []
+    for measure, label in MEASURES.items():
+        for name in dict.fromkeys(o.algorithm for o in found):
+            mine = [o for o in found if o.algorithm == name]
+            if any(measure in o.measures for o in mine):
+                cells = (_percent(o.measures.get(measure)) for o in mine)
+                rows.append((label, name, *cells, _percent(_mean_of(mine, measure))))
+    targets = dict.fromkeys(o.held_out for o in found)
+    return Table("by held-out domain", ("measure", "algorithm", *targets, "AVG"), tuple(rows))
+
+
+def _mean_of(outcomes: Sequence[Outcome], measure: str) -> float | None:
+    values = [o.measures[measure] for o in outcomes if measure in o.measures]
+    return _mean(values) if values else None
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}"
