@@ -14,7 +14,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.report.table import final_table
 from tests.conftest import ROOT
-from tests.rayfed.head_node import head_node, ray_command
+from tests.rayfed.executors.head_node import head_node, ray_command
 
 
 def test_adapters_load_with_peft_and_give_the_same_features(small):

@@ -9,7 +9,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest, mean_by_name
 from rayfed.heterogeneity.faults import Faults, Profile
 from rayfed.heterogeneity.traces import Said
-from tests.rayfed.test_faults import rounds_of, setup_of
+from tests.rayfed.heterogeneity.test_faults import rounds_of, setup_of
 
 
 def traced(setup, said, **changes):

@@ -8,7 +8,7 @@ from rayfed.errors import ConfigError
 from rayfed.heterogeneity.traces import read_trace
 from rayfed.run import main
 from rayfed.types import Broadcast
-from tests.rayfed.test_faults import DOMAINS, plan
+from tests.rayfed.heterogeneity.test_faults import DOMAINS, plan
 
 
 def test_a_trace_replaces_what_the_tiers_say(tmp_path):

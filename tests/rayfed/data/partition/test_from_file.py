@@ -12,7 +12,7 @@ from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
 from rayfed.data.partition.manifest import read_digests
 from rayfed.errors import ConfigError
-from tests.rayfed.data.test_partition import DOMAINS, as_dataset, config, make_data
+from tests.rayfed.data.partition.test_make import DOMAINS, as_dataset, config, make_data
 
 KEYS = as_dataset(make_data()).keys
 

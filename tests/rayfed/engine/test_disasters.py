@@ -13,8 +13,8 @@ import rayfed
 from rayfed.errors import ClusterError
 from rayfed.resume import main
 from tests.conftest import ROOT, SMALL
-from tests.rayfed.test_cluster import python
-from tests.rayfed.test_resume import tables
+from tests.rayfed.engine.test_resume import tables
+from tests.rayfed.executors.test_cluster import python
 
 
 def after_round(number, act, monkeypatch):

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from tests.conftest import ROOT
-from tests.rayfed.head_node import TOKEN, head_node
+from tests.rayfed.executors.head_node import TOKEN, head_node
 
 
 def ask(url, token=TOKEN):

@@ -17,7 +17,7 @@ from rayfed.record.tracking import Tracking, check, within
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from tests.conftest import SMALL
-from tests.rayfed.trackers import FakeServer, logged
+from tests.rayfed.record.trackers import FakeServer, logged
 
 WANDB = """
 import json, os

@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
 from rayfed.report.table import client_table, final_table, read_rows
-from tests.rayfed.data.test_shakespeare import script
+from tests.rayfed.data.readers.test_shakespeare import script
 
 METHODS = ("fedavg", "qffl", "afl", "ga", "perfedavg", "ditto", "grace", "fft_gp")
 VOLUMES = (
