@@ -14,8 +14,7 @@ from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local
 from rayfed.federation.params import mean_by_name, subtract
 from rayfed.federation.server import Server
-from rayfed.models.backbone import STATISTICS
-from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update
+from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update, is_statistic
 
 Blocks: TypeAlias = dict[str, tuple[int, ...]]
 """Blocks by client: ascending global indices."""
@@ -166,7 +165,7 @@ def dynamic_step(
     moves = mean_by_name(changes, [1.0] * len(changes))
     params, new_h = dict(mean), dict(h)
     for name, move in moves.items():
-        if name.endswith(STATISTICS):
+        if is_statistic(name):
             continue
         holders = sum(name in u.params for u in updates)
         step = move * (holders * alpha / num_clients)

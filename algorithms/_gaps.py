@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.cohort import Cohort, Ledger, Task
+from rayfed.federation.cohort import Cohort, Ledger
+from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.federation.visit import evaluate, fit

@@ -15,7 +15,8 @@ from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossWeighted
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client import Client
-from rayfed.federation.cohort import TRAINING, Cohort, Task
+from rayfed.federation.cohort import TRAINING, Cohort
+from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.visit import fit
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER

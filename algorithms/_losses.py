@@ -19,7 +19,8 @@ from torch import Tensor
 from algorithms._arrays import Array, to_numpy
 from rayfed.errors import ClientError
 from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort, Task
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.federation.visit import fit

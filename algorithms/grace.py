@@ -19,7 +19,7 @@ from algorithms.bgp import MetaLocal
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.method import Method
 from rayfed.federation.server import Server
-from rayfed.types import ServerState, Update
+from rayfed.types import ServerState, Update, is_statistic
 
 SHIFT = 1e-3
 
@@ -29,17 +29,13 @@ class GradientCorrection(Server):
     """FedAvg whose weights grow with the agreement of a client's move with the others'."""
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        names = [n for n in state.params if all(n in u.params for u in updates) and not _is_statistic(n)]
+        names = [n for n in state.params if all(n in u.params for u in updates) and not is_statistic(n)]
         moves = [
             np.concatenate([to_numpy(state.params[n] - u.params[n]).ravel() for n in names]) for u in updates
         ]
         weights = consistent_weights(moves, self.base_weights(updates)).tolist()
         self.record_weights(cohort, updates, weights)
         return self.average(state, updates, weights)
-
-
-def _is_statistic(name: str) -> bool:
-    return name.endswith(("running_mean", "running_var"))
 
 
 def consistent_weights(moves: Sequence[Array], weights: Array) -> Array:

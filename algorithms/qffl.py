@@ -17,7 +17,8 @@ from torch import Tensor
 
 from algorithms._losses import LossWeighted, fit_watched
 from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort, Task
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.federation.params import subtract

@@ -21,9 +21,9 @@ from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort, run
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.simulate import simulate
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.visit import evaluate
-from rayfed.run import simulate
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 MIXED = "12, 10, 8, 6, 3"

@@ -18,7 +18,7 @@ from rayfed.config.schema import load_config
 from rayfed.engine.loop import run
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.cohort import Call
+from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Update
 

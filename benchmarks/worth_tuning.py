@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args, more = parser.parse_known_args()
 
-    from rayfed.run import simulate
+    from rayfed.experiment.simulate import simulate
 
     found: dict[str, list[float]] = {}
     for name, overrides in ROWS.items():

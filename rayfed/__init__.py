@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rayfed.config.schema import Config
-    from rayfed.run import Result
+    from rayfed.experiment.simulate import Result
 
 __version__ = "0.1.0"
 
 
 def simulate(config: Sequence[str] | Config = (), **options: Any) -> Result:
-    """Run one experiment; see `rayfed.run.simulate`."""
+    """Run one experiment; see `rayfed.experiment.simulate.simulate`."""
     # A plain `import rayfed` stays light: torch and Ray are loaded here.
-    from rayfed import run
+    from rayfed.experiment.simulate import simulate as run
 
-    return run.simulate(config, **options)
+    return run(config, **options)

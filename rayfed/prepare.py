@@ -273,11 +273,12 @@ def _cleaned(count: int, num_bytes: int) -> str:
 def _plot(config: DataConfig, seed: int, shard: Path, path: Path) -> None:
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
+    from rayfed.data.partition.manifest import to_table
     from rayfed.report.partition_figure import draw
 
     dataset = load(config, open_dataset(shard).size)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
-    draw(partition.to_table(dataset), dataset.classes, path)
+    draw(to_table(partition, dataset), dataset.classes, path)
 
 
 if __name__ == "__main__":

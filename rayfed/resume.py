@@ -95,7 +95,8 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    from rayfed.run import execute, guarded
+    from rayfed.experiment.simulate import execute
+    from rayfed.terminal.guard import guarded
 
     parser = argparse.ArgumentParser("rayfed.resume", usage=USAGE)
     parser.add_argument("run", type=Path, help="folder of the run")

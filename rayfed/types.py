@@ -58,6 +58,19 @@ def is_held(name: str, blocks: Collection[int] | None) -> bool:
     return block is None or block in blocks
 
 
+STATISTICS = ("running_mean", "running_var")
+"""Names of the running statistics of a BatchNorm layer end with one of these."""
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance of a BatchNorm layer: averaged, but never stepped on.
+
+    >>> is_statistic("norm.running_mean"), is_statistic("norm.weight")
+    (True, False)
+    """
+    return name.endswith(STATISTICS)
+
+
 def num_bytes(value: object) -> int:
     """Bytes of all tensors in a message part; numbers and strings count as nothing."""
     if isinstance(value, torch.Tensor):

@@ -14,8 +14,8 @@ from typing import Any
 from rayfed.errors import ConfigError
 from rayfed.record.folder import LOCK, TENSORS
 from rayfed.report.table import final_table, last_evaluated
-from rayfed.run import guarded
 from rayfed.terminal.console import follow, say
+from rayfed.terminal.guard import guarded
 
 USAGE = """\
 python -m rayfed.view RUN [--follow] [--debug]

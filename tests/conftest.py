@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.run import Result
+from rayfed.experiment.simulate import Result
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -9,12 +9,12 @@ from typing import Any
 from rayfed.config.schema import Config
 from rayfed.engine.recorded import Keeping, Watch, conduct
 from rayfed.engine.setup import Setup
-from rayfed.federation.cohort import Executor
+from rayfed.experiment.simulate import record
+from rayfed.federation.executor import Executor
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.folder import create, finished
 from rayfed.record.history import History
 from rayfed.report.table import read_rows
-from rayfed.run import record
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 
 Row = dict[str, Any]

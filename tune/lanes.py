@@ -9,11 +9,11 @@ from typing import Any, cast
 import ray
 
 from rayfed.executors.actors import ClientActor, RayExecutor
+from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane
 from rayfed.executors.metrics import Memory
 from rayfed.executors.worker import Worker, World
-from rayfed.federation.cohort import Call
-from rayfed.federation.failures import Policy
+from rayfed.federation.executor import Call
 from rayfed.types import Update
 from tune.shared import Frozen, feature_folder
 

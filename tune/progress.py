@@ -7,8 +7,8 @@ from typing import Any
 
 import ray.tune
 
-from rayfed.run import STOP
 from rayfed.terminal.console import say
+from rayfed.terminal.guard import STOP
 from tune.results import number
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.run import guarded
 from rayfed.terminal.console import say
+from rayfed.terminal.guard import guarded
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR] [overrides] [--json] [--quiet]

@@ -23,7 +23,7 @@ from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, unknown
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.metrics import Metrics, labels_of
-from rayfed.federation.cohort import Executor
+from rayfed.federation.executor import Executor
 from rayfed.record.files import write_text
 from tune.experiment import Base
 from tune.folder import ERROR, Row, resumable, rows_of, trial_folder

@@ -16,10 +16,9 @@ from rayfed.config.schema import Config, load_config
 from rayfed.data.client_data import Splits
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.models.backbone import STATISTICS
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say
-from rayfed.types import ServerState
+from rayfed.types import ServerState, is_statistic
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -76,11 +75,6 @@ def reopen(folder: Path) -> Finished:
 
 def _has_statistics(setup: Setup) -> bool:
     return any(is_statistic(slot) for slot in setup.weights)
-
-
-def is_statistic(name: str) -> bool:
-    """Whether a tensor of this name is a running mean or variance of a BatchNorm layer."""
-    return name.endswith(STATISTICS)
 
 
 def thinned(splits: Mapping[str, Splits], images: int) -> dict[str, Splits]:

@@ -6,9 +6,8 @@ import importlib
 from collections.abc import Iterable
 
 from rayfed.config.compose import folder
-from rayfed.federation.method import PACKAGE, method_names
-from rayfed.tuning.base import PACKAGE as TUNINGS
-from rayfed.tuning.base import tuning_names
+from rayfed.federation.method import METHODS
+from rayfed.tuning.base import TUNINGS
 
 
 def first_line(module: str) -> str:
@@ -19,12 +18,12 @@ def first_line(module: str) -> str:
 
 def algorithms() -> list[tuple[str, str]]:
     """Name and first line of every method that ships."""
-    return [(name, first_line(f"{PACKAGE}.{name}")) for name in method_names()]
+    return [(name, first_line(f"{METHODS.package}.{name}")) for name in METHODS.names()]
 
 
 def tunings() -> list[tuple[str, str]]:
     """Name and first line of every tuning scheme that ships."""
-    return [(name, first_line(f"{TUNINGS}.{name}")) for name in tuning_names()]
+    return [(name, first_line(f"{TUNINGS.package}.{name}")) for name in TUNINGS.names()]
 
 
 def group(name: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rayfed.errors import ConfigError, unknown
-from rayfed.federation.method import method_names
+from rayfed.federation.method import METHODS
 from rayfed.models.clip import PREFIX
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
@@ -97,13 +97,13 @@ def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
 
 def _without_file(group: str, value: str) -> dict[str, str]:
     """A name without a YAML file of its own, where the group allows that."""
-    if group == "algorithm" and (":" in value or value in method_names()):
+    if group == "algorithm" and (":" in value or value in METHODS.names()):
         return {"algorithm": value}
     if group == "model":
         reference = {"compare": "zero_shot"} if value.startswith(PREFIX) else {}
         return {"model.name": value, **reference}
     files = {str(p.relative_to(folder() / group).with_suffix("")) for p in (folder() / group).rglob("*.yaml")}
-    names = files | set(method_names()) if group == "algorithm" else files
+    names = files | set(METHODS.names()) if group == "algorithm" else files
     raise ConfigError(unknown(group, value, {n for n in names if not n.startswith("_")}))
 
 

@@ -17,15 +17,15 @@ from pydantic import TypeAdapter, ValidationError
 from rayfed.config.compose import compose
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, unknown
+from rayfed.executors.failures import OnError
 from rayfed.federation.client import TrainConfig
-from rayfed.federation.failures import OnError
 from rayfed.federation.local import Local
-from rayfed.federation.method import check, load_method
+from rayfed.federation.method import METHODS
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig
-from rayfed.tuning.base import Tuning, load_tuning
+from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count, NonNegative, Positive
 
 T = TypeVar("T")
@@ -209,43 +209,19 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
 
 
-def comparisons(config: Config, path: Path) -> dict[str, Config]:
-    """The other experiments of `compare`, by algorithm: the same but for the method, which has its defaults.
-
-    Args:
-        config: The main experiment.
-        path: Folder of the main run.
-
-    Raises:
-        ConfigError: An algorithm does not exist, or does not fit the tuning.
-    """
-    names = (config.compare,) if isinstance(config.compare, str) else config.compare
-    found = {}
-    for name in names:
-        if name == config.algorithm:
-            continue
-        rounds = config.rounds if load_method(name, "compare").server.trains else 1
-        place = {"output": str(path / "compare" / name), "overwrite": True}
-        change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
-        found[name] = resolve({**to_dict(config), **change, **place})
-        parts = build_parts(found[name])
-        check(parts.server, parts.local, parts.tuning)
-    return found
-
-
 def build_parts(config: Config) -> Parts:
     """The halves and the tuning a config names, with their hyperparameters.
 
     Raises:
         ConfigError: A name does not exist or a hyperparameter is wrong.
     """
-    load_method(config.algorithm)
+    METHODS.load(config.algorithm)
     half: dict[str, Any] = {}
     for key in ("server", "local"):
         values = dict(getattr(config, key))
         name = values.pop("name", config.algorithm)
         where = "algorithm" if name == config.algorithm else f"{key}.name"
-        half[key] = parse(getattr(load_method(name, where), key), values, key)
+        half[key] = parse(getattr(METHODS.load(name, where), key), values, key)
     return Parts(server=half["server"], local=half["local"], tuning=_tuning(config.tuning, "tuning"))
 
 
@@ -254,7 +230,7 @@ def _tuning(section: Mapping[str, Any], where: str) -> Tuning:
     values = dict(section)
     if "name" not in values:
         raise ConfigError(f"{where}.name: missing; set tuning=lora or another scheme")
-    cls = load_tuning(values.pop("name"), f"{where}.name")
+    cls = TUNINGS.load(values.pop("name"), f"{where}.name")
     if "inner" in (hints := get_type_hints(cls)):
         values = _with_inner(values, set(hints), where)
     scheme: Tuning = parse(cls, values, where)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rayfed.data.partition.imbalance import imbalanced_counts
+from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
 
 

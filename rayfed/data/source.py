@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError, DataError, check_name, unknown
+from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
+from rayfed.registry import Registry
 
 Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
 """An input alone, or an input and its target."""
@@ -111,20 +110,13 @@ def task_of(source: Source) -> str:
     return str(getattr(source, "task", CLASSIFICATION))
 
 
-def readers() -> list[str]:
-    """Names of the readers that come with the package."""
-    import rayfed.data.readers as package
-
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-
-
 def make_source(config: DataConfig) -> Source:
     """The reader that a config names, with the options it wants.
 
     Raises:
         ConfigError: There is no such reader, or the reader refuses its options.
     """
-    reader = _find(config.reader)
+    reader = READERS.load(config.reader)
     options = [option.name for option in fields(reader) if option.init]
     for key, what in (("classes", "choose classes"), ("aliases", "rename folders")):
         if getattr(config, key) is not None and key not in options:
@@ -154,17 +146,10 @@ def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> 
     return list(wanted)
 
 
-def _find(name: str) -> Any:
-    check_name("data.reader", name)
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        if name not in readers():
-            raise ConfigError(unknown("data.reader", name, readers()))
-        module, attribute = f"rayfed.data.readers.{name}", "READER"
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"data.reader: {name!r} cannot be loaded ({error}); give module:NAME") from error
-    if not isinstance(found, type) or not is_dataclass(found):
-        raise ConfigError(f"data.reader: {name!r} is not a reader, which is a dataclass; found {found!r}")
-    return found
+READERS = Registry(
+    package="rayfed.data.readers",
+    attribute="READER",
+    key="data.reader",
+    accepts=lambda found: isinstance(found, type) and is_dataclass(found),
+    expected="a reader, which is a dataclass",
+)

@@ -16,7 +16,8 @@ from rayfed.errors import RayFedError, ResourceError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import World
 from rayfed.federation.client import TrainConfig
-from rayfed.federation.cohort import Call, Cohort
+from rayfed.federation.cohort import Cohort
+from rayfed.federation.executor import Call
 from rayfed.types import Update, num_bytes
 
 SAMPLE_SECONDS = 0.02

@@ -15,9 +15,9 @@ from rayfed.engine.preflight import fit
 from rayfed.engine.recorded import Keeping, Watch, conduct
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, StoppedError
+from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import World
-from rayfed.federation.failures import Policy
 
 Row = dict[str, Any]
 STOP_PATIENCE = 15.0  # seconds the driver has for ending the exchange under way and for saving

@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from rayfed.errors import NobodyAnsweredError
 from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet
-from rayfed.federation.cohort import ClientInfo, Cohort, Executor, Ledger, Task
+from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
+from rayfed.federation.executor import Executor, Task
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.federation.visit import evaluate
 from rayfed.heterogeneity.capacity import draw
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of
+from rayfed.record.round import Round
 from rayfed.seeds import generator
 from rayfed.types import Params, ServerState, Update
 
@@ -58,23 +60,6 @@ class Experiment:
     capacity: Mapping[str, int] | None = None
     block_bytes: tuple[int, ...] = ()
     faults: Faults | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One finished round.
-
-    Attributes:
-        state: What the server carries on.
-        row: Its line in result.json.
-        ledger: Traffic, client scores and the method's tables.
-        scores: Evaluation by model (`global`, `personal`), where one was made.
-    """
-
-    state: ServerState
-    row: dict[str, Any]
-    ledger: Ledger
-    scores: dict[str, Evaluation] = field(default_factory=dict)
 
 
 def run(

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.engine.loop import Experiment, Round, is_due, run
+from rayfed.engine.loop import Experiment, is_due, run
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, StorageError
 from rayfed.evaluation.metrics import Evaluation
-from rayfed.federation.cohort import Executor, Kept, Ledger, Visit
-from rayfed.federation.failures import Event
+from rayfed.federation.cohort import Ledger
+from rayfed.federation.executor import Event, Executor, Kept, Visit
 from rayfed.record.checkpoint import Checkpoints, Saved
 from rayfed.record.folder import RunFolder
+from rayfed.record.round import Round
 from rayfed.record.tracking import NO_TRACKING, Tracking
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Params

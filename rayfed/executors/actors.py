@@ -16,12 +16,12 @@ from ray.exceptions import ObjectLostError
 
 from rayfed.errors import LostStoreError, RayFedError
 from rayfed.executors.exchange import Exchange
+from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane, Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.cohort import Call, Kept, Visit
-from rayfed.federation.failures import Event, Policy
+from rayfed.federation.executor import Call, Event, Kept, Visit
 from rayfed.types import Broadcast, Update
 
 log = logging.getLogger(__name__)

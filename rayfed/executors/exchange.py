@@ -19,11 +19,11 @@ from ray.exceptions import (
 )
 
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
+from rayfed.executors.failures import action_for, event_of
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
 from rayfed.executors.stacks import stack
 from rayfed.executors.wire import decode_update, encode, pack
-from rayfed.federation.cohort import Call, Visit
-from rayfed.federation.failures import Event, action_for, event_of
+from rayfed.federation.executor import Call, Event, Visit
 from rayfed.types import Update, num_bytes
 
 log = logging.getLogger(__name__)

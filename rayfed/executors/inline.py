@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayfed.errors import ClientError, StoppedError
+from rayfed.executors.failures import Policy, action_for, event_of
 from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.cohort import Call, Kept, Visit
-from rayfed.federation.failures import Event, Policy, action_for, event_of
+from rayfed.federation.executor import Call, Event, Kept, Visit
 from rayfed.types import Update
 
 

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rayfed.federation.cohort import Task
-from rayfed.federation.failures import Policy
+from rayfed.executors.failures import Policy
+from rayfed.federation.executor import Task
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 from ray.util import metrics as ray_metrics
 
 from rayfed.evaluation.metrics import Evaluation
-from rayfed.federation.cohort import Ledger, Visit
-from rayfed.federation.failures import Event
+from rayfed.federation.cohort import Ledger
+from rayfed.federation.executor import Event, Visit
 from rayfed.objective import metric_of
 
 RUN = ("run", "algorithm", "trial")

@@ -16,7 +16,7 @@ from rayfed.data.client_data import ClientData, Normalizer, Splits
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ClientError, RayFedError
 from rayfed.federation.client import Client, TrainConfig
-from rayfed.federation.cohort import Call
+from rayfed.federation.executor import Call
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig

@@ -2,115 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.client import Client
-from rayfed.federation.failures import Event
+from rayfed.federation.executor import Call, Executor, Task
 from rayfed.heterogeneity.faults import Faults
 from rayfed.types import Broadcast, Update
 
-Task: TypeAlias = Callable[[Client, Broadcast], Update]
-
 TRAINING = "fit"
 """Tag of the training exchange of every method, so that all draw the same random numbers in it."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One task for one client.
-
-    Attributes:
-        client: Who is called.
-        task: What it does; importable by name, or a `functools.partial` of such a function.
-        tag: Names the random stream of the call, together with round and client.
-        sent: What the server sends.
-        cost: Relative work, to place the longest calls first; never changes a result.
-        seconds: How long it takes on the virtual clock, transfers included.
-    """
-
-    client: str
-    task: Task
-    tag: str
-    sent: Broadcast
-    cost: float = 1.0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A client's private store between two calls.
-
-    Attributes:
-        serial: Another number for every store that was ever kept.
-        value: The store, or where it is.
-    """
-
-    serial: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class Visit:
-    """How long an answered call took; for whoever watches, never part of a result.
-
-    Attributes:
-        client: Who was called.
-        exchange: Tag of the exchange.
-        seconds: Of work.
-        waited: Seconds in the queue of an actor and on the wire.
-    """
-
-    client: str
-    exchange: str
-    seconds: float
-    waited: float = 0.0
-
-
-class Executor(Protocol):
-    """Runs calls anywhere, in any order, and keeps what clients keep.
-
-    Attributes:
-        on_event: Told about every failure.
-        on_visit: Told about every call that was answered.
-        actors: Client actors that play the calls; 0: this process does.
-    """
-
-    on_event: Callable[[Event], None]
-    on_visit: Callable[[Visit], None]
-
-    @property
-    def actors(self) -> int: ...
-
-    def map(self, calls: Sequence[Call]) -> Sequence[Update | None]:
-        """Answer in the order given, None for a client that was dropped.
-
-        Tensors of an answer may be read-only views.
-        """
-
-    def stores(self) -> dict[str, Kept]:
-        """What every client keeps now, by client."""
-
-    def fetch(self, client: str, kept: Kept) -> dict[str, Any]:
-        """The content of a client's store.
-
-        Raises:
-            LostStoreError: It was on a node that is gone.
-        """
-
-    def restore(self, client: str, store: Mapping[str, Any]) -> None:
-        """Give a client its store back."""
-
-    def forget(self) -> None:
-        """Drop all stores."""
-
-    def stop(self) -> None:
-        """Raise Stopped in the exchange under way, and in every later one."""
-
-    def close(self) -> None:
-        """End what this executor started."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import dataclass
-from typing import Any
 
-from rayfed.errors import ConfigError, check_name, unknown
+from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT
 from rayfed.federation.server import Server
-
-PACKAGE = "algorithms"
+from rayfed.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -59,30 +55,10 @@ def check_task(task: str, *halves: Server | Local) -> None:
             )
 
 
-def method_names() -> list[str]:
-    """Every method that ships: the files of algorithms/ whose name has no leading underscore."""
-    package = importlib.import_module(PACKAGE)
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
-
-
-def load_method(name: str, key: str = "algorithm") -> Method:
-    """The METHOD of `algorithms/<name>.py`, or the object that `package.module:NAME` names.
-
-    Args:
-        name: File name without extension, or module and attribute of an installed package.
-        key: Config key to name in an error.
-
-    Raises:
-        ConfigError: There is no such method, or what is there is not a Method.
-    """
-    check_name(key, name)
-    module_name, _, attribute = name.partition(":") if ":" in name else (f"{PACKAGE}.{name}", "", "METHOD")
-    try:
-        found: Any = getattr(importlib.import_module(module_name), attribute, None)
-    except ModuleNotFoundError as err:
-        if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
-            raise
-        raise ConfigError(unknown(key, name, method_names())) from err
-    if not isinstance(found, Method):
-        raise ConfigError(f"{key}: {module_name} must define {attribute} = Method(...), found {found!r}")
-    return found
+METHODS = Registry(
+    package="algorithms",
+    attribute="METHOD",
+    key="algorithm",
+    accepts=lambda found: isinstance(found, Method),
+    expected="Method(...)",
+)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
-from rayfed.federation.cohort import TRAINING, Cohort, Task
+from rayfed.federation.cohort import TRAINING, Cohort
+from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT, LoraRule, exact_mean, product_mean
 from rayfed.federation.params import mean_by_name

@@ -20,10 +20,9 @@ from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import is_trained_norm, trained_modules
 from rayfed.objective import CLASSIFICATION
-from rayfed.types import RESIDUAL, block_of
+from rayfed.types import RESIDUAL, STATISTICS, block_of
 
 _ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+\.weight$")
-STATISTICS = ("running_mean", "running_var")
 STRIDE = 8
 """Of pixels that count as samples."""
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayfed.data.text import WINDOW
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
 from rayfed.models.bare import HALF, IMAGENET_MEAN, IMAGENET_STD, Bare
-from rayfed.models.char_lstm import WINDOW, CharLSTM
+from rayfed.models.char_lstm import CharLSTM
 from rayfed.models.checkpoints import Published, load_into, locate
 from rayfed.models.config import ModelConfig
 from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet

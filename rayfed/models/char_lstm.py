@@ -9,10 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-WINDOW = 80
-"""Characters that a model reads."""
-SYMBOLS = 80
-"""Characters that there are."""
+from rayfed.data.text import SYMBOLS
 
 
 class CharLSTM(nn.Module):

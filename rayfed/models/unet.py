@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from rayfed.data.formats.slices import MEAN, ONE_SD
 from rayfed.errors import ConfigError
 
 LEVELS = 4
-MEAN, ONE_SD = 128, 32
-"""Grey levels of a prepared slice: the mean of its volume, and one standard deviation."""
 STANDARDISED_MEAN = (MEAN / 255, MEAN / 255, MEAN / 255)
 STANDARDISED_STD = (ONE_SD / 255, ONE_SD / 255, ONE_SD / 255)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import Evaluation, Score
-from rayfed.federation.cohort import Executor, Kept
+from rayfed.federation.executor import Executor, Kept
 from rayfed.record.files import write_bytes, write_text
 from rayfed.record.serialization import from_file, to_bytes
 from rayfed.types import Params, ServerState

@@ -55,3 +55,12 @@ def write_table(path: Path, table: pa.Table) -> None:
     import pyarrow.parquet as pq
 
     write_whole(path, lambda p: pq.write_table(table, p))
+
+
+def read_table(folder: Path, table: str) -> Sequence[Mapping[str, Any]]:
+    """Rows of `<table>.parquet` of a run, or none."""
+    import pyarrow.parquet as pq
+
+    path = folder / f"{table}.parquet"
+    rows: Sequence[Mapping[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
+    return rows

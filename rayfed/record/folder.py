@@ -17,12 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rayfed.engine.loop import Round
 from rayfed.errors import ConfigError, StoppedError, StorageError
-from rayfed.federation.failures import Event
+from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
 from rayfed.record.history import History
+from rayfed.record.round import Round
 from rayfed.record.tensorboard import Board, Ending
 from rayfed.record.trackers import KINDS, MEMORY, Tracker
 from rayfed.record.tracking import NO_TRACKING, Tracking

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import StorageError
-from rayfed.federation.failures import Event
+from rayfed.federation.executor import Event
 from rayfed.record.files import write_text
+from rayfed.record.layout import COMPARE
 from rayfed.record.tensorboard import Ending, Entry, scalars
 from rayfed.record.tracking import DATABASE, EXPERIMENT, PROJECT, URI, Tracking, said, within
-from rayfed.report.comparison import FOLDER as COMPARE
 
 log = logging.getLogger(__name__)
 

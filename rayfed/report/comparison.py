@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rayfed.record.layout import COMPARE
 from rayfed.report.table import Table, final_table
-
-FOLDER = "compare"
-"""Where in the folder of a run the folders of the other runs are."""
 
 
 def with_others(table: Table, folder: Path, names: tuple[str, ...]) -> Table:
@@ -20,12 +18,12 @@ def with_others(table: Table, folder: Path, names: tuple[str, ...]) -> Table:
         names: Algorithms to show.
     """
     if table.columns[0] != "domain":
-        found = (final_table(folder / FOLDER / name) for name in names)
+        found = (final_table(folder / COMPARE / name) for name in names)
         return replace(table, rows=table.rows + tuple(row for other in found for row in other.rows))
     columns, rows, notes = list(table.columns), [list(row) for row in table.rows], list(table.notes)
     width = len(table.columns)
     for name in names:
-        other = final_table(folder / FOLDER / name)
+        other = final_table(folder / COMPARE / name)
         cells = {row[0]: row[4:] for row in other.rows}
         columns += [f"{name}: {column}" for column in other.columns[4:]]
         rows = [[*row, *cells.get(row[0], [""] * len(other.columns[4:]))] for row in rows]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.report.group_figures import read_table, save_figure
+from rayfed.record.files import read_table
+from rayfed.report.group_figures import save_figure
 
 LABELS = {
     "gap_fedavg": "FedAvg's weights",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.files import write_whole
+from rayfed.record.files import read_table, write_whole
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -126,15 +126,6 @@ def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
         renamed = dict(zip(old.tolist(), new.tolist(), strict=True))
         found[number] = before = {cid: renamed[group] for cid, group in now.items()}
     return found
-
-
-def read_table(folder: Path, table: str) -> Rows:
-    """Rows of `<table>.parquet` of a run, or none."""
-    import pyarrow.parquet as pq
-
-    path = folder / f"{table}.parquet"
-    rows: Rows = pq.read_table(path).to_pylist() if path.exists() else []
-    return rows
 
 
 def _domains(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:

@@ -9,16 +9,15 @@ CLIP models, get the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rayfed.config.schema import Config
-from rayfed.errors import ConfigError
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.comparison import FOLDER
+from rayfed.record.layout import COMPARE
 from rayfed.report.table import Table, read_rows
 
 MEASURES = {
@@ -71,36 +70,6 @@ class Outcome:
     metric: str
     domains: Mapping[str, float]
     measures: Mapping[str, float]
-
-
-def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Config]:
-    """One experiment per domain, with that domain held out, in a folder of its name.
-
-    Raises:
-        ConfigError: A domain is held out already, there is only one, or there is nothing to select with.
-    """
-    if config.data.held_out:
-        raise ConfigError(
-            f"data.held_out: {config.data.held_out!r} is set, but protocol=leave_one_out holds out each"
-        )
-    if len(domains) < 2:
-        raise ConfigError(f"protocol: leave_one_out needs two or more domains, there is {', '.join(domains)}")
-    if not config.data.val:
-        raise ConfigError(
-            f"data.val: {config.data.val!r} leaves no images to choose a round with; set data.val=0.1"
-        )
-    looking = replace(config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True)
-    return {
-        name: replace(
-            config,
-            protocol="single",
-            data=replace(config.data, held_out=name),
-            evaluation=looking,
-            output=str(path / name),
-            overwrite=True,
-        )
-        for name in domains
-    }
 
 
 def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,7 +146,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     others = (config.compare,) if isinstance(config.compare, str) else config.compare
     names = [name for name in others if name != config.algorithm]
     found = [
-        outcome(folder / FOLDER / name if name in names else folder, name, domain)
+        outcome(folder / COMPARE / name if name in names else folder, name, domain)
         for domain, folder in folders.items()
         for name in (*names, config.algorithm)
     ]

@@ -6,20 +6,16 @@ variance of BatchNorm layers whose own parameters train. Integer counters stay w
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.models.backbone import Backbone, Slot
+from rayfed.registry import Registry
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
-
-PACKAGE = "rayfed.tuning"
 
 
 class Tuning(Protocol):
@@ -102,39 +98,14 @@ def train_mode(model: Backbone) -> None:
     model.train()
 
 
-def tuning_names() -> list[str]:
-    """Every scheme that ships: the files of rayfed/tuning/ except this one."""
-    package = importlib.import_module(PACKAGE)
-    return sorted(
-        m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base" and m.name[0] != "_"
-    )
-
-
-def load_tuning(name: str, key: str = "tuning.name") -> type[Any]:
-    """The dataclass TUNING of `rayfed/tuning/<name>.py`, or the one that `package.module:NAME` names.
-
-    Args:
-        name: File name without extension, or module and attribute of an installed package.
-        key: Config key to name in an error.
-
-    Raises:
-        ConfigError: There is no such scheme.
-    """
-    check_name(key, name)
-    if ":" not in name and name not in tuning_names():
-        raise ConfigError(unknown(key, name, tuning_names()))
-    module_name, _, attribute = name.partition(":") if ":" in name else (f"{PACKAGE}.{name}", "", "TUNING")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
-    except ModuleNotFoundError as err:
-        if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
-            raise
-        raise ConfigError(unknown(key, name, tuning_names())) from err
-    if not isinstance(found, type) or not hasattr(found, "apply"):
-        raise ConfigError(
-            f"{key}: {module_name} must define {attribute} as a class with apply(), found {found!r}"
-        )
-    return found
+TUNINGS = Registry(
+    package="rayfed.tuning",
+    attribute="TUNING",
+    key="tuning.name",
+    accepts=lambda found: isinstance(found, type) and hasattr(found, "apply"),
+    expected="a class with apply()",
+    helpers=frozenset({"base"}),
+)
 
 
 def _copy(value: Tensor) -> Tensor:

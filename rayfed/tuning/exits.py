@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.exits import ExitHeads
-from rayfed.tuning.base import Tuning, load_tuning
+from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 
 
@@ -66,7 +66,7 @@ def _scheme(section: Mapping[str, Any]) -> Tuning:
         raise ConfigError(
             "tuning.inner.name: must name the scheme that gets exits, such as lora, full or head"
         )
-    cls = load_tuning(values.pop("name"), "tuning.inner.name")
+    cls = TUNINGS.load(values.pop("name"), "tuning.inner.name")
     scheme: Tuning = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     return scheme
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rayfed
-from rayfed.run import Result
+from rayfed.experiment.simulate import Result
 
 SHORT = (
     *("data.partition.scheme=by_domain", "train.optimizer=sgd", "train.lr=0.02"),

@@ -14,13 +14,13 @@ from rayfed.engine.recorded import Keeping, conduct
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
-from rayfed.federation.method import check, load_method, method_names
+from rayfed.federation.method import METHODS, check
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import Said
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 
-METHODS = method_names()
+METHODS = METHODS.names()
 CONTRACT = tuple(o for o in SMALL if not o.startswith("tuning."))  # a method brings its own scheme
 CONTRACT += ("data.partition.scheme=by_domain", "data.limit=12", "data.val=2", "train.batch_size=4")
 CONTRACT += ("data.domains=[plain,fonts,street]",)
@@ -151,11 +151,11 @@ def test_the_recipe_of_contributing_works_literally(tmp_path, cache, small, monk
     (folder / "fedl1.py").write_text(source)
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(folder)])
     importlib.invalidate_caches()
-    assert "fedl1" in method_names()
+    assert "fedl1" in METHODS.names()
     program, *overrides = command.removeprefix("python -m ").split()
     assert program == "rayfed.run"
     steps = "train.epochs=2"  # the pull is zero in the first step of a round
     assert small("algorithm=fedl1", "local.mu=0", steps).sha256 == small(steps).sha256
     assert small(*overrides, "local.mu=5", steps).sha256 != small(steps).sha256
-    assert load_method("fedl1").local().mu == 0.001
+    assert METHODS.load("fedl1").local().mu == 0.001
     assert not (Path(algorithms.__path__[0]) / "fedl1.py").exists()

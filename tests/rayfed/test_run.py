@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import rayfed
 from rayfed.config.schema import load_config
+from rayfed.experiment.simulate import Result
 from rayfed.report.table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.executors.head_node import head_node, ray_command
@@ -170,4 +170,4 @@ def test_simulate_returns_what_it_wrote(small):
     result = small("rounds=1")
     assert result.history["round"].tolist() == [1]
     assert result.metrics["round"] == 1
-    assert set(result.params) == set(rayfed.run.Result(result.path, result.sha256).params)
+    assert set(result.params) == set(Result(result.path, result.sha256).params)

@@ -73,7 +73,7 @@ def test_another_model_is_built_from_its_own_weights(cache, store):
 
 
 def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, store, tmp_path, monkeypatch):
-    from rayfed.federation.cohort import Call
+    from rayfed.federation.executor import Call
     from rayfed.federation.visit import evaluate
     from rayfed.types import Broadcast
 

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.models.unet import MEAN, ONE_SD
-
+MEAN = 128
+"""Grey level of a prepared slice that stands for the mean of its volume."""
+ONE_SD = 32
+"""Grey levels for one standard deviation of the volume."""
 QUANTILE = 0.99
 """Of a volume's intensities; larger ones are set to it."""
 

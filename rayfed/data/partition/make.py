@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig, check, client_counts, client_domains
+from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
 from rayfed.data.partition import from_file as imported
 from rayfed.data.partition.dealing import Indices, deal_by_dirichlet, deal_evenly, stratified_order
-from rayfed.data.partition.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
 from rayfed.data.partition.partition import ClientSplit, Partition
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator

@@ -120,7 +120,7 @@ def _pieces(partition: Partition) -> Iterator[tuple[str, str, NDArray[np.int64]]
         yield "", "held_out", own
 
 
-def save(partition: Partition, path: Path, dataset: Dataset) -> None:
+def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
     """Write the manifest as parquet, whole or not at all, with the digests of partition and data."""
     import pyarrow.parquet as pq
 

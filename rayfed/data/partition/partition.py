@@ -6,19 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayfed.data.partition import manifest
 from rayfed.data.partition.dealing import Indices
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rayfed.data.shards import Dataset
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,18 +75,6 @@ class Partition:
             for array in arrays:
                 out.update(array.astype("<i8").tobytes())
         return out.hexdigest()
-
-    def table(self, labels: NDArray[np.int64], classes: Sequence[str]) -> list[dict[str, Any]]:
-        """One row per client: client, domain; train, val, test counts; number of classes; the top class."""
-        return manifest.client_rows(self, labels, classes)
-
-    def to_table(self, dataset: Dataset) -> pa.Table:
-        """One row per sample and role: key, index, label, domain, client, split."""
-        return manifest.to_table(self, dataset)
-
-    def save_manifest(self, path: Path, dataset: Dataset) -> None:
-        """Write `to_table` as parquet, whole or not at all, with the digests of partition and data."""
-        manifest.save(self, path, dataset)
 
 
 def _union(arrays: Sequence[Indices]) -> Indices:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.source import Decoded, Listing
+from rayfed.data.text import SYMBOLS, WINDOW
 from rayfed.errors import ConfigError, DataError, unknown
-from rayfed.models.char_lstm import SYMBOLS, WINDOW
 from rayfed.objective import NEXT_CHARACTER
 from rayfed.seeds import generator
 

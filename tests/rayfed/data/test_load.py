@@ -14,7 +14,7 @@ from rayfed.data import load
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.make import make_partition
 from rayfed.data.partition.manifest import describe
-from rayfed.data.source import make_source, readers
+from rayfed.data.source import READERS, make_source
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 
@@ -94,7 +94,7 @@ def test_bad_input_is_explained_in_one_line(tmp_path, options, words):
 def test_readers_are_found_by_file_name(tmp_path):
     shipped = {"digits", "digits_five_mini", "image_folder", "split_files", "terra_incognita", "vlcs"}
     shipped |= {"prostate", "prostate_mini", "shakespeare"}
-    assert shipped <= set(readers())
+    assert shipped <= set(READERS.names())
     named = make_source(config(tmp_path, reader="rayfed.data.readers.image_folder:ImageFolder"))
     assert named == make_source(config(tmp_path))
 
@@ -110,7 +110,7 @@ def test_every_config_is_valid():
     names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
     assert {"digits_five_mini", "image_folder", "pacs"} <= set(names)
     for name in names:
-        assert from_yaml(name).reader in readers()
+        assert from_yaml(name).reader in READERS.names()
 
 
 def test_fractions_and_counts_keep_their_kind():

@@ -11,7 +11,7 @@ from rayfed.engine.loop import run
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import BUFFERS, Worker
-from rayfed.federation.cohort import Call
+from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.visit import fit

@@ -12,6 +12,7 @@ import yaml
 
 import rayfed
 from rayfed.resume import main
+from rayfed.terminal.guard import STOP
 from tests.conftest import ROOT, SMALL
 
 LONG = (
@@ -100,11 +101,9 @@ def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path
     folders = sorted(p.name for p in (whole.path / "checkpoints").glob("round*"))
     assert folders == ["round-000002", "round-000004", "round-000005"]
 
-    import rayfed.run as run_module
-
     def stop_after_three(row, rounds):
         if row["round"] == 3:
-            run_module.STOP.set()
+            STOP.set()
         return ""
 
     monkeypatch.setattr("rayfed.terminal.console.line", stop_after_three)
@@ -112,7 +111,7 @@ def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path
     inline = (f"data.cache={cache}", "cluster=inline", f"output={broken}")
     with pytest.raises(KeyboardInterrupt):
         rayfed.simulate([*SMALL, *options, *inline], quiet=False)
-    run_module.STOP.clear()
+    STOP.clear()
     monkeypatch.undo()
     assert (broken / "checkpoints" / "round-000003").is_dir()
     assert main([str(broken), "--quiet"]) == 0

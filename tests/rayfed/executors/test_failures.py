@@ -15,9 +15,9 @@ from rayfed.config.schema import load_config
 from rayfed.engine.loop import run
 from rayfed.engine.setup import prepare
 from rayfed.errors import ClientError, ClusterError, StoppedError
+from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.cohort import Call
-from rayfed.federation.failures import Policy
+from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
 from tests.conftest import SMALL

@@ -12,7 +12,7 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.engine.launch import launch
 from rayfed.engine.setup import prepare
-from rayfed.federation.cohort import Visit
+from rayfed.federation.executor import Visit
 from tests.conftest import ROOT
 
 BOARD = ROOT / "monitoring" / "grafana" / "boards" / "rayfed.json"

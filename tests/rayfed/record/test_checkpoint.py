@@ -7,7 +7,7 @@ import torch
 
 from rayfed.errors import ConfigError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Score
-from rayfed.federation.cohort import Kept
+from rayfed.federation.executor import Kept
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.serialization import from_file, to_bytes
 from rayfed.types import ServerState

@@ -16,6 +16,7 @@ from rayfed.record.folder import create
 from rayfed.record.tracking import Tracking, check, within
 from rayfed.resume import main
 from rayfed.run import main as run_main
+from rayfed.terminal.guard import STOP
 from tests.conftest import SMALL
 from tests.rayfed.record.trackers import FakeServer, logged
 
@@ -104,11 +105,9 @@ def test_mlflow_has_the_config_and_every_number_and_changes_nothing(small, plain
 
 
 def test_a_run_that_was_killed_goes_on_and_repeats_no_step(small, tracked, monkeypatch, tmp_path):
-    import rayfed.run as run_module
-
     def stop_after_two(row, rounds):
         if row["round"] == 2:
-            run_module.STOP.set()
+            STOP.set()
         return ""
 
     path = tmp_path / "run"

@@ -13,7 +13,7 @@ from algorithms.ga import adjusted_weights, step_at
 from rayfed.analysis.reopen import reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.cohort import Call
+from rayfed.federation.executor import Call
 from rayfed.federation.visit import evaluate
 from rayfed.record.files import write_parquet
 from rayfed.report import feature_map, landscape

@@ -8,7 +8,7 @@ import rich
 
 from rayfed import resume, run
 from rayfed.engine.recorded import slowest
-from rayfed.federation.cohort import Visit
+from rayfed.federation.executor import Visit
 from rayfed.terminal.console import follow, headline, line
 from tests.conftest import SMALL
 

@@ -8,15 +8,14 @@ from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import (
+    TUNINGS,
     apply_tuning,
     export,
     freeze,
     held,
     load,
-    load_tuning,
     train_mode,
     trainable,
-    tuning_names,
 )
 from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head
@@ -230,11 +229,11 @@ def test_the_mode_follows_a_later_change_of_what_trains():
 
 
 def test_schemes_are_found_by_file_name():
-    assert {"full", "head", "lora", "visual_prompt"} <= set(tuning_names())
-    assert "base" not in tuning_names()
-    for name in tuning_names():
-        assert isinstance(load_tuning(name).offers, frozenset)
-    assert load_tuning("lora") is load_tuning("rayfed.tuning.lora:Lora") is Lora
+    assert {"full", "head", "lora", "visual_prompt"} <= set(TUNINGS.names())
+    assert "base" not in TUNINGS.names()
+    for name in TUNINGS.names():
+        assert isinstance(TUNINGS.load(name).offers, frozenset)
+    assert TUNINGS.load("lora") is TUNINGS.load("rayfed.tuning.lora:Lora") is Lora
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_schemes_are_found_by_file_name():
 )
 def test_unknown_schemes_are_refused(name, message):
     with pytest.raises(ConfigError, match=message):
-        load_tuning(name)
+        TUNINGS.load(name)
 
 
 def test_bookkeeping_of_a_call_costs_less_than_a_millisecond_each():

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.tuning.base import apply_tuning, export, load_tuning, trainable
+from rayfed.tuning.base import TUNINGS, apply_tuning, export, trainable
 from rayfed.tuning.lora import Lora
 from rayfed.tuning.visual_prompt import VisualPrompt
 from tests.rayfed.models.small import images, small
@@ -156,7 +156,7 @@ def test_prompt_start_values():
 def test_every_config_is_its_dataclass(path):
     values = yaml.safe_load(path.read_text())
     assert values.pop("name") == path.stem
-    TypeAdapter(load_tuning(path.stem)).validate_python(values)
+    TypeAdapter(TUNINGS.load(path.stem)).validate_python(values)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_every_config_is_its_dataclass(path):
 )
 def test_ranges_are_checked_when_a_config_is_read(name, values):
     with pytest.raises(ValidationError):
-        TypeAdapter(load_tuning(name)).validate_python(values)
+        TypeAdapter(TUNINGS.load(name)).validate_python(values)
 
 
 def test_imports_stay_light():

@@ -10,7 +10,7 @@ import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.manifest import read_digests
+from rayfed.data.partition.manifest import read_digests, save_manifest
 from rayfed.errors import ConfigError
 from tests.rayfed.data.partition.test_make import DOMAINS, as_dataset, config, make_data
 
@@ -38,7 +38,7 @@ def write_json(path, content):
 )
 def test_what_a_run_saved_comes_back(cfg, tmp_path):
     before = make_partition(*make_data(), DOMAINS, cfg, 3)
-    before.save_manifest(tmp_path / "partition.parquet", as_dataset(make_data()))
+    save_manifest(before, tmp_path / "partition.parquet", as_dataset(make_data()))
     after = from_file(tmp_path / "partition.parquet", domains=cfg.domains)
     assert after.digest == before.digest
     assert [client.id for client in after.clients] == [client.id for client in before.clients]
@@ -48,7 +48,7 @@ def test_what_a_run_saved_comes_back(cfg, tmp_path):
 
 def test_a_saved_partition_finds_its_samples_by_key(tmp_path):
     before = make_partition(*make_data(), DOMAINS, config(clients=2), 0)
-    before.save_manifest(tmp_path / "partition.parquet", as_dataset(make_data()))
+    save_manifest(before, tmp_path / "partition.parquet", as_dataset(make_data()))
     # The same data with the first sample left out, as on_bad_image=skip would: all numbers move by one.
     data, keys = tuple(array[1:] for array in make_data()), KEYS[1:]
     with pytest.raises(ConfigError, match=r"has 'art/0/0\.png', which is neither"):
@@ -61,8 +61,8 @@ def test_a_saved_partition_finds_its_samples_by_key(tmp_path):
 
 
 def test_a_saved_partition_of_other_data(tmp_path):
-    make_partition(*make_data(), DOMAINS, config(), 0).save_manifest(
-        tmp_path / "p.parquet", as_dataset(make_data())
+    save_manifest(
+        make_partition(*make_data(), DOMAINS, config(), 0), tmp_path / "p.parquet", as_dataset(make_data())
     )
     labels, domain, test = make_data()
     with pytest.raises(ConfigError, match=r"p\.parquet: 770 samples have other labels"):

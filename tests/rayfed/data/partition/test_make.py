@@ -10,7 +10,7 @@ import pytest
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.dealing import deal_by_dirichlet, deal_evenly, stratified_order
 from rayfed.data.partition.make import Partition, make_partition
-from rayfed.data.partition.manifest import describe, read_digests
+from rayfed.data.partition.manifest import client_rows, describe, read_digests, save_manifest
 from rayfed.data.shards import Dataset
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
@@ -324,7 +324,7 @@ def test_manifest(cfg, tmp_path):
     data = make_data()
     result, dataset = part(cfg), as_dataset(make_data())
     path = tmp_path / "partition.parquet"
-    result.save_manifest(path, dataset)
+    save_manifest(result, path, dataset)
     assert list(tmp_path.iterdir()) == [path]
     assert read_digests(path) == {"partition": result.digest, "data": "0" * 64, "classes": list(CLASSES)}
     rows = pq.read_table(path).to_pylist()
@@ -347,7 +347,7 @@ def test_manifest(cfg, tmp_path):
 
 def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
     path = tmp_path / "partition.parquet"
-    part(config()).save_manifest(path, as_dataset(make_data()))
+    save_manifest(part(config()), path, as_dataset(make_data()))
     before = path.read_bytes()
 
     def fail(table, where):
@@ -356,7 +356,7 @@ def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        part(config(clients=2)).save_manifest(path, as_dataset(make_data()))
+        save_manifest(part(config(clients=2)), path, as_dataset(make_data()))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -364,7 +364,7 @@ def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
 def test_table_and_description():
     data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
     result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)
-    rows = result.table(data[0], CLASSES)
+    rows = client_rows(result, data[0], CLASSES)
     assert len(rows) == 25
     counts = {key: rows[0][key] for key in ("client", "domain", "train", "val", "test")}
     assert counts == {"client": "c00-art", "domain": "art", "train": 2, "val": 1, "test": 1}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rayfed.errors import ClientError
+from rayfed.federation.executor import Event
 
 OnError: TypeAlias = Literal["raise", "retry", "drop"]
 
@@ -29,32 +30,6 @@ class Policy:
     client_timeout: float | None = None
     watchdog: float | None = None
     patience: float = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something went wrong; one row of events.parquet.
-
-    Attributes:
-        kind: error (raised by client code), timeout, actor_lost, out_of_memory, lane_lost (an actor was not
-            replaced), store_lost, silence (the watchdog spoke), tracker_lost (its server does not answer).
-        action: retry, drop, raise, restart (of the round), or nothing.
-        round: Round index, from 0.
-        exchange: Tag of the exchange.
-        client: Who was being called.
-        attempt: How many times it had been called.
-        message: One line.
-        trace: Traceback, where there is one.
-    """
-
-    kind: str
-    action: str
-    round: int = -1
-    exchange: str = ""
-    client: str = ""
-    attempt: int = 0
-    message: str = ""
-    trace: str = ""
 
 
 def action_for(policy: Policy, attempt: int, lost: bool = False) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.partition.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
+from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
 from rayfed.data.partition.make import make_partition
 from rayfed.errors import ConfigError
 

@@ -1,0 +1,71 @@
+"""Methods, tuning schemes and data readers are found by the name of their file, or as package.module:NAME."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.errors import ConfigError, check_name, unknown
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The files of one package that each offer one object.
+
+    Attributes:
+        package: Package whose files are the names; files that begin with an underscore are helpers.
+        attribute: Name of the object that each file defines.
+        key: Config key that names an entry, for errors.
+        accepts: Whether an object is of the right kind.
+        expected: What the object must be, for errors.
+        helpers: Further files of the package that are no entries.
+    """
+
+    package: str
+    attribute: str
+    key: str
+    accepts: Callable[[Any], bool]
+    expected: str
+    helpers: frozenset[str] = frozenset()
+
+    def names(self) -> list[str]:
+        """Every entry that ships, sorted."""
+        package = importlib.import_module(self.package)
+        found = (module.name for module in pkgutil.iter_modules(package.__path__))
+        return sorted(name for name in found if not name.startswith("_") and name not in self.helpers)
+
+    def load(self, name: str, key: str | None = None) -> Any:
+        """The object of the file `<name>.py`, or the one that `package.module:NAME` names.
+
+        Args:
+            name: File name without extension, or module and attribute of an installed package.
+            key: Config key to name in an error, where it is not the registry's own.
+
+        Raises:
+            ConfigError: There is no such entry, or what is there is of another kind.
+        """
+        key = key or self.key
+        check_name(key, name)
+        module_name, colon, attribute = name.partition(":")
+        if not colon:
+            if name not in self.names():
+                raise ConfigError(unknown(key, name, self.names()))
+            module_name = f"{self.package}.{name}"
+            attribute = self.attribute
+        try:
+            found = getattr(importlib.import_module(module_name), attribute, None)
+        except ModuleNotFoundError as err:
+            if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
+                raise
+            raise ConfigError(
+                f"{key}: {name!r}: there is no module {err.name!r}; install its package, or start the "
+                f"command in the folder that holds it"
+            ) from err
+        if not self.accepts(found):
+            raise ConfigError(
+                f"{key}: {module_name} must define {attribute} as {self.expected}, found {found!r}"
+            )
+        return found
