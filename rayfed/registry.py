@@ -66,6 +66,7 @@ class Registry:
             ) from err
         if not self.accepts(found):
             raise ConfigError(
-                f"{key}: {module_name} must define {attribute} as {self.expected}, found {found!r}"
+                f"{key}: {name!r} is not {self.expected}: {module_name} must define {attribute} so, "
+                f"found {found!r}"
             )
         return found

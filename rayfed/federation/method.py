@@ -60,5 +60,5 @@ METHODS = Registry(
     attribute="METHOD",
     key="algorithm",
     accepts=lambda found: isinstance(found, Method),
-    expected="Method(...)",
+    expected="a method, which is a Method(...)",
 )

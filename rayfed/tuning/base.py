@@ -103,7 +103,7 @@ TUNINGS = Registry(
     attribute="TUNING",
     key="tuning.name",
     accepts=lambda found: isinstance(found, type) and hasattr(found, "apply"),
-    expected="a class with apply()",
+    expected="a tuning scheme, which is a class with apply()",
     helpers=frozenset({"base"}),
 )
 
