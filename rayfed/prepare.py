@@ -16,8 +16,8 @@ from typing import Any
 from rayfed.config.compose import compose
 from rayfed.config.schema import parse, spelled_out
 from rayfed.data.cache import cache_folder, clean
-from rayfed.data.check import Inventory, take
 from rayfed.data.config import DataConfig
+from rayfed.data.download_check import Inventory, take
 from rayfed.data.published import PUBLISHED, Published
 from rayfed.data.shards import open_dataset, prepare
 from rayfed.data.source import BadImageError, Listing, Source, make_source

@@ -242,7 +242,7 @@ def test_schemes_are_found_by_file_name():
         ("loar", "tuning.name: 'loar' does not exist; did you mean 'lora'"),
         ("base", "does not exist"),
         ("nowhere.at_all:X", "does not exist"),
-        ("rayfed.tuning.lora:SITES", r"must define SITES as a class with apply\(\)"),
+        ("rayfed.tuning.lora:SITES", r"is not a tuning scheme, which is a class with apply\(\)"),
     ],
 )
 def test_unknown_schemes_are_refused(name, message):
