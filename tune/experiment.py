@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rayfed.config.compose import compose, folder
+from rayfed.config.compose import compose, config_groups, read_file
 from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Base:
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        return compose(self.overrides, self.file)
+        return self._compose(self.overrides)
 
     def config(self, values: Mapping[str, Any], seed: int | None = None) -> Config:
         """The checked experiment of a trial, as `rayfed.run` would run it.
@@ -47,7 +47,7 @@ class Base:
         groups = {key: value for key, value in values.items() if key in group_names()}
         if groups:
             chosen = tuple(f"{group}={value}" for group, value in groups.items())
-            tree = compose((*self.overrides, *chosen), self.file)
+            tree = self._compose((*self.overrides, *chosen))
         else:
             tree = copy.deepcopy(self.tree)
         for key, value in values.items():
@@ -56,10 +56,13 @@ class Base:
         config = resolve(tree)
         return config if seed is None else replace(config, seed=seed)
 
+    def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        return compose(overrides, None if self.file is None else read_file(self.file, "--config"))
+
 
 def group_names() -> set[str]:
-    """Config groups: keys whose value is the name of a YAML file."""
-    return {path.name for path in folder().iterdir() if path.is_dir()} - {"sweep", "experiment"}
+    """Config groups that a sweep may search."""
+    return config_groups() - {"experiment"}
 
 
 def check_searchable(key: str) -> None:

@@ -11,7 +11,7 @@ import yaml
 from annotated_types import Ge
 
 from rayfed.config.compose import folder
-from rayfed.config.schema import parse
+from rayfed.config.parse import parse
 from rayfed.errors import ConfigError, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable

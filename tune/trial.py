@@ -18,7 +18,6 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
-from rayfed.engine.launch import policy
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, unknown
 from rayfed.executors.inline import InlineExecutor
@@ -137,7 +136,7 @@ class Trial(ray.tune.Trainable):
     def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
         frozen = [self._common.frozen.of(setup.world) for setup in setups]
         if config.cluster.executor == "inline":
-            found = [InlineExecutor(setup.world, setup.weights, policy(config)) for setup in setups]
+            found = [InlineExecutor(setup.world, setup.weights, config.failures) for setup in setups]
             for executor, setup, backbone in zip(found, setups, frozen, strict=True):
                 share_features(executor.worker, setup.world, backbone, "cpu")
             return found
@@ -152,7 +151,7 @@ class Trial(ray.tune.Trainable):
         ]
         if self._lanes is None:
             self._lanes = self._start_lanes(config, setups[0])
-        self._lanes.policy = policy(config)
+        self._lanes.policy = config.failures
         served = self._lanes.serve(stages)
         self._write_placement(self._lanes)
         return served
@@ -180,7 +179,7 @@ class Trial(ray.tune.Trainable):
             for i, bundle in enumerate(bundles)
         ]
         pid = os.getpid()  # actors outlive the trial they were started for
-        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, policy(config))
+        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, config.failures)
 
     def _write_placement(self, lanes: Lanes) -> None:
         """Say where the trial's actors are."""

@@ -121,7 +121,6 @@ class RayExecutor:
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
         self.on_visit: Callable[[Visit], None] = lambda _: None
-        self.names_clients = False  # in names of tasks
         self.stopped = threading.Event()
         self.replaced = 0
         self._stores: dict[str, Kept] = {}

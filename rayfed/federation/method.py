@@ -8,7 +8,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT
 from rayfed.federation.server import Server
-from rayfed.registry import Registry
+from rayfed.registry import METHOD_FILES, Registry
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def check_task(task: str, *halves: Server | Local) -> None:
 
 
 METHODS = Registry(
-    package="algorithms",
+    files=METHOD_FILES,
     attribute="METHOD",
     key="algorithm",
     accepts=lambda found: isinstance(found, Method),

@@ -1,4 +1,4 @@
-"""python -m rayfed.data: what it says about a download, and what it exits with."""
+"""python -m rayfed.prepare: what it says about a download, and what it exits with."""
 
 import fcntl
 import json
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from rayfed.data.published import PUBLISHED
-from rayfed.prepare import main
+from rayfed.prepare.__main__ import main
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 from tests.rayfed.data.test_load import CONFIGS, from_yaml
 
