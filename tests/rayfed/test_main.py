@@ -33,7 +33,7 @@ def test_alone_it_lists_its_verbs(arguments, capsys):
     assert command.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2 : 2 + len(MODULES)]] == list(MODULES)
-    assert all(len(line.split()) > 3 for line in lines[2 : 2 + len(MODULES)])
+    assert all(len(line.split()) > 2 for line in lines[2 : 2 + len(MODULES)])
 
 
 def test_a_wrong_verb_names_the_nearest(capsys):

@@ -141,7 +141,7 @@ def test_a_tuning_and_a_reader_of_ones_own_run_together(beside, tmp_path, cache)
 
 @pytest.mark.parametrize("override", ["tuning=:x", "data=no such:X", "tuning=a.b:", "data=1x:READER"])
 def test_a_name_that_is_none_is_refused(override):
-    with pytest.raises(ConfigError, match="neither a name nor package.module:NAME"):
+    with pytest.raises(ConfigError, match=r"neither a name nor package\.module:NAME"):
         load_config([override])
 
 
