@@ -1,25 +1,40 @@
 """RayFed: federated tuning of foundation models, simulated on Ray.
 
 `rayfed.simulate(["algorithm=fedprox", "rounds=5"])` runs one experiment and returns its `Result`;
-`python -m rayfed.run` does the same from the command line.
+`python -m rayfed.run` does the same from the command line. A method is written with the other names of
+`__all__` (CONTRIBUTING.md). They are imported when they are first used, so that `import rayfed` alone loads
+neither torch nor Ray; `__init__.pyi` has their types.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rayfed.config.schema import Config
-    from rayfed.experiment.simulate import Result
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 
+_MODULES = {
+    "Broadcast": "rayfed.types",
+    "Client": "rayfed.federation.client",
+    "Cohort": "rayfed.federation.cohort",
+    "Local": "rayfed.federation.local",
+    "Method": "rayfed.federation.method",
+    "Server": "rayfed.federation.server",
+    "ServerState": "rayfed.types",
+    "Update": "rayfed.types",
+    "simulate": "rayfed.experiment.simulate",
+}
+"""Where each public name is defined."""
 
-def simulate(config: Sequence[str] | Config = (), **options: Any) -> Result:
-    """Run one experiment; see `rayfed.experiment.simulate.simulate`."""
-    # A plain `import rayfed` stays light: torch and Ray are loaded here.
-    from rayfed.experiment.simulate import simulate as run
+__all__ = list(_MODULES)
 
-    return run(config, **options)
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
