@@ -16,6 +16,7 @@ import yaml
 from rayfed.errors import ConfigError, unknown
 from rayfed.federation.method import METHODS
 from rayfed.models.clip import PREFIX
+from rayfed.tuning.base import TUNINGS
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Which sections a group fills, where that is not the section of the same name."""
@@ -23,7 +24,7 @@ SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 MAX_BYTES = 1_000_000
 """Largest config file that is read."""
 
-WITHOUT_FILE = {"algorithm": "fedavg", "model": "timm"}
+WITHOUT_FILE = {"algorithm": "fedavg", "model": "timm", "tuning": "head", "data": "image_folder"}
 """What a name without a YAML file of its own starts from."""
 
 
@@ -99,6 +100,10 @@ def _without_file(group: str, value: str) -> dict[str, str]:
     """A name without a YAML file of its own, where the group allows that."""
     if group == "algorithm" and (":" in value or value in METHODS.names()):
         return {"algorithm": value}
+    if group == "tuning" and (":" in value or value in TUNINGS.names()):
+        return {"tuning.name": value}
+    if group == "data" and ":" in value:
+        return {"data.name": value.replace(":", "."), "data.reader": value}
     if group == "model":
         reference = {"compare": "zero_shot"} if value.startswith(PREFIX) else {}
         return {"model.name": value, **reference}
