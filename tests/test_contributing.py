@@ -101,7 +101,7 @@ def test_every_command_of_the_page_runs(own_folder):
             continue
         done = start(program, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
-    runs = {path.parent.name for path in own_folder.glob("runs/*/model/params.safetensors")}
+    runs = {path.parents[1].name for path in own_folder.glob("runs/*/model/params.safetensors")}
     assert len(runs) == len([command for command in COMMANDS if "rayfed.run" in command])
 
 
