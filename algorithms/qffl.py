@@ -63,7 +63,8 @@ class FairServer(LossWeighted):
 def fit_and_tell(client: Client, sent: Broadcast, local: Local, running: bool) -> Update:
     """As `fit`, with the loss and the learning rate as metrics."""
     update = fit_watched(client, sent, local) if running else fit(client, sent, local, start="train")
-    return replace(update, metrics={**update.metrics, "lr": client.config.lr})
+    client.measure(lr=client.config.lr)
+    return update
 
 
 def step_sizes(

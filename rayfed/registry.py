@@ -6,9 +6,11 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rayfed.errors import ConfigError, check_name, unknown
@@ -87,7 +89,7 @@ class Registry:
             module_name = f"{self.files.package}.{name}"
             attribute = self.attribute
         try:
-            found = getattr(importlib.import_module(module_name), attribute, None)
+            found = getattr(_import(module_name), attribute, None)
         except ModuleNotFoundError as err:
             if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
                 raise
@@ -101,3 +103,13 @@ class Registry:
                 f"found {found!r}"
             )
         return found
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module, also from the current folder, where a console command would not look by itself.
+
+    The folder comes last on the path, so that its files hide nothing that is installed.
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
+    return importlib.import_module(name)

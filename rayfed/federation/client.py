@@ -85,6 +85,7 @@ class Client:
         transform: Changes the inputs of every batch; set by `Local.prepare`.
         objective: Loss and scores of the task.
         personal_split: Split on which `fit` scores the model this client would deploy; empty: not this time.
+        measured: What `measure` was told in this call, by name, in the order of the calls.
     """
 
     id: str
@@ -97,6 +98,7 @@ class Client:
     cache: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
     objective: Objective = field(default_factory=Objective)
+    measured: dict[str, list[float | Tensor]] = field(default_factory=dict, repr=False)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Shuffled: the training batches of one call, `num_steps` of them. Else: one pass in order."""
@@ -194,6 +196,23 @@ class Client:
         params = parts.pop("params", None)
         params = self.params() if params is None else params
         return Update(client=self.id, params=params, num_examples=self.data.size("train"), **parts)
+
+    def measure(self, **scalars: float | Tensor) -> None:
+        """Add scalars to the metrics of this client's answer; what `Cohort.measure` is for a round.
+
+        A name that is measured several times, such as once per batch, is reported as the mean of its values.
+        The server finds it in `Update.metrics`, and it is written to the run's table of clients.
+
+        Args:
+            scalars: Numbers, or tensors of one element; a tensor is read only when the call ends.
+        """
+        for name, value in scalars.items():
+            kept = value.detach() if isinstance(value, Tensor) else value
+            self.measured.setdefault(name, []).append(kept)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of everything `measure` was told, by name."""
+        return {name: sum(map(float, values)) / len(values) for name, values in self.measured.items()}
 
     def held(self) -> dict[str, Tensor]:
         """The live tensors behind `params()`."""
