@@ -128,7 +128,7 @@ def record_samples(cohort: Cohort, state: ServerState) -> None:
     share = max(1, MOST_SAMPLES // len(cohort.ids))
     answers: Sequence[Update] = ()
     with suppress(NobodyAnsweredError):
-        answers = cohort.looking().run(partial(show, most=share), state.broadcast(), tag="samples")
+        answers = cohort.for_reporting().run(partial(show, most=share), state.broadcast(), tag="samples")
     for answer in answers:
         for h, label in zip(answer.extra[REPRESENTATION], answer.extra["labels"], strict=True):
             cohort.record(

@@ -14,7 +14,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from rayfed.config.schema import Config, build_parts
 from rayfed.errors import ConfigError
-from rayfed.federation.method import check
+from rayfed.federation.method import check_compatible
 from tune.experiment import Base
 from tune.space import Space, Values
 from tune.sweep import SearcherConfig
@@ -136,7 +136,7 @@ def check_parts(config: Config) -> None:
         ConfigError: They do not.
     """
     parts = build_parts(config)
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
 
 
 def _nothing(trial: optuna.Trial) -> dict[str, Any]:

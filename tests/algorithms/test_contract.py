@@ -14,7 +14,7 @@ from rayfed.engine.recorded import Keeping, conduct
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
-from rayfed.federation.method import METHODS, check
+from rayfed.federation.method import METHODS, check_compatible
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import Said
 from rayfed.types import Broadcast
@@ -131,7 +131,7 @@ def test_halves_fit_and_say_where_they_come_from(name):
     from rayfed.config.schema import build_parts
 
     parts = build_parts(load_config([f"algorithm={name}"]))
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
     doc = __import__(f"algorithms.{name}", fromlist=["x"]).__doc__
     assert doc
     assert len(doc.strip().splitlines()[0]) > 20
