@@ -23,5 +23,5 @@ def test_a_client_that_fails_in_the_first_round_is_reported_for_round_1(tmp_path
 
     monkeypatch.setattr(Client, "optimizer", broken)
     places = (f"data.cache={cache}", f"output={tmp_path / 'run'}", "rounds=1", "data.limit=8")
-    with pytest.raises(ClientError, match="failed in round 1 while running 'fit': .*no optimizer today"):
+    with pytest.raises(ClientError, match=r"failed in round 1 while running 'fit': .*no optimizer today"):
         rayfed.simulate(["algorithm=fedavg", *SHORT, *places])
