@@ -50,7 +50,7 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None) -> di
     if file is None:
         tree = _compose(groups)
     else:
-        tree = _read_yaml(Path(file), "--config")
+        tree = read_yaml(Path(file), "--config")
         plain = {"algorithm": WITHOUT_FILE["algorithm"]}
         before = _compose(plain)
         for group, name in groups.items():
@@ -123,7 +123,12 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
     node[last] = value
 
 
-def _read_yaml(path: Path, key: str) -> dict[str, Any]:
+def read_yaml(path: Path, key: str) -> dict[str, Any]:
+    """The mapping in a YAML file; `key` is the config key that names the file, for messages.
+
+    Raises:
+        ConfigError: The file cannot be read, is too large, or holds no mapping in plain YAML.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
