@@ -1,4 +1,4 @@
-"""The experiment that a sweep varies: overrides or a saved config, with the values of a trial on top."""
+"""The experiment that a sweep varies: a config to which the values of a trial are applied."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")
-"""Keys that belong to the sweep as a whole."""
+"""Keys and sections that are the same in all trials of a sweep."""
 
 FIXED_CLUSTER = ("executor", "address", "num_cpus", "num_gpus", "dashboard")
 
 
 @dataclass(frozen=True)
 class Base:
-    """What all trials have in common.
+    """The config that all trials start from.
 
     Attributes:
-        overrides: As on the command line of rayfed.run.
-        file: A resolved config they apply to; none: the defaults.
+        overrides: Overrides as on the command line of rayfed.run.
+        file: Path of a resolved config that they are applied to; None: the defaults.
     """
 
     overrides: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class Base:
         return self._compose(self.overrides)
 
     def config(self, values: Mapping[str, Any], seed: int | None = None) -> Config:
-        """The checked experiment of a trial, as `rayfed.run` would run it.
+        """The checked config of a trial, as for `rayfed.run`.
 
         Args:
-            values: By config key; groups (`tuning: lora`) apply before single keys.
-            seed: Instead of the experiment's own.
+            values: Values by config key; groups (`tuning: lora`) are applied before single keys.
+            seed: Seed of the experiment; None: that of the config.
 
         Raises:
             ConfigError: A key does not exist or a value is not allowed.
@@ -66,10 +66,10 @@ def group_names() -> set[str]:
 
 
 def check_searchable(key: str) -> None:
-    """Refuse to search what belongs to the sweep as a whole.
+    """Check that a key may differ between the trials of a sweep.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: The key is the same for the whole sweep.
     """
     section, _, rest = key.partition(".")
     if section in FIXED or key == "cluster" or (section == "cluster" and rest in FIXED_CLUSTER):

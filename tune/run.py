@@ -1,4 +1,4 @@
-"""python -m tune.run: a sweep, from a name and overrides to the best config."""
+"""The command python -m tune.run: runs a sweep and reports the best config."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what was asked.
+    """Run, resume or list sweeps.
 
     Raises:
-        ConfigError: Bad input.
+        ConfigError: The input is wrong.
         RayFedError: No trial finished.
     """
     from tune.sweep import load_sweep, sweep_names
@@ -47,26 +47,25 @@ def work(args: argparse.Namespace) -> None:
     if args.list:
         say("\n".join(sweep_names()))
         return
-    from tune import checks, conduct, figures, results
+    from tune import checks, conduct, results
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
         if len(args.overrides) > 1:
-            raise ConfigError("resume: takes no other overrides; a sweep goes on as it was started")
+            raise ConfigError("resume: takes no other overrides; a sweep is continued as it was started")
         found, _ = checks.continued(Path(again[0].removeprefix("resume=")))
     else:
         sweep, overrides = load_sweep(args.overrides)
-        found = checks.check(sweep, overrides, None, checks.new_folder(sweep))
+        found = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep))
     try:
         _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt:
         say(f"continue with: python -m tune.run resume={found.path}", sys.stderr)
         raise
-    table = results.write(outcomes)
+    table = results.table(outcomes)
     if table is None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
-    results.report(outcomes, table, figures.draw(outcomes))
     say(json.dumps(results.summary(outcomes)) if args.json else f"\n{table.text()}")
 
 

@@ -20,7 +20,7 @@ from rayfed.engine.recorded import Keeping, conduct
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Executor
-from rayfed.federation.method import check
+from rayfed.federation.method import check_compatible
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import Said
 from rayfed.testing.small import DOMAINS, WatchingExecutor, small_setup, two_actors, without_times
@@ -57,7 +57,7 @@ def says_what_it_is(name: str, overrides: Sequence[str] = ()) -> None:
     """The module begins with a line that describes it, and its halves fit each other and the tuning."""
     config = load_config([f"algorithm={name}", *overrides])
     parts = build_parts(config)
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
     module = name.partition(":")[0] if ":" in name else f"algorithms.{name}"
     doc = importlib.import_module(module).__doc__ or ""
     first = doc.strip().partition("\n")[0]

@@ -141,11 +141,11 @@ def test_later_rounds_differ_and_other_optimizers_work(short):
 def test_one_half_alone_is_refused(half):
     from rayfed.config.schema import build_parts, load_config
     from rayfed.errors import ConfigError
-    from rayfed.federation.method import check
+    from rayfed.federation.method import check_compatible
 
     parts = build_parts(load_config(["algorithm=fedavg", f"{half}.name=scaffold"]))
     with pytest.raises(ConfigError, match="needs control"):
-        check(parts.server, parts.local, parts.tuning)
+        check_compatible(parts.server, parts.local, parts.tuning)
 
 
 def test_clients_that_hold_some_blocks_only(short):

@@ -8,7 +8,7 @@ from rayfed.config.compose import choices, compose
 from rayfed.config.schema import build_parts, load_config, to_dict
 from rayfed.data.source import READERS, task_of
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS, check, check_task
+from rayfed.federation.method import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import TUNINGS
@@ -149,7 +149,7 @@ def test_a_name_that_is_none_is_refused(override):
 def test_every_data_set_alone_is_a_valid_experiment(name):
     config = load_config([f"data={name}", "data.root=x"])
     parts = build_parts(config)
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
     reader = READERS.load(config.data.reader)
     bare = load_config([f"data={name}", "data.root=x", "model.pretrained=false"]).model
     model = skeleton(lambda: build_backbone(bare, 1, 0))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms._sharpness import climb
+from algorithms._sharpness import perturb
 from algorithms.fedmix import mixed_loss
 from algorithms.harmofl import shift_channels
 
@@ -42,11 +42,11 @@ def test_the_shift_is_what_the_fourier_transform_does():
 def test_v9_climb():
     w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     w.grad = torch.tensor([3.0, 4.0])
-    [(_, before)] = climb([w, torch.nn.Parameter(torch.zeros(1))], 0.05)
+    [(_, before)] = perturb([w, torch.nn.Parameter(torch.zeros(1))], 0.05)
     near(w, [1.03, -1.96])
     near(before, [1, -2])
     w.grad = torch.zeros(2)
-    climb([w], 0.05)
+    perturb([w], 0.05)
     near(w, [1.03, -1.96])
 
 
