@@ -1,8 +1,9 @@
-"""What a checkpoint costs: one run that saves every second round, so that both kinds of rounds alternate.
+"""Cost of a checkpoint: one run that saves one in every second round, so that both kinds of rounds alternate.
 
     python benchmarks/checkpoint_cost.py [--rounds 40] [overrides ...]
 
-Prints the median of rounds with and without a checkpoint, and of the ratios of neighbours; the bar is 1.05.
+Prints the median seconds of rounds with and without a checkpoint, and the median ratio of consecutive rounds,
+which should be at most 1.05.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds of FedCLIP with features kept, against encoding every image in every round.
+"""Time of FedCLIP's rounds with cached features, compared with encoding every image in every round.
 
     python benchmarks/frozen_features.py --images 32 --rounds 3
 

@@ -1,4 +1,4 @@
-"""Memory of driver and actors over many rounds, with and without failing clients: it must not grow.
+"""Memory of driver and actors over many rounds, with and without failing clients; it should not grow.
 
     python benchmarks/memory_over_rounds.py [--rounds 200] [--clients 100] [--failing 0.05]
 
