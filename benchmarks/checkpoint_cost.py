@@ -35,7 +35,8 @@ if __name__ == "__main__":
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         took = seconds(args.overrides, args.rounds, Path(folder))
-    without, with_one = took[::2], took[1::2]
+    without = took[::2]
+    with_one = took[1::2]
     ratios = sorted(b / a for a, b in zip(without, with_one, strict=False))
     quarter = len(ratios) // 4
     print(

@@ -22,7 +22,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-CLIENTS, IMAGES, BATCH, RANK, WIDTH, DEPTH, LR = 16, 64, 32, 4, 64, 12, 0.01
+CLIENTS = 16
+IMAGES = 64
+BATCH = 32
+RANK = 4
+WIDTH = 64
+DEPTH = 12
+LR = 0.01
 WARM_UP = 2
 
 
@@ -73,7 +79,8 @@ class Plain:
 
     def __init__(self, images: Any, labels: Any) -> None:
         context = mp.get_context("spawn")
-        self.pipes, self.processes = [], []
+        self.pipes = []
+        self.processes = []
         for half in range(2):
             rows = slice(half * CLIENTS // 2, (half + 1) * CLIENTS // 2)
             ours, theirs = context.Pipe()
@@ -162,7 +169,8 @@ def main() -> None:
     labels = np.tile(np.arange(IMAGES) % 10, (CLIENTS, 1))
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder) / "images", images, labels)
-        plain, engine = Plain(images, labels), Engine(Path(folder), rounds + WARM_UP)
+        plain = Plain(images, labels)
+        engine = Engine(Path(folder), rounds + WARM_UP)
         times: dict[str, list[float]] = {"plain": [], "engine": []}
         for i in range(rounds + WARM_UP):
             pair = {"plain": plain.round(), "engine": engine.round()}

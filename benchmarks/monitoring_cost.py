@@ -40,8 +40,10 @@ def seconds(overrides: list[str], folder: Path, on: bool) -> tuple[float, float]
     """Of the rounds after the first one, and of everything."""
     config = load_config([*overrides, *(f"{key}={str(on).lower()}" for key in SWITCHES)])
     folder.mkdir()
-    ended, began = threading.Event(), time.perf_counter()
-    setup, first = prepare(config), 0.0
+    ended = threading.Event()
+    began = time.perf_counter()
+    setup = prepare(config)
+    first = 0.0
     for row in launch(setup, config, folder):
         if row.get("round") == 1:
             first = time.perf_counter()

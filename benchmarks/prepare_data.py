@@ -59,7 +59,8 @@ def prepared(source: ImageFolder, size: int, cache: Path) -> tuple[float, float,
 def memory(count: int) -> None:
     """Prepare `count` images and print by how many MB anonymous memory rose."""
     with tempfile.TemporaryDirectory() as folder:
-        root, cache = Path(folder) / "data", Path(folder) / "cache"
+        root = Path(folder) / "data"
+        cache = Path(folder) / "cache"
         cache.mkdir()
         rng = np.random.default_rng(0)
         for number in range(count):
@@ -68,7 +69,9 @@ def memory(count: int) -> None:
             Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(place / f"{number}.jpg")
         source = ImageFolder(name="synthetic", root=str(root))
         prepare(source, 32, cache)  # imports and thread stacks
-        before, peak, done = anonymous(), 0, threading.Event()
+        before = anonymous()
+        peak = 0
+        done = threading.Event()
 
         def watch() -> None:
             nonlocal peak

@@ -50,7 +50,8 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
 
 def rows_of(report):
     """Every row of every table of a report, by column."""
-    found, columns = [], None
+    found = []
+    columns = None
     for line in report.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
