@@ -1,8 +1,9 @@
-"""What a checkpoint costs: one run that saves every second round, so that both kinds of rounds alternate.
+"""Cost of a checkpoint: one run that saves one in every second round, so that both kinds of rounds alternate.
 
     python benchmarks/checkpoint_cost.py [--rounds 40] [overrides ...]
 
-Prints the median of rounds with and without a checkpoint, and of the ratios of neighbours; the bar is 1.05.
+Prints the median seconds of rounds with and without a checkpoint, and the median ratio of consecutive rounds,
+which should be at most 1.05.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if __name__ == "__main__":
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         took = seconds(args.overrides, args.rounds, Path(folder))
-    without, with_one = took[::2], took[1::2]
+    without = took[::2]
+    with_one = took[1::2]
     ratios = sorted(b / a for a, b in zip(without, with_one, strict=False))
     quarter = len(ratios) // 4
     print(

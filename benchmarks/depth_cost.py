@@ -1,4 +1,4 @@
-"""Is a small client really cheaper? A round with depths 12, 10, 8, 6, 4, 3 against one in which all hold 12.
+"""Time of a round with clients of depth 12, 10, 8, 6, 4 and 3, compared with clients that all hold 12 blocks.
 
     python benchmarks/depth_cost.py [--repeats 7]
 

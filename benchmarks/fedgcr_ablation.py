@@ -2,9 +2,9 @@
 
 python benchmarks/fedgcr_ablation.py --rounds 10 --seeds 0 1 2
 
-Everybody has the same images, backbone, optimizer, prompts and number of rounds, and is scored after the last
-one. `none` and `FedGR` tune prompts and head; `FedGC` and `FedGCR` add GC-Net, as in the paper's Table 5. The
-rows `+ GC-Net` give the other methods that network too, because it is most of what is trained.
+All methods have the same images, backbone, optimizer, prompts and number of rounds, and are scored after the
+last one. `none` and `FedGR` tune prompts and head; `FedGC` and `FedGCR` add GC-Net, as in the paper's Table
+5. The rows `+ GC-Net` are the other methods with that network, which has most of the trained parameters.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def main() -> None:
     print(f"| row | {' | '.join(COLUMNS)} | seconds |\n|---|{'---:|' * (len(COLUMNS) + 1)}")
     for row in args.rows:
         began = time.perf_counter()
-        found = [score(row, seed, args) for seed in args.seeds]
-        cells = [spread(values) for values in zip(*found, strict=True)]
+        scores = [score(row, seed, args) for seed in args.seeds]
+        cells = [spread(values) for values in zip(*scores, strict=True)]
         print(f"| {row} | {' | '.join(cells)} | {time.perf_counter() - began:.0f} |", flush=True)
 
 

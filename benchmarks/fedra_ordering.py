@@ -1,4 +1,4 @@
-"""Which rule for clients of different depth learns best: accuracies, mean and deviation over seeds.
+"""Accuracies of methods for clients of different depth, mean and standard deviation over seeds.
 
     python benchmarks/fedra_ordering.py [--rounds 10] [--seeds 3] [overrides, e.g. train.lr=0.01]
     python benchmarks/fedra_ordering.py --why     AllLarge against FedRA, seed by seed
@@ -39,15 +39,15 @@ def accuracy(method: str, capacity: str, seed: int, rounds: int, more: list[str]
         where = ["cluster=inline", f"evaluation.every={rounds}", f"output={folder}/run"]
         result = simulate([*fixed, *where, *more])
         rows = pq.read_table(Path(folder) / "run" / "clients.parquet").to_pylist()
-        found = {
+        scores = {
             row["client"]: 100 * row["value"]
             for row in rows
             if row["exchange"] == "report_domains" and row["metric"] == "accuracy"
         }
         for name in ("accuracy_ensemble", "accuracy_last_exit"):
             if name in result.metrics:
-                found[name] = 100 * result.metrics[name]
-        return {"average": 100 * result.metrics["accuracy_domain"], **found}
+                scores[name] = 100 * result.metrics[name]
+        return {"average": 100 * result.metrics["accuracy_domain"], **scores}
 
 
 def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tuple[float, float]]:
@@ -55,14 +55,15 @@ def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tup
     overrides = [f"algorithm={method}", f"capacity={CAPACITIES[MIXED]}", f"seed={seed}", f"rounds={rounds}"]
     setup = prepare(load_config([*overrides, "cluster=inline", "evaluation.every=5", *more]))
     executor = InlineExecutor(setup.world, setup.weights)
-    found = {}
+    points = {}
     for done in run(setup.experiment, executor, setup.start):
         number = done.row["round"]
         if "accuracy" in done.row:
             cohort = replace(make_cohort(setup.experiment, executor, number), ledger=Ledger())
             seen = cohort.everyone.run(partial(evaluate, split="train"), done.state.broadcast(), tag="seen")
-            found[number] = 100 * done.row["accuracy"], 100 * mean(u.metrics["accuracy"] for u in seen)
-    return found
+            trained = 100 * mean(u.metrics["accuracy"] for u in seen)
+            points[number] = (100 * done.row["accuracy"], trained)
+    return points
 
 
 def why(rounds: int, seeds: int, more: list[str]) -> None:

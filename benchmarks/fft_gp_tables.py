@@ -1,8 +1,8 @@
 """FedCLIP, PromptFL, FFT-GP and their baselines over seeds, and the variance of generalization gaps.
 
-    python benchmarks/fft_gp_tables.py names [--rounds 4]      every method with nothing but its name
-    python benchmarks/fft_gp_tables.py adapter [--rounds 10]   all of them on one frozen CLIP and adapter
-    python benchmarks/fft_gp_tables.py gaps [--rounds 12]      FedAvg, GA and FAA on the same replies
+    python benchmarks/fft_gp_tables.py names [--rounds 4]      every method with its default options python
+    benchmarks/fft_gp_tables.py adapter [--rounds 10]   all methods with the same frozen CLIP model and
+    adapter python benchmarks/fft_gp_tables.py gaps [--rounds 12]      FedAvg, GA and FAA on the same updates
 
 digits-five-mini, one client a domain, inline, percent of the global model after the last round; mean and
 sample standard deviation over seeds. Further arguments are overrides.
@@ -55,10 +55,10 @@ def cell(values: list[float]) -> str:
 def table(methods: list[str], seeds: list[int], rounds: int, more: list[str]) -> None:
     print(f"| {rounds} rounds | {' | '.join(COLUMNS)} |\n|---|{'---:|' * len(COLUMNS)}", flush=True)
     for name in methods:
-        found = [run(name, seed, rounds, more)[0] for seed in seeds]
+        rows = [run(name, seed, rounds, more)[0] for seed in seeds]
         cells = []
         for key in COLUMNS.values():
-            values = [100 * row[k] for row in found if (k := key.replace(" ", "_")) in row]
+            values = [100 * row[k] for row in rows if (k := key.replace(" ", "_")) in row]
             cells.append(cell(values) if values else "-")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

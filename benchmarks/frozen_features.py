@@ -1,4 +1,4 @@
-"""Rounds of FedCLIP with features kept, against encoding every image in every round.
+"""Time of FedCLIP's rounds with cached features, compared with encoding every image in every round.
 
     python benchmarks/frozen_features.py --images 32 --rounds 3
 
@@ -61,7 +61,8 @@ def main() -> None:
         forgot = timed(kept_setup, Forgetful(kept_setup.world, kept_setup.weights))
         online = timed(plain_setup, InlineExecutor(plain_setup.world, plain_setup.weights))
     difference = max(float((kept[2][n] - v).abs().max()) for n, v in online[2].items())
-    cached, encoded = min(kept[0][1:]), min(online[0][1:])
+    cached = min(kept[0][1:])
+    encoded = min(online[0][1:])
     print(f"{options.images} images, seconds of training per round")
     print(f"features kept:            {cached:.4f} (first round {kept[0][0]:.3f})")
     print(f"encoded in every batch:   {encoded:.4f}")

@@ -1,4 +1,4 @@
-"""Memory of driver and actors over many rounds, with and without failing clients: it must not grow.
+"""Memory of driver and actors over many rounds, with and without failing clients; it should not grow.
 
     python benchmarks/memory_over_rounds.py [--rounds 200] [--clients 100] [--failing 0.05]
 
@@ -50,7 +50,8 @@ def private_memory() -> tuple[float, float]:
     driver = clients = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
-            name, uss = " ".join(process.cmdline()), process.memory_full_info().uss / 1000
+            name = " ".join(process.cmdline())
+            uss = process.memory_full_info().uss / 1000
         except psutil.Error:
             continue
         # Ray titles a process by what it runs: the driver by its method, client actors by their exchange.
@@ -68,7 +69,8 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
         seen.append(private_memory())
         return ""
 
-    shown, console.line = console.line, line
+    shown = console.line
+    console.line = line
     try:
         rayfed.simulate(
             [
@@ -92,7 +94,8 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
     finally:
         console.line = shown
     first = int(WARM * len(seen))
-    x, values = np.arange(first, len(seen)), np.array(seen)[first:]
+    x = np.arange(first, len(seen))
+    values = np.array(seen)[first:]
     for name, column in zip(("driver", "client actors"), values.T, strict=True):
         slope = np.polyfit(x, column, 1)[0]
         step = max(1, len(column) // 4)

@@ -1,10 +1,10 @@
-"""What watching a run costs: the default run with and without, in pairs.
+"""Cost of monitoring: pairs of the default run with and without it.
 
     python benchmarks/monitoring_cost.py [--repeats 3] [overrides ...]
 
 With: metrics through Ray, TensorBoard and the dashboard; a request reads the metrics every ten seconds, as
 Prometheus does. Prints seconds from the row of the first round to the digest (starting Ray and the actors is
-not counted), seconds of the whole run, and the median ratios of the pairs; the bar is 1.02.
+not counted), seconds of the whole run, and the median ratios of the pairs, which should be at most 1.02.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def seconds(overrides: list[str], folder: Path, on: bool) -> tuple[float, float]
     """Of the rounds after the first one, and of everything."""
     config = load_config([*overrides, *(f"{key}={str(on).lower()}" for key in SWITCHES)])
     folder.mkdir()
-    ended, began = threading.Event(), time.perf_counter()
-    setup, first = prepare(config), 0.0
+    ended = threading.Event()
+    began = time.perf_counter()
+    setup = prepare(config)
+    first = 0.0
     for row in launch(setup, config, folder):
         if row.get("round") == 1:
             first = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Preparing a data set against decoding it once with Pillow, the second start, and memory against size.
+"""Time to prepare a data set, compared with decoding it with Pillow; time of a second start; memory by size.
 
     python benchmarks/prepare_data.py --root ../shared/data/PACS
 
 Decoding is a plain loop: open, convert to RGB, resize to the size of the model if it differs, into an array.
 Preparing does the same in the threads it would use, and makes the shard. Both are repeated in turns; the
-first turn warms the disk's cache and is not counted. Memory is what the process can not give back (anonymous
-pages) while it prepares synthetic images of 64 x 64 pixels, each number in a process of its own.
+first turn warms the disk's cache and is not counted. Memory is that of anonymous pages while a
+process prepares synthetic images of 64 x 64 pixels, each number of images in a process of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def prepared(source: ImageFolder, size: int, cache: Path) -> tuple[float, float,
 def memory(count: int) -> None:
     """Prepare `count` images and print by how many MB anonymous memory rose."""
     with tempfile.TemporaryDirectory() as folder:
-        root, cache = Path(folder) / "data", Path(folder) / "cache"
+        root = Path(folder) / "data"
+        cache = Path(folder) / "cache"
         cache.mkdir()
         rng = np.random.default_rng(0)
         for number in range(count):
@@ -68,7 +69,9 @@ def memory(count: int) -> None:
             Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(place / f"{number}.jpg")
         source = ImageFolder(name="synthetic", root=str(root))
         prepare(source, 32, cache)  # imports and thread stacks
-        before, peak, done = anonymous(), 0, threading.Event()
+        before = anonymous()
+        peak = 0
+        done = threading.Event()
 
         def watch() -> None:
             nonlocal peak

@@ -1,7 +1,7 @@
-"""Frozen weights are in memory once: 8 resident actors with a ViT-B/16 of random weights.
+"""Memory of 8 actors that share the frozen weights of a ViT-B/16 with random weights.
 
 Maps the weights in 1 actor and then in 8 and prints the proportional set size of the processes (PSS: shared
-pages count once, split among those who map them), and what 8 private copies would have cost.
+pages are divided between the processes that map them), and the size of 8 private copies.
 
     python benchmarks/shared_weights.py [--actors 8]
 """
@@ -55,21 +55,16 @@ def probe() -> Any:
     return Resident
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--actors", type=int, default=8)
-    count = parser.parse_args().actors
-
+def build_world() -> Any:
+    """A world with the model, and without data."""
     from pathlib import Path
-
-    import ray
 
     from rayfed.executors.worker import World
     from rayfed.federation.client import TrainConfig
     from rayfed.models.config import ModelConfig
     from rayfed.tuning.lora import Lora
 
-    world = World(
+    return World(
         seed=0,
         model=ModelConfig(name=MODEL, pretrained=False),
         tuning=Lora(),
@@ -78,6 +73,16 @@ def main() -> None:
         shard=Path("unused"),
         splits={},
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--actors", type=int, default=8)
+    count = parser.parse_args().actors
+
+    import ray
+
+    world = build_world()
     weights = world.weights()
     size = sum(array.nbytes for array in weights.values()) / MB
     ray.init(address="local", include_dashboard=False, logging_level="error")
@@ -87,19 +92,19 @@ def main() -> None:
     actors = []
     for total in (1, count):
         new = [resident.remote() for _ in range(total - len(actors))]
-        for actor in new:  # one after the other: eight imports at once would only wait for each other
+        for actor in new:  # in turn, because simultaneous imports slow each other down
             ray.get(actor.load.remote(world, reference))
         actors += new
-        found = ray.get([actor.measure.remote() for actor in actors])
-        pss = sum(f["pss"] for f in found)
-        private = sum(f["private"] for f in found)
+        memory = ray.get([actor.measure.remote() for actor in actors])
+        pss = sum(f["pss"] for f in memory)
+        private = sum(f["private"] for f in memory)
         print(
             f"{total} actor(s): PSS {pss:6.0f} MB in all, {pss / total:5.0f} MB each; "
             f"private {private / total:5.0f} MB each"
         )
         per_actor = private / total
     copies = count * size
-    shared = sum(f["rss"] for f in found) - sum(f["private"] for f in found)
+    shared = sum(f["rss"] for f in memory) - sum(f["private"] for f in memory)
     print(f"weights: {size:.0f} MB, mapped once; {count} copies would take {copies:.0f} MB")
     print(f"an actor: {per_actor:.0f} MB private, {shared / count:.0f} MB mapped together with others")
     ray.shutdown()

@@ -1,10 +1,10 @@
-"""How long trials of a sweep wait before their first round: the first one on a node, and those after it.
+"""Time before the first round of a trial, for the first trial of a sweep on a node and for later ones.
 
     python benchmarks/sweep_startup.py [overrides]
 
-One trial at a time, so that no trial waits for a processor. The first one pays for a process, imports and its
-model; the others find all of that. The clock runs from the end of the trial before (for the first: from when
-Ray Tune takes over) to the beginning of the first round, Ray's part included.
+Trials run one at a time, so that none waits for a CPU. The first one starts a process, imports libraries and
+builds the model; the others reuse these. Measured from the end of the trial before (for the first one: from
+the start of Ray Tune) to the beginning of the first round, Ray's share included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ends: list[float] = []
 
 
 class Clock(Progress):
-    """Notes when trials end."""
+    """Records the times at which trials end."""
 
     def on_trial_complete(self, *args: Any, **info: Any) -> None:
         ends.append(time.time())
@@ -39,21 +39,22 @@ class Clock(Progress):
 
 def waits(path: Path, overrides: list[str]) -> list[float]:
     """Seconds before the first round of every trial of a sweep."""
-    fit = tune.tuner.fit
+    run_trials = tune.tuner.run_trials
 
     def timed(tuner: Any) -> Any:
         ends[:] = [time.time()]
-        return fit(tuner)
+        return run_trials(tuner)
 
-    tune.tuner.Progress, tune.conduct.fit = Clock, timed
+    tune.tuner.Progress = Clock
+    tune.conduct.run_trials = timed
     options = {"trials": TRIALS, "max_concurrent": 1, "objective": "accuracy", "output": str(path)}
     tune.search(overrides, SPACE, **options)
-    found = []
+    waited = []
     for number in range(TRIALS):
         run = trial_folder(path, number) / "seed-0"
         seconds = json.loads((run / "result.json").read_text().splitlines()[0])["seconds"]
-        found.append((run / "history" / "000001.json.gz").stat().st_mtime - seconds - ends[number])
-    return found
+        waited.append((run / "history" / "000001.json.gz").stat().st_mtime - seconds - ends[number])
+    return waited
 
 
 def main() -> None:
@@ -62,7 +63,8 @@ def main() -> None:
         shared = waits(Path(folder) / "shared", overrides)
     say("trial  " + "  ".join(f"{n:>7}" for n in range(TRIALS)))
     say("wait   " + "  ".join(f"{wait:>5.2f} s" for wait in shared))
-    second, later = shared[1], statistics.median(shared[1:])
+    second = shared[1]
+    later = statistics.median(shared[1:])
     say(f"first {shared[0]:.2f} s, second {second:.2f} s: {shared[0] / second:.1f} x faster")
     load = os.getloadavg()[0]
     say(f"median of the later ones {later:.2f} s: {shared[0] / later:.1f} x faster; load {load:.1f}")

@@ -1,4 +1,4 @@
-"""Is vit_mini worth tuning: FedAvg with LoRA, against random weights and against head-only tuning.
+"""Accuracy of vit_mini tuned by FedAvg with LoRA, compared with random weights and with head-only tuning.
 
     python benchmarks/worth_tuning.py [--seeds 3] [overrides]
 
@@ -28,16 +28,16 @@ def main() -> None:
 
     from rayfed.experiment.simulate import simulate
 
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for name, overrides in ROWS.items():
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 fixed = ["algorithm=fedavg", "data.partition.scheme=by_domain", f"seed={seed}"]
                 where = ["cluster=inline", "evaluation.every=100", f"output={folder}/run"]
                 result = simulate([*fixed, *where, *overrides, *more])
-                found.setdefault(name, []).append(100 * result.metrics["accuracy_domain"])
+                scores.setdefault(name, []).append(100 * result.metrics["accuracy_domain"])
     print(f"| {args.seeds} seeds | average over domains |\n|---|---:|")
-    for name, values in found.items():
+    for name, values in scores.items():
         each = ", ".join(f"{v:.1f}" for v in values)
         print(f"| {name} | {mean(values):.1f} ± {stdev(values):.1f} ({each}) |")
 

@@ -139,7 +139,9 @@ def continued(path: Path) -> tuple[Search, Path]:
     path = path.absolute()
     try:
         tree = yaml.safe_load((path / MANIFEST).read_text())
-        sweep, overrides, file = make_sweep(tree["sweep"]), tuple(tree["overrides"]), tree["file"]
+        sweep = make_sweep(tree["sweep"])
+        overrides = tuple(tree["overrides"])
+        file = tree["file"]
         here = Path(tree["here"])
     except (OSError, yaml.YAMLError, TypeError, KeyError) as err:
         raise ConfigError(f"resume: {str(path)!r} holds no sweep to continue: {err}") from err

@@ -213,7 +213,8 @@ def table(outcomes: Outcomes) -> Table | None:
 
     None where no trial is finished.
     """
-    best, default = outcomes.best, outcomes.default
+    best = outcomes.best
+    default = outcomes.default
     if best is None:
         return None
     shown = [best] if len(outcomes.sweep.objectives) == 1 else outcomes.front

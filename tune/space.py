@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -136,6 +137,23 @@ class Space:
         for key, allowed in parameter.when.items():
             values |= {**self._parents(by_key[key]), key: allowed[0]}
         return values
+
+
+SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""Numbers such as 1e-3, which YAML 1.1 reads as text because they have no dot or no sign."""
+
+
+def with_numbers(value: Any) -> Any:
+    """Plain containers in which every text such as `1e-3` is a number, as the fields of a config read it.
+
+    >>> with_numbers({"train.lr": {"loguniform": ["1e-3", 1]}})
+    {'train.lr': {'loguniform': [0.001, 1]}}
+    """
+    if isinstance(value, Mapping):
+        return {key: with_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_numbers(entry) for entry in value]
+    return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
 
 
 def label(value: Any) -> Scalar:

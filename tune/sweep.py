@@ -15,7 +15,7 @@ from rayfed.config.parse import parse
 from rayfed.errors import ConfigError, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable
-from tune.space import Space, read_space
+from tune.space import Space, read_space, with_numbers
 
 Direction = Literal["max", "min"]
 SearcherName = Literal["tpe", "nsga2", "random"]
@@ -140,7 +140,8 @@ def make_sweep(tree: Mapping[str, Any]) -> Sweep:
     Raises:
         ConfigError: A value is wrong; the message has the key, its value and what is allowed.
     """
-    sweep = parse(Sweep, tree, "")
+    values = {key: with_numbers(tree[key]) for key in ("space", "default", "points") if key in tree}
+    sweep = parse(Sweep, {**tree, **values}, "")
     sweep.read_space()
     if not sweep.objectives:
         raise ConfigError("objective: names no column; write objective=val_accuracy")

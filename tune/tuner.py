@@ -33,7 +33,8 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
     _drop_unreadable(folder)
     if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
         return ray.tune.Tuner.restore(str(folder), trainable)
-    sweep, config = found.sweep, found.config
+    sweep = found.sweep
+    config = found.config
     seed = config.seed if sweep.seed is None else sweep.seed
     searcher = RoundAwareOptuna(
         found.space,

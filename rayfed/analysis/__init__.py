@@ -1,1 +1,1 @@
-"""Measurements on finished runs."""
+"""Analysis of finished runs: features of domains and the loss around the models."""

@@ -1,9 +1,9 @@
-"""Where the final model of a finished run puts images of its clients' domains and of the unseen domain.
+"""Features of the clients' domains and of the unseen domain under the final model of a finished run.
 
-FFT-GP's Figure 7: t-SNE of the features before the head, training images of the clients (equal shares of
-their domains) against as many of the unseen domain; one panel a run. The number is the proxy A-distance
-(Ben-David et al., Analysis of Representations for Domain Adaptation, NIPS 2006, section 4): 0 where a linear
-classifier cannot tell the two apart, 2 where it always can.
+FFT-GP's Figure 7: t-SNE of the features before the head, for training images of the clients (equal numbers of
+each domain) and as many images of the unseen domain. Their separation is measured by the proxy A-distance
+(Ben-David et al., Analysis of Representations for Domain Adaptation, NIPS 2006, section 4): 0 if a linear
+classifier cannot distinguish them, 2 if it always can.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PERPLEXITY = 30.0
 
 @torch.no_grad()
 def represent(client: Client, sent: Broadcast, local: Local) -> Update:
-    """Features (n, D) before the head, and labels, of the images to be shown."""
+    """Task that returns features before the head, shape (n, D), and labels of the split SPLIT."""
     local.prepare(client, sent)
     client.model.eval()
     batches = list(client.batches(SPLIT, shuffle=False))
@@ -47,10 +47,10 @@ def represent(client: Client, sent: Broadcast, local: Local) -> Update:
 
 
 def chosen(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
-    """By domain: whether it is unseen, and the rows to show.
+    """For each domain whether it is unseen, and the row numbers of the images to use.
 
-    The seen domains have equal shares of `images`, or all their training images if these are fewer; the
-    unseen ones together as many as the seen ones.
+    Each seen domain has an equal share of `images`, or all its training images if these are fewer; the unseen
+    domains together have as many images as the seen ones.
 
     Raises:
         ConfigError: No domain was held out.
@@ -64,16 +64,24 @@ def chosen(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
     seen: dict[str, list[Indices]] = {}
     for client in partition.clients:
         seen.setdefault(client.domain, []).append(client.train)
-    found = {
+    seen_rows = {
         domain: (False, evenly(np.concatenate(parts), images // len(seen))) for domain, parts in seen.items()
     }
-    total = sum(len(rows) for _, rows in found.values())
+    total = sum(len(rows) for _, rows in seen_rows.values())
     share = -(-total // len(partition.held_out))
-    return found | {domain: (True, evenly(rows, share)) for domain, rows in partition.held_out.items()}
+    return seen_rows | {domain: (True, evenly(rows, share)) for domain, rows in partition.held_out.items()}
 
 
 def features(folder: Path, images: int) -> list[dict[str, Any]]:
-    """Rows of the table `features`, which is written: domain, unseen, label, place in the plane, features."""
+    """Compute and write the table features.parquet of a run.
+
+    Args:
+        folder: Folder of a finished run with a held-out domain.
+        images: Number of images of all seen domains together.
+
+    Returns:
+        Its rows: domain, unseen, label, coordinates x and y in the plane, features.
+    """
     run = reopen(folder)
     shown = chosen(run, images)
     splits = {domain: {SPLIT: rows} for domain, (_, rows) in shown.items()}
@@ -94,7 +102,7 @@ def features(folder: Path, images: int) -> list[dict[str, Any]]:
 
 
 def in_plane(x: Vectors) -> Vectors:
-    """t-SNE in two dimensions: perplexity 30, PCA start, always the same seed. Shape (n, 2)."""
+    """t-SNE in two dimensions with perplexity 30, PCA initialisation and a fixed seed; shape (n, 2)."""
     from sklearn.manifold import TSNE
 
     perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
@@ -103,11 +111,11 @@ def in_plane(x: Vectors) -> Vectors:
 
 
 def proxy_a_distance(x: Vectors, unseen: npt.NDArray[np.bool_]) -> float:
-    """2 (1 - 2 e) with the balanced error e of a linear classifier on images it was not fitted to, >= 0.
+    """Proxy A-distance 2 (1 - 2 e), at least 0, with the cross-validated balanced error e of a classifier.
 
     Args:
         x: Features, shape (n, D).
-        unseen: What is to be told apart, shape (n,), at least five of each.
+        unseen: Whether each image is of the unseen domain, shape (n,); at least five of each kind.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -116,8 +124,8 @@ def proxy_a_distance(x: Vectors, unseen: npt.NDArray[np.bool_]) -> float:
 
     classifier = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=5000))
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
-    told = cross_val_predict(classifier, x, unseen, cv=folds)
-    error = np.mean([(told[unseen == kind] != kind).mean() for kind in (False, True)])
+    predicted = cross_val_predict(classifier, x, unseen, cv=folds)
+    error = np.mean([(predicted[unseen == kind] != kind).mean() for kind in (False, True)])
     return max(0.0, float(2 * (1 - 2 * error)))
 
 

@@ -1,9 +1,9 @@
-"""Loss around the global model and the clients' models of a finished run, in the plane they lie in.
+"""Loss of a finished run around the global model, in a plane through the clients' models.
 
-All clients train once more from the final model. The plane goes through the mean of their models and is
-spanned by the two directions in which they differ most; with three clients it is the plane through their
-models, as in FFT-GP's Figure 5. The loss is that of the unseen domain, or, where none is held out, the mean
-over the clients' test images. BatchNorm statistics move linearly with the parameters; variances stay >= 0.
+All clients train one more round from the final model. The plane contains the mean of their models and the two
+directions in which they differ most; with three clients it is the plane through their models, as in FFT-GP's
+Figure 5. The loss is that of the held-out domain, or, where none is held out, the mean over clients of the
+loss on their test images. BatchNorm statistics are interpolated like parameters; variances are clipped at 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from rayfed.record.files import read_table, write_parquet
 from rayfed.types import Params, ServerState, Update, is_statistic
 
 Vectors: TypeAlias = npt.NDArray[np.float64]
-MARGIN = 0.5  # of the extent of the models, on each side
+MARGIN = 0.5
+"""Margin of the grid on each side, as a share of the extent of the models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,10 @@ class Plane:
 
     Attributes:
         centre: The model at (0, 0).
-        moves: Models minus the centre.
-        mix: The two axes, of length 1, as combinations of the moves, shape (2, M).
-        places: The models in the plane, shape (M, 2).
-        share: Share of the models' squared distances from the centre that lies in the plane.
+        moves: Differences of the M models from the centre.
+        mix: The two unit axes as linear combinations of the differences, shape (2, M).
+        places: Coordinates of the models in the plane, shape (M, 2).
+        share: Share of the sum of squared distances of the models from the centre that lies in the plane.
     """
 
     centre: Params
@@ -52,25 +53,25 @@ class Plane:
     share: float
 
     def at(self, x: float, y: float) -> Params:
-        """The model at a point."""
+        """Parameters of the model at a point of the plane."""
         weights = np.array([x, y]) @ self.mix
-        found = {name: value.double() for name, value in self.centre.items()}
+        params = {name: value.double() for name, value in self.centre.items()}
         for weight, move in zip(weights.tolist(), self.moves, strict=True):
             for name, value in move.items():
-                found[name] = found[name] + weight * value.double()
+                params[name] = params[name] + weight * value.double()
         return {
             name: (value.clamp_min(0) if name.endswith("running_var") else value).to(self.centre[name].dtype)
-            for name, value in found.items()
+            for name, value in params.items()
         }
 
 
 def plane_through(centre: Params, models: Sequence[Params]) -> Plane:
-    """The plane through the centre along the two directions in which the models lie farthest from it.
+    """Plane through the centre along the first two principal directions of the models' differences from it.
 
     Args:
-        centre: A model.
-        models: Others, with the same names; lengths are measured over their parameters, not over BatchNorm
-            statistics.
+        centre: Parameters of the central model.
+        models: Parameters of the other models, with the same names. BatchNorm statistics do not count for
+            lengths and directions.
 
     Raises:
         ConfigError: The models do not span a plane.
@@ -83,7 +84,8 @@ def plane_through(centre: Params, models: Sequence[Params]) -> Plane:
         raise ConfigError(
             f"the models of {len(models)} clients do not span a plane: three or more are needed"
         )
-    lengths, axes = np.sqrt(sizes[:-3:-1]), vectors[:, :-3:-1].T  # (2,), (2, M)
+    lengths = np.sqrt(sizes[:-3:-1])  # (2,)
+    axes = vectors[:, :-3:-1].T  # (2, M)
     axes = axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
     return Plane(
         centre=centre,
@@ -95,9 +97,10 @@ def plane_through(centre: Params, models: Sequence[Params]) -> Plane:
 
 
 def grid(places: Vectors, points: int) -> tuple[Vectors, Vectors]:
-    """Coordinates that cover the places and the origin, and half of their extent more on each side."""
+    """Coordinates x and y, shape (points,) each, that cover the places and the origin with a margin."""
     covered = np.vstack([places, np.zeros((1, 2))])
-    low, high = covered.min(0), covered.max(0)
+    low = covered.min(0)
+    high = covered.max(0)
     room = MARGIN * (high - low)
     x, y = (np.linspace(low[k] - room[k], high[k] + room[k], points) for k in (0, 1))
     return x, y
@@ -109,10 +112,10 @@ def losses(
     """Rows of the table `landscape`: the models themselves, then the grid.
 
     Args:
-        plane: Of the models.
-        names: Of the clients whose models they are.
-        points: Of the grid, in each direction.
-        loss: Of a model.
+        plane: Plane through the models.
+        names: Ids of the clients, in the order of the models.
+        points: Number of grid points in each direction.
+        loss: Computes the loss of a model from its parameters.
     """
     rows = [{"kind": "global", "client": "", "x": 0.0, "y": 0.0, "loss": loss(plane.centre)}]
     for name, (x, y), move in zip(names, plane.places.tolist(), plane.moves, strict=True):
@@ -128,7 +131,11 @@ def losses(
 
 
 def trained_once_more(run: Finished, cohort: Cohort) -> tuple[list[str], list[Params], Params]:
-    """Clients, their models after training from the final one, and the mean with the last round's weights."""
+    """Train all clients once more from the final model.
+
+    Returns:
+        Ids of the clients, their models, and the mean of these with the weights of the last round.
+    """
     experiment = run.setup.experiment
     state = experiment.local.exchange(run.state, cohort)
     task = partial(fit, local=experiment.local)
@@ -143,23 +150,29 @@ def trained_once_more(run: Finished, cohort: Cohort) -> tuple[list[str], list[Pa
 
 
 def last_weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Weight of each client in the last round that has weights."""
+    """Weight of each client in the last round of the table `aggregation`."""
     last = max((row["round"] for row in rows), default=0)
     return {row["client"]: row["weight"] for row in rows if row["round"] == last}
 
 
 def loss_on(experiment: Experiment, cohort: Cohort, state: ServerState, params: Params) -> float:
-    """Loss of a model on the unseen domain, or on the clients' test images."""
+    """Loss of a model on the held-out domain, else mean over clients of the loss on their test images."""
     unseen = tuple(s for s in experiment.sets if not s.clients)
-    looking = replace(experiment, sets=unseen or experiment.sets)
-    scores = score_global(looking, cohort, replace(state, params=params))
+    scored = replace(experiment, sets=unseen or experiment.sets)
+    scores = score_global(scored, cohort, replace(state, params=params))
     if unseen:
         return float(np.mean([score.loss for score in scores.held_out.values()]))
     return float(summary(scores)["loss"])
 
 
 def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
-    """Open a finished run and measure; the rows of its table `landscape`, which is written."""
+    """Compute and write the table landscape.parquet of a finished run; returns its rows.
+
+    Args:
+        folder: Folder of a finished run.
+        points: Number of grid points in each direction.
+        images: Largest number of images of each test set.
+    """
     run = reopen(folder)
     world = replace(run.setup.world, splits=only_tests_thinned(run, images))
     executor = InlineExecutor(world, run.setup.weights)
@@ -173,7 +186,7 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
 
 
 def only_tests_thinned(run: Finished, images: int) -> dict[str, Any]:
-    """All training images, at most so many test images of each set."""
+    """Splits with all training images and at most `images` test images of each set."""
     few = thinned(run.setup.world.splits, images)
     return {
         owner: {**parts, **{name: rows for name, rows in few[owner].items() if name == "test"}}

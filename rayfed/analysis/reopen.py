@@ -1,4 +1,4 @@
-"""A finished run, opened again to look at its model: the same data, the same split, the final tensors."""
+"""Opens a finished run for analysis: prepares data, partition and model again and loads the final tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Finished:
     """A run from its folder.
 
     Attributes:
-        folder: Where it is.
-        config: As it was run.
-        setup: Prepared again: data, partition, model.
-        state: Holds the final tensors; its round is the one that would come next.
+        folder: Folder of the run.
+        config: Config of the run.
+        setup: Data, partition and model, prepared again.
+        state: State of the server with the final tensors; its round is the next one.
     """
 
     folder: Path
@@ -42,8 +42,8 @@ def reopen(folder: Path) -> Finished:
     """Prepare a finished run's experiment again and read its final tensors.
 
     Raises:
-        ConfigError: It is not the folder of a finished run, its data have changed, or its model cannot be
-            had from the folder alone.
+        ConfigError: The folder is not that of a finished run, its data have changed, or it does not contain
+            the whole model.
     """
     from safetensors.torch import load_file
 
@@ -62,11 +62,11 @@ def reopen(folder: Path) -> Finished:
     if config.train.batch_norm == "local" and _has_statistics(setup):
         raise ConfigError(
             "train.batch_norm: with 'local' the statistics stay with the clients and are not in the run's "
-            "folder; only runs with 'average' can be looked at"
+            "folder; only runs with 'average' can be analysed"
         )
     server = setup.experiment.server
     if not server.trains:
-        raise ConfigError(f"algorithm: {config.algorithm!r} trains nothing, so there is nothing to look at")
+        raise ConfigError(f"algorithm: {config.algorithm!r} trains nothing, so there is nothing to analyse")
     state = replace(server.start(params), round=config.rounds)
     return Finished(folder=folder, config=config, setup=setup, state=state)
 
@@ -76,7 +76,7 @@ def _has_statistics(setup: Setup) -> bool:
 
 
 def thinned(splits: Mapping[str, Splits], images: int) -> dict[str, Splits]:
-    """At most so many images of each split, evenly spaced, so that classes keep about their shares."""
+    """At most `images` examples of each split, evenly spaced, so that class shares stay about the same."""
     return {
         owner: {name: evenly(rows, images) for name, rows in parts.items()} for owner, parts in splits.items()
     }
@@ -90,7 +90,7 @@ def evenly(rows: Indices, count: int) -> Indices:
 
 
 def mention(folder: Path, title: str, picture: Path) -> None:
-    """Show a picture in the report of the run, once."""
+    """Add a figure to report.md of the run, unless it is there already."""
     report = folder / "report.md"
     text = report.read_text() if report.exists() else ""
     link = f"](figures/{picture.name})"

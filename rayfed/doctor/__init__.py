@@ -1,1 +1,1 @@
-"""Whether an experiment fits on this machine, and how long it may take."""
+"""Checks whether an experiment fits on the available resources, and estimates how long it takes."""

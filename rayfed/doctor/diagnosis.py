@@ -1,4 +1,4 @@
-"""Measures one client of an experiment and compares what is needed with what there is; runs no round."""
+"""Measures one client of an experiment, and compares the resources it needs with those available."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from rayfed.executors.cluster import Plan
 
 SPARE = 1.2
-"""Memory an actor should be given for every byte that was measured: clients differ."""
+"""Factor between the memory recommended for an actor and the measured one, because clients differ."""
 
 GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds, if actors are as fast as the measured process and do not slow each other down.
+    """Estimated seconds if actors are as fast as the measured process and do not slow each other down.
 
     Attributes:
-        round_s: A round, scoring included, after the first.
-        first_round_s: The first round, which fills caches.
-        total_s: All rounds.
+        round_s: Seconds of a round after the first, with scoring.
+        first_round_s: Seconds of the first round, in which caches are filled.
+        total_s: Seconds of all rounds.
     """
 
     round_s: float
@@ -43,11 +43,11 @@ class Disk:
 
     Attributes:
         output: Folder of the run.
-        checkpoint_bytes: One checkpoint: the server's state and what every client keeps.
-        checkpoints: How many lie there at the same time.
-        output_free_bytes: Free where the run will be.
-        shard: File of the prepared images.
-        shard_bytes: Its size; it is there already.
+        checkpoint_bytes: Size of one checkpoint: the state of the server and the stores of all clients.
+        checkpoints: Largest number of checkpoints at the same time.
+        output_free_bytes: Free space on the disk of the folder.
+        shard: File of the prepared examples, which exists already.
+        shard_bytes: Its size.
     """
 
     output: str
@@ -60,21 +60,21 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything the doctor found.
+    """Result of the doctor.
 
     Attributes:
-        experiment: The config in a line.
-        cluster: Where clients would run.
+        experiment: Summary of the config in one line.
+        cluster: The cluster on which clients would run.
         nodes: Resources of each node: CPU, GPU, memory and object_store_memory (bytes).
         actors: Client actors; 0 where they do not fit, 1 for the process of `cluster=inline`.
-        cpus_per_actor: CPUs of each.
-        gpus_per_actor: Share of a GPU of each.
-        memory_per_actor: Bytes that the config sets aside for each.
-        measured: One client, really played.
-        estimate: How long it may take.
-        disk: What it leaves.
-        problems: Why it does not fit, a line each; empty: it fits.
-        advice: What to change all the same.
+        cpus_per_actor: CPUs of each actor.
+        gpus_per_actor: Share of a GPU of each actor.
+        memory_per_actor: Bytes that the config reserves for each actor.
+        measured: Measured time and memory of one client.
+        estimate: Estimated duration of rounds.
+        disk: Space on disk.
+        problems: Reasons why the experiment does not fit, one line each; empty: it fits.
+        advice: Recommended changes of the config.
     """
 
     experiment: str
@@ -92,10 +92,10 @@ class Diagnosis:
 
 
 def diagnose(config: Config) -> Diagnosis:
-    """Prepare an experiment, play one of its clients, and compare what it needs with what there is.
+    """Prepare an experiment, run one of its clients, and compare needed with available resources.
 
     Raises:
-        ConfigError: Bad input, or nobody answers at `cluster.address`.
+        ConfigError: The input is wrong, or no cluster answers at `cluster.address`.
         ClientError: The client failed.
     """
     from rayfed.doctor.measurement import measure
@@ -138,7 +138,7 @@ def diagnose(config: Config) -> Diagnosis:
 
 
 def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
-    """Where clients would run, and what there is; a cluster that is joined is left at once."""
+    """Description of the cluster and resources of its nodes; an existing cluster is joined only for this."""
     from rayfed.executors.cluster import address_of, connection, is_our_own, node_resources, own_node
 
     cluster = config.cluster
@@ -154,7 +154,7 @@ def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
 def _memory_problems(
     config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Whether the planned actors fit with the memory that one was seen to need, not the one set aside."""
+    """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
     from rayfed.engine.preflight import fit
 
     asked = replace(
@@ -192,7 +192,7 @@ def _memory_problems(
 
 
 def _lanes(found: Plan | None, nodes: Sequence[Mapping[str, float]]) -> float:
-    """How many clients really work at the same time: a CPU shared by two actors plays one after the other."""
+    """Number of clients that really run at the same time, limited by the number of CPUs."""
     if found is None:
         return 1.0
     cores = sum(node.get("CPU", 0) for node in nodes)

@@ -1,4 +1,4 @@
-"""What one client costs, found out by playing one in a fresh process: its time, an actor's memory."""
+"""Measures time and memory of one client by running it in a new process."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from rayfed.federation.executor import Call
 from rayfed.types import Update, num_bytes
 
 SAMPLE_SECONDS = 0.02
-"""Between two looks at the memory of the process."""
+"""Seconds between two measurements of the memory of the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What one process needed to play one client.
+    """Time and memory of one process that ran one client.
 
     Attributes:
-        client: Who was played.
-        examples: Its training examples.
-        device: Where its model was.
-        first_visit_s: Seconds of its work in its first round, which fills caches.
-        visit_s: The same in its second round.
-        server_s: Seconds of the server's own work in that round.
-        scored: Test examples that were scored.
-        scoring_s: Seconds that took.
-        memory_bytes: Most memory of the process, without the frozen weights, which actors of a node share.
-        weights_bytes: All start tensors, once per node.
-        device_bytes: Most memory on the device; 0 on the CPU.
-        store_bytes: What the client keeps between rounds.
-        state_bytes: What the server keeps between rounds.
+        client: Id of the client.
+        examples: Number of its training examples.
+        device: Device of its model.
+        first_visit_s: Seconds of its work in the first round, in which caches are filled.
+        visit_s: Seconds of its work in the second round.
+        server_s: Seconds of the server's work in the second round.
+        scored: Number of test examples that were scored.
+        scoring_s: Seconds spent on scoring them.
+        memory_bytes: Peak memory of the process without the initial weights, which actors of a node share.
+        weights_bytes: Bytes of all initial tensors, needed once per node.
+        device_bytes: Peak memory on the GPU; 0 on the CPU.
+        store_bytes: Bytes of the client's store.
+        state_bytes: Bytes of the server's state.
     """
 
     client: str
@@ -60,11 +60,11 @@ class Measurement:
 
 
 def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measurement:
-    """Play the client of median size twice in a process of its own, which ends with this call.
+    """Run the client of median size for two rounds in a new process, which ends with this call.
 
     Raises:
-        RayFedError: The client failed; what it raised.
-        ResourceError: The process was killed: there was too little memory for it.
+        RayFedError: The client failed.
+        ResourceError: The process died, probably for lack of memory.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -72,7 +72,7 @@ def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measu
     process.start()
     theirs.close()
     try:
-        found = ours.recv()
+        answer = ours.recv()
     except EOFError as err:
         process.join()
         raise ResourceError(
@@ -82,14 +82,14 @@ def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measu
     finally:
         process.kill()
         process.join()
-    if isinstance(found, BaseException):
-        raise found
-    measured: Measurement = found
+    if isinstance(answer, BaseException):
+        raise answer
+    measured: Measurement = answer
     return measured
 
 
 def costs(experiment: Experiment, train: TrainConfig) -> dict[str, float]:
-    """Relative work of every client: examples it goes through, times the share of the blocks it holds."""
+    """Relative work of every client: examples in all its steps, times the share of the blocks it holds."""
     depth = experiment.depth
     drawn = dict.fromkeys(experiment.clients, (depth + 1) / 2)  # the mean of 1..depth
     held = drawn if experiment.capacity is None else experiment.capacity
@@ -101,7 +101,7 @@ def costs(experiment: Experiment, train: TrainConfig) -> dict[str, float]:
 
 def _report(pipe: Any, experiment: Experiment, world: World, on_gpu: bool) -> None:
     try:
-        pipe.send(_play(experiment, world, on_gpu))
+        pipe.send(_run_client(experiment, world, on_gpu))
     except RayFedError as err:
         pipe.send(err)
     except Exception as err:
@@ -109,18 +109,20 @@ def _report(pipe: Any, experiment: Experiment, world: World, on_gpu: bool) -> No
         pipe.send(RayFedError(f"the measured client failed: {type(err).__name__}: {err}"))
 
 
-def _play(experiment: Experiment, world: World, on_gpu: bool) -> Measurement:
+def _run_client(experiment: Experiment, world: World, on_gpu: bool) -> Measurement:
     import torch
 
     device = "cuda:0" if on_gpu and torch.cuda.is_available() else "cpu"
     weights = world.weights()
     lane = _Lane(world, weights, device=device)
-    with _peak_memory() as memory:  # from here on, because an actor maps its weights and never reads a file
+    with _peak_memory() as memory:  # begins here, because actors map weights and read no files
         cid = _median(costs(experiment, world.train))
         state = experiment.server.start(lane.worker.start_params())
-        visits, rest = [], 0.0
+        visits = []
+        rest = 0.0
         for r in (0, 1):
-            lane.seconds, began = 0.0, time.perf_counter()
+            lane.seconds = 0.0
+            began = time.perf_counter()
             state = experiment.server.round(
                 replace(state, round=r), _alone(experiment, lane, r, cid), experiment.local
             )
@@ -153,7 +155,7 @@ def _play(experiment: Experiment, world: World, on_gpu: bool) -> Measurement:
 
 
 def _alone(experiment: Experiment, lane: _Lane, round: int, client: str) -> Cohort:
-    """A cohort of one, to whom the method's exchanges with everyone are confined too."""
+    """A cohort of one client, which is also the only client of the experiment."""
     cohort = make_cohort(experiment, lane, round)
     only = {client: experiment.clients[client]}
     held = experiment.capacity or dict.fromkeys(only, max((experiment.depth + 1) // 2, 1))
@@ -161,13 +163,13 @@ def _alone(experiment: Experiment, lane: _Lane, round: int, client: str) -> Coho
 
 
 def _median(sizes: Mapping[str, float]) -> str:
-    """The name in the middle, the larger one of two."""
+    """Name with the median size, the larger one of two."""
     order = sorted(sizes, key=lambda name: sizes[name])
     return order[len(order) // 2]
 
 
 class _Lane(InlineExecutor):
-    """Plays calls in this process, as an actor would, and counts the seconds."""
+    """Runs calls in this process, as an actor does, and adds up their seconds."""
 
     seconds = 0.0
 
@@ -180,17 +182,23 @@ class _Lane(InlineExecutor):
 
 @contextmanager
 def _peak_memory() -> Iterator[list[int]]:
-    """One number that grows to the most memory that this process had to itself, in bytes."""
+    """Measure the peak memory of this process (unique set size) while the block runs.
+
+    Yields:
+        A list with one number, the peak so far in bytes.
+    """
     import psutil
 
-    process, peak, over = psutil.Process(), [0], threading.Event()
+    process = psutil.Process()
+    peak = [0]
+    over = threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         peak[0] = max(peak[0], process.memory_full_info().uss)
 
     def watch() -> None:
         while not over.wait(SAMPLE_SECONDS):
-            look()
+            sample()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -199,4 +207,4 @@ def _peak_memory() -> Iterator[list[int]]:
     finally:
         over.set()
         watcher.join()
-        look()
+        sample()

@@ -222,11 +222,11 @@ def record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None]
 def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:
     from rayfed.record.files import write_text
     from rayfed.report.comparison import with_others
-    from rayfed.report.figures import draw
+    from rayfed.report.figures import draw_figures
     from rayfed.report.table import final_table
 
     table = with_others(final_table(path), path, others)
-    pictures = (f"\n![{title}](figures/{file.name})\n" for title, file in draw(path).items())
+    pictures = (f"\n![{title}](figures/{file.name})\n" for title, file in draw_figures(path).items())
     write_text(path / "report.md", table.markdown() + "".join(pictures))
     tell("\n" + table.text())
 

@@ -78,8 +78,8 @@ def plot(config: DataConfig, seed: int, shard: Path, path: Path) -> None:
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
     from rayfed.data.partition.manifest import to_table
-    from rayfed.report.partition_figure import draw
+    from rayfed.report.partition_figure import draw_partition
 
     dataset = load(config, open_dataset(shard).size)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
-    draw(to_table(partition, dataset), dataset.classes, path)
+    draw_partition(to_table(partition, dataset), dataset.classes, path)

@@ -1,1 +1,1 @@
-"""What a run leaves and shows: files, tables, figures, lines on the screen."""
+"""Tables and figures of finished runs."""

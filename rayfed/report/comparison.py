@@ -1,4 +1,4 @@
-"""Other algorithms beside the main one in the final table of a run."""
+"""The final table of a run, with columns or rows for the algorithms it is compared with."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from rayfed.report.table import Table, final_table
 
 
 def with_others(table: Table, folder: Path, names: tuple[str, ...]) -> Table:
-    """The table with the score columns and statistics, or the rows, of the runs in `compare/<name>`.
+    """The table of a run, extended by the scores of the runs in `compare/<name>`.
+
+    A table by domain gets their score columns and notes; a table by model gets their rows.
 
     Args:
-        table: Of the main run.
-        folder: Of the main run.
-        names: Algorithms to show.
+        table: Final table of the main run.
+        folder: Folder of the main run.
+        names: Algorithms to add.
     """
     if table.columns[0] != "domain":
-        found = (final_table(folder / COMPARE / name) for name in names)
-        return replace(table, rows=table.rows + tuple(row for other in found for row in other.rows))
-    columns, rows, notes = list(table.columns), [list(row) for row in table.rows], list(table.notes)
+        others = (final_table(folder / COMPARE / name) for name in names)
+        return replace(table, rows=table.rows + tuple(row for other in others for row in other.rows))
+    columns = list(table.columns)
+    rows = [list(row) for row in table.rows]
+    notes = list(table.notes)
     width = len(table.columns)
     for name in names:
         other = final_table(folder / COMPARE / name)

@@ -1,4 +1,4 @@
-"""Draws the features of images of seen and of unseen domains; `rayfed.analysis.feature_map` measures them."""
+"""Draws a t-SNE map of features of seen and unseen domains, which `rayfed.analysis.feature_map` computes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ TITLE = "features of seen and of unseen domains"
 
 
 def feature_map(folder: Path) -> Path | None:
-    """Draw the table `features`, where there is one."""
+    """Draw the table `features` of a run; None where there is none."""
     return panels([folder]) if read_table(folder, "features") else None
 
 
 def panels(folders: Sequence[Path]) -> Path:
-    """One panel a run, in the folder of the first."""
+    """Draw one panel per run; the figure is written into the folder of the first one."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(folders), figsize=(5 * len(folders), 4.5), squeeze=False)
     for axis, folder in zip(axes[0], folders, strict=True):
         rows = read_table(folder, "features")
         for kind, colour in (("seen", "tab:blue"), ("unseen", "tab:red")):
-            mine = [row for row in rows if row["unseen"] == (kind == "unseen")]
-            names = ", ".join(dict.fromkeys(row["domain"] for row in mine))
-            x, y = ([row[key] for row in mine] for key in ("x", "y"))
+            of_kind = [row for row in rows if row["unseen"] == (kind == "unseen")]
+            names = ", ".join(dict.fromkeys(row["domain"] for row in of_kind))
+            x, y = ([row[key] for row in of_kind] for key in ("x", "y"))
             axis.scatter(x, y, s=8, alpha=0.6, color=colour, label=f"{kind}: {names}")
         axis.set(xticks=[], yticks=[], title=f"{folder.name}: proxy A-distance {distance(rows):.2f}")
-        axis.legend(fontsize=7)
+        axis.legend(loc="upper right", fontsize=7)
     return save_figure(figure, folders[0], "feature_map")
 
 
@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.report.feature_map", USAGE)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs with a held-out domain")
-    parser.add_argument("--images", type=int, default=300, help="of the seen domains together")
+    parser.add_argument(
+        "--images", type=int, default=300, help="number of images of all seen domains together"
+    )
     args = parser.parse_args(argv)
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its tables."""
+"""Figures of a run, drawn from its tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rayfed.report.table import read_rows
 
 
 def score_by_domain(folder: Path) -> Path | None:
-    """The task's metric for every domain over the rounds; None where nothing was scored."""
+    """Figure of the metric of every domain over the rounds; None where no domain was scored."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -36,7 +36,8 @@ def score_by_domain(folder: Path) -> Path | None:
     scored = [row for row in rows if row["exchange"] in kinds and row["metric"] in METRICS]
     if not scored:
         return None
-    metric, curves = scored[0]["metric"], dict[tuple[str, str], list[tuple[int, float]]]()
+    metric = scored[0]["metric"]
+    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in scored:
         key = (row["model"], row["client"] + kinds[row["exchange"]])
         curves.setdefault(key, []).append((row["round"], 100 * row["value"]))
@@ -54,11 +55,12 @@ def score_by_domain(folder: Path) -> Path | None:
     return save_figure(figure, folder, metric)
 
 
-MOST_PANELS = 15  # more clients than this share one panel
+MOST_PANELS = 15
+"""Largest number of clients that get a panel each, and of curves that get a legend."""
 
 
 def allocations(folder: Path) -> Path | None:
-    """Who trained which block, round by round: a panel with the number of holders, then one per client."""
+    """Figure of the blocks trained in each round: a panel with the number of holders, then one per client."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -93,7 +95,7 @@ def allocations(folder: Path) -> Path | None:
 
 
 def time_to_accuracy(folder: Path) -> Path | None:
-    """The task's metric of the deployed models over the virtual clock; None without one."""
+    """Figure of the metric of the deployed models over virtual time; None without a virtual clock."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -125,11 +127,11 @@ FIGURES: Mapping[str, Callable[[Path], Path | None]] = {
     LANDSCAPE: landscape,
     FEATURES: feature_map,
 }
-"""Every picture there is, by title. Each is drawn where the run has the table it needs."""
+"""All figures by title. Each is drawn if the run has the table that it needs."""
 
 
-def draw(folder: Path) -> dict[str, Path]:
-    """Draw what the tables of a run allow; the files by title."""
+def draw_figures(folder: Path) -> dict[str, Path]:
+    """Draw all figures for which a run has tables; returns the files by title."""
     import matplotlib as mpl
 
     mpl.use("Agg")

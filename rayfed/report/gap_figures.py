@@ -23,9 +23,9 @@ Curves = dict[str, list[tuple[int, float]]]
 def gap_variances(folder: Path) -> Curves:
     """Variance of the clients' gaps by the weights of the mean model: (round, variance), ascending.
 
-    The sum over pairs of clients of squared differences (FFT-GP, Eq. 6), from the table `gaps`. All curves of
-    a round are of the same clients' answers. Rounds in which a gap is not a number are left out; without the
-    table there are no curves.
+    The variance is the sum over pairs of clients of squared differences (FFT-GP, Eq. 6), from the table
+    `gaps`. All values of a round are computed from the same updates. Rounds in which a gap is not finite are
+    left out; without the table there are no curves.
     """
     values: dict[str, dict[int, list[float]]] = {name: {} for name in LABELS}
     for row in read_table(folder, "gaps"):
@@ -45,7 +45,7 @@ def _over_pairs(gaps: list[float]) -> float:
 
 
 def gap_variance(folder: Path) -> Path | None:
-    """FFT-GP's Figure 6; all its curves where the run has server.compare=true."""
+    """FFT-GP's Figure 6; it has all curves if the run has server.compare=true."""
     curves = gap_variances(folder)
     if not curves:
         return None
@@ -60,5 +60,5 @@ def gap_variance(folder: Path) -> Path | None:
     axis.set(xlabel="round", ylabel="variance of the generalization gaps, sum over pairs")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(loc="upper right", fontsize=8)
     return save_figure(figure, folder, "gap_variance")

@@ -1,4 +1,4 @@
-"""Pictures of runs that weigh and group clients: weights, flow between groups, representations."""
+"""Figures of runs that weight and group clients: weights, changes of groups, representations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def aggregation_weights(folder: Path) -> Path | None:
-    """Weight of every client over the rounds, coloured by domain."""
+    """Figure of the weight of every client over the rounds, coloured by domain."""
     rows = read_table(folder, "aggregation")
     if not rows:
         return None
@@ -32,12 +32,12 @@ def aggregation_weights(folder: Path) -> Path | None:
     axis.set(xlabel="round", ylabel="aggregation weight", ylim=(0, None))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(loc="upper right", fontsize=8)
     return save_figure(figure, folder, "aggregation_weights")
 
 
 def cluster_flow(folder: Path) -> Path | None:
-    """Which group each client was in, round by round; groups keep their numbers where most members stay."""
+    """Figure of the group of each client over the rounds, with groups matched between rounds."""
     rows = read_table(folder, "clusters")
     if not rows:
         return None
@@ -78,7 +78,15 @@ def sample_map(folder: Path) -> Path | None:
 
 
 def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | None:
-    """Representations in the plane; None where there are too few."""
+    """t-SNE figure of representations; None for fewer than four.
+
+    Args:
+        folder: Folder of the run.
+        rows: Rows with the columns representation, domain and `mark`.
+        mark: Column that is written beside each point.
+        title: Title of the figure.
+        name: Name of its file.
+    """
     if len(rows) < 4:
         return None
     import numpy as np
@@ -103,18 +111,19 @@ def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | N
     for (x, y), row in zip(places, rows, strict=True):
         axis.annotate(str(row[mark]), (x, y), fontsize=7, xytext=(2, 2), textcoords="offset points")
     axis.set(xticks=[], yticks=[], title=title)
-    axis.legend(fontsize=8)
+    axis.legend(loc="upper right", fontsize=8)
     return save_figure(figure, folder, name)
 
 
 def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
-    """Group of each client by round, renumbered so that a group keeps the number of the one it overlaps most.
+    """Group of each client by round, renumbered to match the groups of the round before.
 
-    Group numbers are arbitrary in every round; this is for pictures only.
+    Group numbers are arbitrary in every round. For figures, each group gets the number of a group of the
+    round before such that as many clients as possible keep their number.
     """
     from scipy.optimize import linear_sum_assignment
 
-    found: dict[int, dict[str, int]] = {}
+    matched: dict[int, dict[str, int]] = {}
     before: dict[str, int] = {}
     for number in sorted({row["round"] for row in rows}):
         now = {row["client"]: row["cluster"] for row in rows if row["round"] == number}
@@ -124,12 +133,13 @@ def matched_groups(rows: Rows) -> dict[int, dict[str, int]]:
         ]
         old, new = linear_sum_assignment(overlap, maximize=True)
         renamed = dict(zip(old.tolist(), new.tolist(), strict=True))
-        found[number] = before = {cid: renamed[group] for cid, group in now.items()}
-    return found
+        before = {cid: renamed[group] for cid, group in now.items()}
+        matched[number] = before
+    return matched
 
 
 def _domains(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Domain of every client that is listed in the manifest, and a colour for every domain."""
+    """Domain of every client in the manifest, and a colour for every domain."""
     import matplotlib as mpl
     import pyarrow.parquet as pq
 

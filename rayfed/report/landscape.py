@@ -1,4 +1,4 @@
-"""Draws the loss around the models of a finished run; `rayfed.analysis.landscape` measures it."""
+"""Draws the loss around the models of a finished run, which `rayfed.analysis.landscape` computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLE = "loss around the global model and the clients' models"
 
 
 def landscape(folder: Path) -> Path | None:
-    """Draw the table `landscape`, where there is one."""
+    """Draw the table `landscape` of a run; None where there is none."""
     rows = read_table(folder, "landscape")
     if not rows:
         return None
@@ -43,23 +43,23 @@ def landscape(folder: Path) -> Path | None:
     axis.plot(0, 0, "*", color="red", markersize=14, label="global model")
     share = f"{100 * rows[0]['share']:.0f} % of the clients' squared distances lie in this plane"
     axis.set(xlabel="distance", ylabel="distance", title=share)
-    axis.legend(fontsize=8)
+    axis.legend(loc="upper right", fontsize=8)
     return save_figure(figure, folder, "landscape")
 
 
 def surface(rows: Sequence[Mapping[str, Any]]) -> tuple[Vectors, Vectors, Vectors]:
-    """The grid of the table `landscape`: x (X,), y (Y,), loss (Y, X)."""
-    found = {(row["x"], row["y"]): row["loss"] for row in rows if row["kind"] == "grid"}
-    xs, ys = (sorted({place[k] for place in found}) for k in (0, 1))
-    return np.array(xs), np.array(ys), np.array([[found[x, y] for x in xs] for y in ys])
+    """The grid in the table `landscape`: x of shape (X,), y of shape (Y,), loss of shape (Y, X)."""
+    loss = {(row["x"], row["y"]): row["loss"] for row in rows if row["kind"] == "grid"}
+    xs, ys = (sorted({place[k] for place in loss}) for k in (0, 1))
+    return np.array(xs), np.array(ys), np.array([[loss[x, y] for x in xs] for y in ys])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.report.landscape", USAGE)
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("--points", type=int, default=11, help="of the grid, in each direction")
-    parser.add_argument("--images", type=int, default=100, help="at most so many of each test set")
+    parser.add_argument("--points", type=int, default=11, help="points of the grid in each direction")
+    parser.add_argument("--images", type=int, default=100, help="largest number of images of each test set")
     args = parser.parse_args(argv)
 
     def work() -> None:

@@ -1,9 +1,9 @@
-"""Leave one domain out: every domain in turn is the one that no client owns.
+"""Tables of the protocol leave_one_out: one run per domain, in which no client has data of that domain.
 
 Model selection as in Lu et al., FedCLIP, 2023: the first round with the highest accuracy of the global model
-on the clients' validation images, mean over clients. No image of the held-out domain is trained on or
-selected with, which is checked from the manifest of each run. The runs of `compare`, which is zero-shot for
-CLIP models, get the same rows.
+on the clients' validation images, mean over clients. No image of the held-out domain is used for
+training or selection, which is checked in the manifest of each run. The runs of `compare` (for CLIP models:
+zero-shot) get the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEASURES = {
     "last_clients": "last round: personalization",
     "last_generalization": "last round: generalization",
 }
-"""What is reported of every run, by the name of its column."""
+"""Measures reported for every run, with the titles of their columns."""
 
 NOTES = (
     "percent; * the unseen domain, all of its images; personalization: the shared model on the clients' test",
@@ -40,7 +40,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Tables:
-    """Several tables, one below the other."""
+    """Several tables, printed one below the other."""
 
     parts: tuple[Table, ...]
 
@@ -53,15 +53,15 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One algorithm with one domain held out.
+    """Scores of one algorithm with one domain held out.
 
     Attributes:
-        algorithm: Its name.
-        held_out: The unseen domain.
-        round: The selected one.
-        metric: What is measured.
+        algorithm: Name of the algorithm.
+        held_out: The held-out domain.
+        round: Selected round, from 1.
+        metric: Name of the metric.
         domains: Score of the shared model by domain, the unseen one included.
-        measures: Scores by the keys of MEASURES, where there are any.
+        measures: Scores by key of MEASURES; measures that do not exist are left out.
     """
 
     algorithm: str
@@ -73,19 +73,19 @@ class Outcome:
 
 
 def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round to report: the first with the highest validation score."""
+    """Row of the selected round: the first with the highest validation score."""
     scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
     return max(scored, key=lambda pair: pair[0])[1]
 
 
 def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Scores (the task's metric) of a finished fold after a round: by domain, and on average.
+    """Scores of a finished run with a held-out domain after a round.
 
     Returns:
-        By domain: the shared model on the clients' test images, and on the whole held-out domain.
-        On average: generalization: the shared model on the held-out domain; clients: on the test images of
-        the clients, mean over clients; personal: their own models there, if scored; comprehensive: plain mean
-        over all domains, the held-out one included.
+        Scores of the shared model by domain, on the clients' test images and on the whole held-out domain;
+        and means by name: generalization: the shared model on the held-out domain; clients: the shared model
+        on the clients' test images, mean over clients; personal: the personal models there, if scored;
+        comprehensive: unweighted mean over all domains, the held-out one included.
     """
     import pyarrow.parquet as pq
 
@@ -95,22 +95,24 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     def values(exchange: str, model: str) -> dict[str, float]:
         return {r["client"]: r["value"] for r in now if r["exchange"] == exchange and r["model"] == model}
 
-    held_out, own = values("report_held_out", "global"), values("report_clients", "global")
+    held_out = values("report_held_out", "global")
+    own = values("report_clients", "global")
     domains = {**values("report_domains", "global"), **held_out}
-    found = {
+    means = {
         "generalization": _mean(held_out.values()),
         "clients": _mean(own.values()),
         "comprehensive": _mean(domains.values()),
     }
     personal = values("report_clients", "personal")
-    return domains, found | ({"personal": _mean(personal.values())} if personal else {})
+    return domains, means | ({"personal": _mean(personal.values())} if personal else {})
 
 
 def outcome(folder: Path, algorithm: str, held_out: str) -> Outcome:
-    """What a finished fold reports; its manifest is checked."""
+    """Scores of a finished run with a held-out domain, after checking its manifest (`check_unseen`)."""
     check_unseen(folder, held_out)
     history = read_rows(folder)
-    chosen, last = selected(history), selected(history[-1:])
+    chosen = selected(history)
+    last = selected(history[-1:])
     domains, best = scores(folder, chosen["round"])
     final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
     return Outcome(
@@ -124,17 +126,19 @@ def outcome(folder: Path, algorithm: str, held_out: str) -> Outcome:
 
 
 def check_unseen(folder: Path, domain: str) -> None:
-    """Make sure that the held-out domain was for testing only.
+    """Check that the held-out domain was used for testing only.
 
     Raises:
-        RuntimeError: The manifest says otherwise.
+        RuntimeError: The manifest assigns its images to a client or to another split.
     """
     import pyarrow.parquet as pq
 
     manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()
-    mine = [row for row in manifest if row["domain"] == domain]
-    if not mine or any(row["split"] != "held_out" or row["client"] for row in mine):
-        raise RuntimeError(f"{folder}: images of the held-out domain {domain!r} have another use")
+    of_domain = [row for row in manifest if row["domain"] == domain]
+    if not of_domain or any(row["split"] != "held_out" or row["client"] for row in of_domain):
+        raise RuntimeError(
+            f"{folder}: images of the held-out domain {domain!r} are not used for testing only"
+        )
 
 
 def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:

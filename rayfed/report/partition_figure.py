@@ -1,4 +1,4 @@
-"""Who has what, as a picture: the labels of every client, and its number of samples, coloured by domain."""
+"""Figure of a partition: labels of every client, and its number of samples, coloured by domain."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_NAMES = 30
-"""More clients or classes than this are not named one by one."""
+"""Largest number of clients or classes whose names are shown."""
 
 
 def partition_map(folder: Path) -> Path | None:
-    """The picture of a run's `partition.parquet`; None where there is none, or nobody trains."""
+    """Figure of a run's `partition.parquet`; None without that file or without training samples."""
     import pyarrow.parquet as pq
 
-    source, path = folder / "partition.parquet", folder / "figures" / "partition.png"
+    source = folder / "partition.parquet"
+    path = folder / "figures" / "partition.png"
     if not source.exists():
         return None
     table = pq.read_table(source, columns=["label", "domain", "client", "split"])
     classes = json.loads((table.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
     path.parent.mkdir(exist_ok=True)
-    return path if draw(table, classes, path) else None
+    return path if draw_partition(table, classes, path) else None
 
 
-def draw(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
+def draw_partition(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
     """Draw a partition.
 
     Args:
@@ -58,7 +59,7 @@ def draw(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
     owner = dict(zip(client[train].tolist(), domain[train].tolist(), strict=True))
     palette = mpl.colormaps["tab10"]
     place = {name: position for position, name in enumerate(dict.fromkeys(owner[name] for name in names))}
-    # Fixed margins: constrained layout lays everything out twice, and every run draws this.
+    # Margins are fixed because constrained layout is slow, and every run draws this figure.
     height = min(2 + 0.22 * len(names), 12)
     figure = Figure(figsize=(9, height))
     FigureCanvasAgg(figure)

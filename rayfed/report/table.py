@@ -16,7 +16,7 @@ from rayfed.record.history import History
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a heading; the first column is a name, the others are right-aligned."""
+    """A table of text with a title and notes; the first column is left-aligned, the others right-aligned."""
 
     title: str
     columns: tuple[str, ...]
@@ -41,19 +41,19 @@ class Table:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The lines of result.json."""
+    """The rows of result.json, one per round."""
     return [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
 
 
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last row that has scores."""
+    """The last row with scores; empty where no round was evaluated."""
     return next((row for row in reversed(rows) if metric_of(row)), {})
 
 
 def final_table(folder: Path) -> Table:
-    """Scores by domain of the models a method deploys, with the statistics over domains and clients.
+    """Scores of the global and personal models by domain, with statistics over domains and clients as notes.
 
-    With `evaluation.table: clients`, instead a row for each model with statistics over clients.
+    With `evaluation.table: clients`, the table has one row per model with statistics over clients instead.
     """
     import yaml
 
@@ -68,24 +68,26 @@ def final_table(folder: Path) -> Table:
     if config["evaluation"].get("table") == "clients":
         table = client_table(title, config["algorithm"], metric, now, test_counts(folder))
         return replace(table, notes=(*_held_out_note(row), *_fault_notes(history)))
-    what, counts, rows = _examples(folder), _counts(folder), []
+    what = _examples(folder)
+    counts = _counts(folder)
+    rows = []
     columns = ("domain", "clients", f"train {what}", f"test {what}", *(f"{m} {metric} %" for m in models))
     for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
-        found = [s for s in now if s["exchange"] == kind]
-        for domain in dict.fromkeys(s["client"] for s in found):
-            values = {s["model"]: s["value"] for s in found if s["client"] == domain}
+        of_kind = [s for s in now if s["exchange"] == kind]
+        for domain in dict.fromkeys(s["client"] for s in of_kind):
+            values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (_percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
     return Table(title, columns, tuple(rows), (*_notes(row), *_fault_notes(history)))
 
 
 def _scores(folder: Path, round: int) -> list[dict[str, Any]]:
-    """Rows of clients.parquet of one round; of a run that still goes on, from its history."""
+    """Rows of clients.parquet of one round; for a run that is not finished, from its history."""
     import pyarrow.parquet as pq
 
     file = folder / "clients.parquet"
-    found = pq.read_table(file).to_pylist() if file.exists() else []
-    now = [score for score in found if score["round"] == round]
+    every = pq.read_table(file).to_pylist() if file.exists() else []
+    now = [score for score in every if score["round"] == round]
     return now or (History(folder).read(round) or {"tables": {}})["tables"].get("clients", [])
 
 
@@ -103,7 +105,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
 
 
 def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
-    """How many clients were missing over the run, and how long it took on the virtual clock."""
+    """Notes on missing clients over the run and on virtual time, where there are any."""
     notes = []
     if any("missing" in row for row in history):
         missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
@@ -125,12 +127,12 @@ def client_table(
     scores: Sequence[Mapping[str, Any]],
     counts: Mapping[str, int],
 ) -> Table:
-    """The columns of FFT-GP's Table 10: how good and how equal clients are, one row for each model.
+    """Table with the columns of FFT-GP's Table 10, level and spread of the clients' scores, by model.
 
     Args:
-        title: Heading.
-        algorithm: Name of the rows.
-        metric: What is averaged.
+        title: Title of the table.
+        algorithm: Algorithm, for the names of the rows.
+        metric: Name of the metric.
         scores: Rows of clients.parquet of one round and this metric.
         counts: Test examples by client.
 
@@ -144,9 +146,9 @@ def client_table(
     for model in MODELS:
         own = {s["client"]: 100 * s["value"] for s in scores if _is_client(s, model)}
         if own:
-            values, weights = sorted(own.values()), [counts.get(cid, 0) for cid in own]
-            found = spread(values)
-            numbers = [found.average, found.worst, found.best, found.variance]
+            weights = [counts.get(cid, 0) for cid in own]
+            level = spread(sorted(own.values()))
+            numbers = [level.average, level.worst, level.best, level.variance]
             if sum(weights):
                 numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
             cells = [f"{number:.1f}" for number in numbers] + [""] * (len(columns) - 2 - len(numbers))
@@ -162,7 +164,7 @@ MODELS = ("global", "personal")
 
 
 def test_counts(folder: Path) -> dict[str, int]:
-    """Test examples of each client that has its own, from the manifest."""
+    """Number of test examples of each client that has some of its own, from the manifest."""
     import pyarrow.parquet as pq
 
     manifest = pq.read_table(folder / "partition.parquet", columns=["client", "split"]).to_pylist()
@@ -170,13 +172,13 @@ def test_counts(folder: Path) -> dict[str, int]:
 
 
 def _examples(folder: Path) -> str:
-    """What examples are called."""
+    """Word for the examples of the data set."""
     path = folder / "environment.json"
     return str(json.loads(path.read_text()).get("examples", "images")) if path.exists() else "images"
 
 
 def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
-    """Clients, training and test examples of each domain, from the manifest."""
+    """Numbers of clients, training and test examples of each domain, as text, from the manifest."""
     import pyarrow.parquet as pq
 
     manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()

@@ -16,7 +16,8 @@ def rng(seed=0):
 
 
 def test_selection_frequencies_are_depth_over_layers():
-    n, generator = 20000, rng()
+    n = 20000
+    generator = rng()
     count = np.zeros((6, 12))
     for _ in range(n):
         count += draw_allocation(SIZES, 12, generator)
@@ -38,7 +39,9 @@ def test_selection_frequencies_are_depth_over_layers():
     ],
 )
 def test_how_often_layers_go_unselected(name, missing, covered):
-    sizes, n, generator = ALL[name], 4000, rng(1)
+    sizes = ALL[name]
+    n = 4000
+    generator = rng(1)
     draws = np.stack([draw_allocation(sizes, 12, generator).any(0) for _ in range(n)])
     exact = float(np.prod([1 - d / 12 for d in sizes]))
     assert round(exact, 6) == missing
@@ -71,11 +74,16 @@ def all_matrices(sizes, layers):
 
 
 def test_covering_draws_are_uniform_over_all_covering_matrices():
-    sizes, layers, n = [2, 2, 1], 4, 20000
+    sizes = [2, 2, 1]
+    layers = 4
+    n = 20000
     everything = all_matrices(sizes, layers)
     covering = [m for m in everything if set().union(*m) == set(range(layers))]
     assert (len(everything), len(covering), count_covering(sizes, layers)[0][layers]) == (144, 48, 48)
-    generator, seen, columns, total = rng(2), {}, np.zeros(4), np.zeros((3, 4))
+    generator = rng(2)
+    seen = {}
+    columns = np.zeros(4)
+    total = np.zeros((3, 4))
     for _ in range(n):
         matrix = draw_allocation(sizes, layers, generator, cover=True)
         key = tuple(frozenset(np.flatnonzero(row).tolist()) for row in matrix)
@@ -100,7 +108,8 @@ def test_covering_rows_and_columns(sizes):
 
 
 def test_what_cannot_be_covered_is_covered_as_far_as_possible():
-    generator, counts = rng(4), np.zeros(12)
+    generator = rng(4)
+    counts = np.zeros(12)
     for _ in range(600):
         matrix = draw_allocation([2] * 5, 12, generator, cover=True)
         assert matrix.sum(1).tolist() == [2] * 5
@@ -112,7 +121,8 @@ def test_what_cannot_be_covered_is_covered_as_far_as_possible():
 
 
 def test_the_layers_trained_longest_ago_come_first():
-    generator, last = rng(5), np.full(12, -1)
+    generator = rng(5)
+    last = np.full(12, -1)
     for round in range(3):
         last[draw_disjoint([2, 2], 12, generator, last).any(0)] = round
     assert sorted(last.tolist()) == [0] * 4 + [1] * 4 + [2] * 4  # every layer within ceil(12 / 4) rounds

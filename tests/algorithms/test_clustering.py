@@ -33,7 +33,8 @@ def blobs(seed, counts=(10, 6, 3, 2, 1), width=768, noise=0.3):
 
 @pytest.mark.parametrize("kind", ["gmm", "kmeans"])
 def test_clusters_are_found_and_repeat(kind):
-    h, true = blobs(0, (10, 6, 5, 4, 3)), types(10, 6, 5, 4, 3)
+    h = blobs(0, (10, 6, 5, 4, 3))
+    true = types(10, 6, 5, 4, 3)
     labels = cluster(h, 5, kind, 7)
     assert (labels == cluster(h, 5, kind, 7)).all()
     assert purity(cluster(h, 5, "kmeans", 7), true) == 1

@@ -35,7 +35,8 @@ def step(model, x, y):
 
 def test_a_view_on_the_resident_model_is_the_smaller_model():
     chosen = (1, 4, 5, 10)
-    resident, strict = adapted(12), adapted(len(chosen))
+    resident = adapted(12)
+    strict = adapted(len(chosen))
     with torch.no_grad():
         for name, slot in strict.slots().items():
             j = block_of(name)
@@ -45,7 +46,8 @@ def test_a_view_on_the_resident_model_is_the_smaller_model():
     y = torch.tensor([0, 1, 2, 3])
     resident.active = chosen
     assert torch.equal(resident(x), strict(x))
-    pool, own = step(resident, x, y), step(strict, x, y)
+    pool = step(resident, x, y)
+    own = step(strict, x, y)
     mapped = {n.replace(f"blocks.{block_of(n)}.", f"blocks.{chosen[block_of(n) or 0]}."): n for n in own}
     assert pool.keys() == mapped.keys()
     assert all(torch.equal(pool[there], own[here]) for there, here in mapped.items())

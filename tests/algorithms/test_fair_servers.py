@@ -10,7 +10,8 @@ from algorithms.qffl import fair_step, step_sizes
 from algorithms.term import official_steps, step_mean, tilted_weights
 from rayfed.types import Update
 
-N, F = [100, 200, 50, 150, 500], [0.8, 0.6, 1.5, 1.2, 0.3]
+N = [100, 200, 50, 150, 500]
+F = [0.8, 0.6, 1.5, 1.2, 0.3]
 SHARES = np.array([0.1, 0.2, 0.05, 0.15, 0.5])
 
 
@@ -110,7 +111,8 @@ def test_nothing_moves_when_nobody_does():
 )
 def test_each_reduces_to_fedavg(short, name, reduced):
     uniform = "server.weighting=uniform" if name == "qffl" else "server.weighting=data_size"
-    plain, found = short("fedavg", uniform), short(name, reduced)
+    plain = short("fedavg", uniform)
+    found = short(name, reduced)
     for key, value in plain.params.items():
         torch.testing.assert_close(found.params[key], value, rtol=1e-5, atol=1e-6)
     assert short(name).sha256 != found.sha256

@@ -189,7 +189,8 @@ def test_fine_tuned_models_are_scored_as_personal(short):
         "model.pretrained=true",
         "model.options={}",
     )
-    plain, tuned = short("fedclip", *few), short("fedclip", *few, "local.finetune_epochs=3")
+    plain = short("fedclip", *few)
+    tuned = short("fedclip", *few, "local.finetune_epochs=3")
     assert plain.sha256 == tuned.sha256
     before, after = (metrics_of(run, "fit", "personal")["loss"] for run in (plain, tuned))
     assert before != after

@@ -21,7 +21,9 @@ class Quadratic(nn.Module):
 
     def __init__(self, x, target, store):
         super().__init__()
-        self.x, self.target, self.store = nn.Parameter(x.clone()), target, store
+        self.x = nn.Parameter(x.clone())
+        self.target = target
+        self.store = store
 
     def trainable(self):
         return {"x": self.x}
@@ -88,7 +90,8 @@ def test_two_rounds_by_hand(monkeypatch):
 
 
 def test_the_server_step_per_block():
-    start, h = scalars(dict(enumerate([0.1, 0.2, 0.3, 0.4]))), scalars({0: 0.02, 1: -0.01, 2: 0.03, 3: 0.0})
+    start = scalars(dict(enumerate([0.1, 0.2, 0.3, 0.4])))
+    h = scalars({0: 0.02, 1: -0.01, 2: 0.03, 3: 0.0})
     updates = [update("a", {0: 1, 1: 3}), update("b", {0: 5, 3: 7}), update("c", {1: -1, 3: 2})]
     mean = {**start, **scalars({0: 3.0, 1: 1.0, 3: 4.5})}
     params, after = dynamic_step(start, mean, updates, h, alpha=0.1, num_clients=5)

@@ -16,7 +16,9 @@ from algorithms.fedgcr import (
 from algorithms.fedgr import quantized
 from rayfed.errors import ClientError, ConfigError
 
-N, L, GROUPS = [100, 200, 50, 150, 500], [0.8, 0.6, 1.5, 1.2, 0.3], [0, 0, 1, 1, 0]
+N = [100, 200, 50, 150, 500]
+L = [0.8, 0.6, 1.5, 1.2, 0.3]
+GROUPS = [0, 0, 1, 1, 0]
 
 
 ROUNDS = (1, 2, 3, 4, 5, 10, 20, 50)
@@ -137,7 +139,8 @@ def test_v4_group_customization(centres, group, past, similarity, each):
         near(group_customization_loss(kind(BATCH), *args), np.mean(each))
 
 
-Z, Z0 = [[0.5, 1, -0.5], [1.0, 0, 1]], [[0.4, 0.9, -0.2], [0.5, 0.5, 1]]
+Z = [[0.5, 1, -0.5], [1.0, 0, 1]]
+Z0 = [[0.4, 0.9, -0.2], [0.5, 0.5, 1]]
 
 
 ZP = [[-0.3, 0.8, 0.1], [1, -0.2, 0.9]]
@@ -168,7 +171,8 @@ def test_v4_the_whole_objective():
 
 
 def test_only_h_and_z_get_gradients():
-    h, past = torch.tensor(BATCH, requires_grad=True), torch.tensor(PAST, requires_grad=True)
+    h = torch.tensor(BATCH, requires_grad=True)
+    past = torch.tensor(PAST, requires_grad=True)
     group_customization_loss(h, torch.tensor(H), 0, past, 0.5).backward()
     assert h.grad.abs().sum() > 0
     assert past.grad is None
@@ -177,7 +181,8 @@ def test_only_h_and_z_get_gradients():
 def test_rounds_share_centres_from_the_second_on(short):
     result = short("fedgcr")
     history = result.history
-    width, classes = 64, 10
+    width = 64
+    classes = 10
     trained = 4 * width + (width * 256 + 256) + (256 * width + width) + (width * classes + classes)
     assert sum(v.numel() for v in result.params.values()) == trained
     down = history.bytes_down.tolist()

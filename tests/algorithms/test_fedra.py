@@ -35,7 +35,8 @@ def run(folder, name, *overrides):
 
 def masked_updates():
     values = {"a": {0: [1.0, 2], 1: [3, 4]}, "b": {0: [5, 6], 3: [7, 8]}, "c": {1: [-1, 0.5], 3: [2, -3]}}
-    heads, sizes = {"a": [0.2, 0.4], "b": [-0.6, 1.0], "c": [0.5, -0.1]}, {"a": 100, "b": 300, "c": 600}
+    heads = {"a": [0.2, 0.4], "b": [-0.6, 1.0], "c": [0.5, -0.1]}
+    sizes = {"a": 100, "b": 300, "c": 600}
     return [
         Update(
             client=cid,
@@ -64,7 +65,8 @@ def test_each_block_is_averaged_over_its_holders(weighting, layers, head):
     start = [[0.1, -0.1], [0.2, -0.2], [0.3, -0.3], [0.4, -0.4]]
     params = {f"blocks.{j}.x": torch.tensor(v, dtype=torch.float64) for j, v in enumerate(start)}
     state = ServerState(round=0, params={**params, "head.x": torch.zeros(2, dtype=torch.float64)})
-    server, updates = RandomAllocation(weighting=weighting), masked_updates()
+    server = RandomAllocation(weighting=weighting)
+    updates = masked_updates()
     after = server.aggregate(state, cohort({"a": 2, "b": 2, "c": 2}, 4), updates).params
     for j, expected in enumerate(layers):
         assert after[f"blocks.{j}.x"].tolist() == pytest.approx(expected, abs=2e-6)
@@ -123,7 +125,8 @@ def test_what_cannot_be_covered(caplog):
 def test_frozen_blocks_a_client_receives(cache, frozen, monkeypatch):
     plans = iter([(0, 1, 2), (1, 2, 3), (0, 1, 3)])
     monkeypatch.setattr(RandomAllocation, "allocate", lambda self, state, world: {"a": next(plans)})
-    server, state = RandomAllocation(frozen_cache=cache, cache_blocks=2), ServerState(round=0, params={})
+    server = RandomAllocation(frozen_cache=cache, cache_blocks=2)
+    state = ServerState(round=0, params={})
     found = []
     for _ in frozen:
         state = server.plan(state, cohort({"a": 3}, depth=4))
@@ -163,7 +166,8 @@ def test_bytes_of_the_papers_backbones(name, classes):
     config = ModelConfig(name=name, pretrained=False)
     model = skeleton(lambda: apply_tuning(build_backbone(config, classes, 0), Lora(), 0))
     params = {n: s.tensor for n, s in model.slots().items() if s.is_trained}
-    state, sizes = ServerState(round=0, params=params), _block_bytes(model)
+    state = ServerState(round=0, params=params)
+    sizes = _block_bytes(model)
     for depth, (up, down) in COSTS[name, classes].items():
         world = cohort({"a": depth}, block_bytes=sizes)
         server = RandomAllocation()
@@ -231,7 +235,8 @@ def test_only_the_chosen_blocks_change(tmp_path):
     setup = prepare(load_config([*SMALL, "algorithm=fedra", "capacity=[3,3,3,3,3]"]))
     executor = InlineExecutor(setup.world, setup.weights)
     world = make_cohort(setup.experiment, executor, 0)
-    server, frozen = setup.experiment.server, executor.worker.checksum()
+    server = setup.experiment.server
+    frozen = executor.worker.checksum()
     state = server.plan(server.start(setup.start), world)
     sent = server.send(state, world)
     for update in world.run(server.visit(setup.experiment.local), sent):
@@ -262,7 +267,8 @@ def test_the_order_in_which_clients_run_does_not_matter():
     setup = prepare(load_config([*SMALL, "algorithm=fedra_feddyn", "capacity=[12,10,8,6,3]"]))
     results = []
     for wrap in (lambda e: e, Backwards):
-        experiment, executor = setup.experiment, wrap(InlineExecutor(setup.world, setup.weights))
+        experiment = setup.experiment
+        executor = wrap(InlineExecutor(setup.world, setup.weights))
         state = experiment.server.start(setup.start)
         for r in range(2):
             world = make_cohort(experiment, executor, r)
@@ -276,7 +282,8 @@ def test_allsmall_has_a_small_global_model(tmp_path):
     moved = {block_of(n) for n, v in result.params.items() if n.endswith("lora_B") and v.any()}
     assert moved == {0, 1, 2}
     world = cohort({"a": 5, "b": 3})
-    server, state = AllSmall(), ServerState(round=0, params={}, blocks=(0, 1, 2))
+    server = AllSmall()
+    state = ServerState(round=0, params={}, blocks=(0, 1, 2))
     assert server.allocate(state, world) == {"a": (0, 1, 2), "b": (0, 1, 2)}
     assert state.broadcast().blocks == (0, 1, 2)
     with pytest.raises(ConfigError, match="13 is more than the 12"):

@@ -35,7 +35,8 @@ def near(value, expected, tol=1e-6):
 )
 def test_v2_both_sides_and_their_identities(logits, labels, sides):
     """Images over texts is class cross entropy with log counts added; texts over images has soft targets."""
-    matrix, y = logits[:, labels], torch.tensor(labels)
+    matrix = logits[:, labels]
+    y = torch.tensor(labels)
     n = len(labels)
     near(F.cross_entropy(matrix, torch.arange(n)), sides[0])
     near(F.cross_entropy(matrix.T, torch.arange(n)), sides[1])
@@ -135,7 +136,8 @@ def test_v10_q_fedavg_and_afl():
         h = step_sizes(start, updates, losses, q, 10, "l2_sq")
         near(h, sizes)
         near(fair_step(start, updates, [10 * loss**q for loss in losses], h)["w"], expected)
-    shares, loss = np.full(4, 0.25), np.array([0.9, 0.1, 0.4, 2.0])
+    shares = np.full(4, 0.25)
+    loss = np.array([0.9, 0.1, 0.4, 2.0])
     near(shares + 0.5 * loss, [0.7, 0.3, 0.45, 1.25])
     near(project_to_simplex(shares + 0.5 * loss), [0.225, 0, 0, 0.775])
     near(project_to_simplex(shares + 0.05 * loss), [0.2525, 0.2125, 0.2275, 0.3075])
@@ -155,7 +157,8 @@ def test_v12_metrics():
         [found.average, found.worst, found.best, found.variance],
         [53.096774, 36.0, 70.0, 108.151925],
     )
-    predicted, truth = [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]
+    predicted = [1, 1, 0, 0, 0, 0]
+    truth = [1, 0, 0, 0, 0, 0]
     near(dice(predicted, truth), 0.666664)
     near((dice(predicted, truth, label=0) + dice(predicted, truth)) / 2, 0.777776)
     assert dice([0, 0], [0, 0]) == 0

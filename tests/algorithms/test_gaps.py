@@ -133,7 +133,9 @@ def test_variance_vector():
 
 
 def test_faa_is_exact_where_gaps_are_linear():
-    kappa, c, a = np.array([0.5, 1.0, 2.0, 0.8]), np.array([0.9, 0.45, 0.3, 0.6]), np.array(A)
+    kappa = np.array([0.5, 1.0, 2.0, 0.8])
+    c = np.array([0.9, 0.45, 0.3, 0.6])
+    a = np.array(A)
 
     def gap(w):
         return c - w / kappa
@@ -163,7 +165,8 @@ def test_weights_are_always_on_the_simplex(seed):
 def test_faa_schedule_and_traffic(short):
     """FAA sends two broadcasts more than GA does."""
     small = ("model.options={depth: 1}", "rounds=4", "data.val=4")
-    ga, full = short("ga", *small), short("faa", *small)
+    ga = short("ga", *small)
+    full = short("faa", *small)
     half = short("faa", *small, "server.every=2")
     down = [[row["bytes_down"] for row in read_rows(run.path)] for run in (ga, half, full)]
     one = down[0][0]

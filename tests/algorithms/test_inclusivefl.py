@@ -108,7 +108,8 @@ def test_a_run(tmp_path):
         }.items()
     }
     assert runs["plain"].sha256 == runs["off"].sha256
-    on, off = runs["on"].params, runs["off"].params
+    on = runs["on"].params
+    off = runs["off"].params
     changed = {name for name in on if not torch.allclose(on[name], off[name], atol=1e-6)}
     assert changed
     assert {int(name.split(".")[1]) for name in changed} <= {2, 5, 7, 9}  # last blocks of the smaller sizes

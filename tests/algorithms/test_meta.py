@@ -11,8 +11,10 @@ from algorithms.fft_gp import coral
 from algorithms.grace import consistent_weights
 from rayfed.report.table import read_rows
 
-A1, C1 = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), torch.tensor([1.0, -1.0])
-A2, C2 = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0.0, 0.5])
+A1 = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+C1 = torch.tensor([1.0, -1.0])
+A2 = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+C2 = torch.tensor([0.0, 0.5])
 X = torch.tensor([[1.0, 2.0], [3.0, 0.0], [2.0, 4.0]], dtype=torch.float64)
 Y = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
 
@@ -159,7 +161,8 @@ def test_the_size_of_the_alignment_is_logged(short):
 
 def test_fedprox_with_the_plain_distance(short):
     few = (*ONE, "train.batch_size=4", "rounds=1", "data.limit=12")
-    plain, none = short("fedavg", *few), short("fedprox", *few, "local.mu=0", "local.form=norm")
+    plain = short("fedavg", *few)
+    none = short("fedprox", *few, "local.mu=0", "local.form=norm")
     assert plain.sha256 == none.sha256
     norm, squared = (short("fedprox", *few, "local.mu=1", f"local.form={f}") for f in ("norm", "squared"))
     assert len({plain.sha256, norm.sha256, squared.sha256}) == 3

@@ -76,7 +76,8 @@ NEGATIVE = ([0.4, 0.3, 0.2, 0.1], [0.05, 0.6, 0.5, 0.45], [0.36, 0.34, 0.19, 0.1
 
 def test_negative_slopes_by_hand():
     """Slopes 0.4, 0.5, 0 and -0.5: without it, with 0.5, and as it is."""
-    a, g = np.array(NEGATIVE[0]), np.array(NEGATIVE[1])
+    a = np.array(NEGATIVE[0])
+    g = np.array(NEGATIVE[1])
     for rule, slopes in (
         ("zero", [0.4, 0.5, 0, 0]),
         ("abs", [0.4, 0.5, 0, 0.5]),

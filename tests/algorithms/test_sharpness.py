@@ -28,10 +28,8 @@ def test_v9_shift():
 
 
 def test_the_shift_is_what_the_fourier_transform_does():
-    x, amplitude = (
-        torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([3.0, 1.0, 2.0]),
-    )
+    x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    amplitude = torch.tensor([3.0, 1.0, 2.0])
     spectrum = torch.fft.fft2(x)
     size = spectrum.abs()
     size[:, :, 0, 0] = amplitude

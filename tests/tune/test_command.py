@@ -62,7 +62,8 @@ def wait_until(ready, process, seconds=240):
 @pytest.mark.ray
 @pytest.mark.parametrize("snapshot", ["as it was", "cut short"])
 def test_a_sweep_killed_with_9_loses_no_round_and_repeats_no_trial(snapshot, sweep_file, cache, tmp_path):
-    path, rounds = tmp_path / "out", 6
+    path = tmp_path / "out"
+    rounds = 6
     arguments = [sweep_file, *COMMON, f"data.cache={cache}", f"rounds={rounds}", "trials=3"]
     process = start(*arguments, f"output={path}", "max_concurrent=1", "cluster.num_cpus=1")
     wait_until(lambda: (found := lengths(path))[:1] == [rounds] and found[1:2] >= [2], process)

@@ -153,7 +153,7 @@ def test_overrides_reach_the_sweep_or_the_experiment():
         (["sweep=fedgcr", "searcher=tpo"], ["searcher", "tpo"]),
         (["sweep=fedgcr", "space.rounds={randint: [1, 5]}"], ["space.rounds", "whole sweep"]),
         (["sweep=fedgcr", "space.cluster.num_gpus={choice: [1, 2]}"], ["cluster.num_gpus", "whole sweep"]),
-        (["sweep=fedgcr", "objective=quality"], ["objective", "large or small"]),
+        (["sweep=fedgcr", "objective=quality"], ["objective", "direction"]),
         (
             ["sweep=fedgcr", "objective=[accuracy, sigma_type]", "scheduler=asha"],
             ["scheduler", "one objective"],
@@ -182,6 +182,23 @@ def test_a_sweep_that_cannot_run_is_refused_in_one_line(arguments, words, tmp_pa
         check_sweep(sweep, overrides, None, tmp_path)
     assert all(word in str(err.value) for word in words), err.value
     assert "\n" not in str(err.value)
+
+
+def test_a_sweep_is_read_by_the_rules_of_every_config(tmp_path):
+    """1e-3 is a number in a file and in an override; a key that is there twice is refused."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("space: {train.lr: {loguniform: [1e-3, 1]}}\n")
+    overrides = ["space.train.weight_decay={loguniform: [1e-5, 1e-2]}", "default.train.lr=1e-2"]
+    sweep = load_sweep([f"sweep={path}", *overrides])[0]
+    assert sweep.default == {"train.lr": 0.01}
+    space = {p.key: p.args for p in sweep.read_space().parameters}
+    assert space == {"train.lr": (1e-3, 1), "train.weight_decay": (1e-5, 1e-2)}
+    path.write_text("trials: 2\nspace: {train.lr: {uniform: [0.1, 1]}}\ntrials: 3\n")
+    with pytest.raises(ConfigError, match="'trials' is there twice"):
+        load_sweep([f"sweep={path}"])
+    path.write_text("space: {train.lr: {uniform: [0.1, 1]}}\n")
+    with pytest.raises(ConfigError, match=r"default: .* is not a YAML value"):
+        load_sweep([f"sweep={path}", "default={train.lr: 0.1, train.lr: 0.2}"])
 
 
 def test_directions_follow_from_names():

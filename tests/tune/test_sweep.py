@@ -72,6 +72,10 @@ def test_the_best_config_repeats_the_best_trial(swept, tmp_path):
 def test_what_a_sweep_leaves_besides(swept):
     path, _ = swept
     assert (path / "runs" / "0003" / "seed-1" / "clients.parquet").exists()  # a whole run folder
+    report = (path / "report.md").read_text()
+    assert "(best" in report
+    assert all(figure.name in report for figure in (path / "figures").glob("*.png"))
+    assert list((path / "figures").glob("*.png"))
     logged = list((path / "tune").glob("0000-*/result.json"))
     assert [json.loads(line)["round"] for line in logged[0].read_text().splitlines()] == [1, 2]
     assert list((path / "tune").glob("0000-*/events.out.tfevents*"))

@@ -72,7 +72,8 @@ def test_stack():
 
 def test_the_additivity_the_paper_claims_does_not_hold():
     x = torch.ones(2, 1, dtype=torch.float64)
-    b, a = B.mean(0)[:, None], A.mean(0)[None]
+    b = B.mean(0)[:, None]
+    a = A.mean(0)[None]
     close(sum(f @ (g @ x) for f, g in FACTORS), [3, 2, 8])
     close(2 * b @ (a @ x), [2.5, 2.5, 7.5])
 
@@ -92,7 +93,8 @@ def test_components_of_size_zero_keep_their_row_and_a_zero_column():
 
 def test_equal_factors_stay_the_same_product():
     g = torch.Generator().manual_seed(1)
-    b, a = torch.randn(5, 2, generator=g), torch.randn(2, 4, generator=g)
+    b = torch.randn(5, 2, generator=g)
+    a = torch.randn(2, 4, generator=g)
     same = [Update(client=c, params={NAMES[0]: a, NAMES[1]: b}) for c in "xy"]
     state = ServerState(round=0, params={NAMES[0]: a, NAMES[1]: b})
     after = Server(lora_agg="product_svd").average(state, same, [0.3, 0.7]).params
@@ -142,7 +144,8 @@ def test_a_layer_without_holders_keeps_its_residual():
 
 def test_a_run_with_residuals_sends_them_down_only_and_leaves_frozen_weights_alone(small):
     steps = "train.epochs=3"
-    plain, run = small(steps), small(steps, "tuning.residual=true", "server.lora_agg=residual")
+    plain = small(steps)
+    run = small(steps, "tuning.residual=true", "server.lora_agg=residual")
     residuals = {n: v for n, v in run.params.items() if n.endswith(".lora_R")}
     assert len(residuals) == 8  # two layers in each of four blocks
     assert all(v.any() for v in residuals.values())

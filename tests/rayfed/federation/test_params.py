@@ -20,7 +20,8 @@ def test_mean_is_weighted_per_name_over_holders():
 
 
 def test_mean_changes_no_argument_and_a_weight_of_zero_is_no_holder():
-    one, two = update("x", a=[1.0]), update("y", a=[9.0], b=[2.0])
+    one = update("x", a=[1.0])
+    two = update("y", a=[9.0], b=[2.0])
     mean = mean_by_name([one, two], [1, 0])
     assert mean["a"].tolist() == [1.0]
     assert "b" not in mean
@@ -40,13 +41,15 @@ def test_different_shapes_name_the_client():
 
 
 def test_arithmetic():
-    a, b = {"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([0.0, 0.0]), "more": torch.tensor(1.0)}
+    a = {"w": torch.tensor([3.0, 4.0])}
+    b = {"w": torch.tensor([0.0, 0.0]), "more": torch.tensor(1.0)}
     assert subtract(a, b)["w"].tolist() == [3.0, 4.0]
     assert float(sq_distance(a, b)) == 25.0
 
 
 def test_digest_depends_on_every_bit_and_not_on_order():
-    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
+    a = torch.tensor([1.0, 2.0])
+    b = torch.tensor([3.0])
     assert digest({"a": a, "b": b}) == digest({"b": b, "a": a})
     assert digest({"a": a}) != digest({"a": torch.nextafter(a, a + 1)})
     assert digest({"a": a}) != digest({"a": a.double()})

@@ -57,7 +57,8 @@ def test_variances_are_those_of_the_table(tmp_path):
 
 
 def test_a_comparing_run_draws_all_three_servers(run):
-    found, rows = gap_variances(run), read_rows(run)
+    found = gap_variances(run)
+    rows = read_rows(run)
     assert found.keys() == {"gap", "gap_ga", "gap_fedavg", "gap_faa"}
     for name, points in found.items():
         assert [value for _, value in points] == pytest.approx([row[f"{name}_variance"] for row in rows])
@@ -124,7 +125,8 @@ def test_three_models_lie_in_their_plane_at_their_distances():
 
 def test_the_grid_has_the_losses_of_its_points():
     """A quadratic loss, whose values follow from explicit axes; five models do not lie in one plane."""
-    five, target = models(5), flat(models(1, seed=1)[0])
+    five = models(5)
+    target = flat(models(1, seed=1)[0])
     centre = {n: sum(m[n] for m in five) / 5 for n in five[0]}
     plane = measured.plane_through(centre, five)
     moves = np.stack([flat(m) - flat(centre) for m in five])
@@ -147,7 +149,8 @@ def test_the_grid_has_the_losses_of_its_points():
     xs, ys, z = landscape.surface(rows)
     assert z.shape == (4, 4)
     assert z[1, 2] == next(r["loss"] for r in rows[6:] if r["x"] == xs[2] and r["y"] == ys[1])
-    low, high = plane.places.min(0), plane.places.max(0)
+    low = plane.places.min(0)
+    high = plane.places.max(0)
     assert xs[-1] - high[0] == pytest.approx(0.5 * (high[0] - low[0]))
 
 
@@ -162,7 +165,8 @@ def test_landscape_of_a_finished_run(run):
     # The same from the parts: train the first client once more and score it on the unseen domain.
     opened = reopen(run)
     executor = InlineExecutor(opened.setup.world, opened.setup.weights)
-    local, sent = opened.setup.experiment.local, opened.state.broadcast()
+    local = opened.setup.experiment.local
+    sent = opened.state.broadcast()
     client = next(iter(opened.setup.experiment.clients))
     (update,) = executor.map([Call(client, partial(fit, local=local), "fit", sent)])
     task = partial(evaluate, split="test", local=local)
@@ -183,7 +187,8 @@ def test_features_of_seen_and_unseen_domains(run):
     assert {row["domain"] for row in rows if row["unseen"]} == {"street"}
     assert "](figures/feature_map.png)" in (run / "report.md").read_text()
     opened = reopen(run)
-    world, tensors = opened.setup.world, opened.setup.weights
+    world = opened.setup.world
+    tensors = opened.setup.weights
     worker = InlineExecutor(world, tensors).worker
     shown = features.chosen(opened, 60)["plain"][1]
 

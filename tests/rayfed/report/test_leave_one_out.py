@@ -19,7 +19,7 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
         assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["held_out"] == name
         check_unseen(folder, name)
         assert all(0 <= row["val_accuracy"] <= 1 for row in read_rows(folder))
-    with pytest.raises(RuntimeError, match="'plain' have another use"):
+    with pytest.raises(RuntimeError, match="'plain' are not used for testing only"):
         check_unseen(result.path / "street", "plain")
     table = rows_of(result.path / "report.md")
     assert [row["held out"] for row in table if "held out" in row] == ["plain", "street", "fonts", "mean"]
@@ -50,7 +50,8 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
 
 def rows_of(report):
     """Every row of every table of a report, by column."""
-    found, columns = [], None
+    found = []
+    columns = None
     for line in report.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
