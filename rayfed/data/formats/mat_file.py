@@ -128,8 +128,8 @@ class _Inflated(io.RawIOBase):
                 self._left -= len(packed)
             try:
                 data = self._zlib.decompress(packed, len(buffer))
-            except zlib.error as error:
-                raise ValueError(error) from error
+            except zlib.error as err:
+                raise ValueError(err) from err
             if data or not packed:
                 buffer[: len(data)] = data
                 return len(data)

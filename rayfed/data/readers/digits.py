@@ -109,10 +109,8 @@ class Digits:
         try:
             picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
-        except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
-            raise BadImageError(
-                f"image {image} is corrupt ({error}); or set data.on_bad_image=skip"
-            ) from error
+        except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
+            raise BadImageError(f"image {image} is corrupt ({err}); or set data.on_bad_image=skip") from err
         same = rgb.size == (size, size)
         return np.asarray(rgb if same else rgb.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -191,10 +189,10 @@ def _checked(part: Part) -> tuple[Any, Labels]:
     where = f"data.root: {part.paths[0]}"
     try:
         images, labels = part.read(*part.paths)
-    except OSError as error:
-        raise DataError(f"{where} cannot be read ({error})") from error
-    except MALFORMED as error:
-        raise DataError(f"{where} is not in the format of its release ({error})") from error
+    except OSError as err:
+        raise DataError(f"{where} cannot be read ({err})") from err
+    except MALFORMED as err:
+        raise DataError(f"{where} is not in the format of its release ({err})") from err
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
     if labels.min() < 0 or labels.max() > 9:

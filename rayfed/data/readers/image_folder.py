@@ -32,7 +32,7 @@ MAX_DEPTH = 100
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns where we refuse
 
@@ -84,7 +84,7 @@ class ImageFolder:
         if not files:
             raise DataError(f"data.root: no images in {root}; expected {LAYOUT} ({' '.join(SUFFIXES)})")
         if astray := [file.path for file, place in found if place is None]:
-            logger.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
+            log.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
@@ -166,19 +166,19 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadImageError(f"image {path} is larger than {MAX_FILE_BYTES // 1_000_000} MB; replace it")
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise BadImageError(f"image {path} is gone, or a link to nothing") from error
-    except OSError as error:
+    except FileNotFoundError as err:
+        raise BadImageError(f"image {path} is gone, or a link to nothing") from err
+    except OSError as err:
         # Not the image's fault, so never skipped: a share that hiccups must not thin out the data.
-        raise DataError(f"image {path} cannot be read ({error.strerror}); check disk and rights") from error
+        raise DataError(f"image {path} cannot be read ({err.strerror}); check disk and rights") from err
     try:
         return decode_image(data, size)
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+    except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
         raise BadImageError(
-            f"image {path} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
-        ) from error
+            f"image {path} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
+        ) from err
 
 
 def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
@@ -221,8 +221,8 @@ def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list
     try:
         stat = folder.stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"data.root: folder {folder} cannot be read ({error.strerror})") from error
+    except OSError as err:
+        raise DataError(f"data.root: folder {folder} cannot be read ({err.strerror})") from err
     here = (stat.st_dev, stat.st_ino)
     if here in above:
         return []
@@ -249,8 +249,8 @@ def _file(entry: os.DirEntry[str], prefix: str) -> File:
     try:
         key.encode()
         stat = entry.stat()
-    except UnicodeEncodeError as error:
-        raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from error
+    except UnicodeEncodeError as err:
+        raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from err
     except OSError:  # a link to nothing or in a circle: reported when it is decoded
         return File(key, -1, 0)
     return File(key, stat.st_size, stat.st_mtime_ns)

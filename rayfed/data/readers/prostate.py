@@ -140,22 +140,22 @@ def _volume(case: Case) -> Volume:
     image, mask = (_read(path, BadImageError) for path in (case.image, case.mask))
     try:
         return make_volume(image, mask)
-    except ValueError as error:
-        raise BadImageError(f"{case.image}: {error}") from error
+    except ValueError as err:
+        raise BadImageError(f"{case.image}: {err}") from err
 
 
 def _read(path: Path, kind: type[DataError]) -> NDArray[Any]:
     """A volume with rows first, shape (H, W, D)."""
     try:
         import nibabel
-    except ImportError as error:
+    except ImportError as err:
         message = "data.reader: 'prostate' needs nibabel; install rayfed-sim[segmentation]"
-        raise ConfigError(message) from error
+        raise ConfigError(message) from err
     broken = (OSError, EOFError, ValueError, zlib.error, nibabel.filebasedimages.ImageFileError)
     try:
         volume = np.asanyarray(nibabel.Nifti1Image.from_filename(path).dataobj)
-    except broken as error:
-        raise kind(f"{path} is not a NIfTI volume ({error})") from error
+    except broken as err:
+        raise kind(f"{path} is not a NIfTI volume ({err})") from err
     return volume.swapaxes(0, 1)
 
 

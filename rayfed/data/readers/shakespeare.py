@@ -115,8 +115,8 @@ def _speeches(files: list[Path]) -> dict[str, str]:
     """All that a role says, by role, speeches joined by line breaks."""
     try:
         texts = {path: path.read_text(encoding="utf-8") for path in files}
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.root: a text cannot be read ({error})") from error
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"data.root: a text cannot be read ({err})") from err
     if len(files) > 1 or files[0].name != FILE:
         return {path.stem: text for path, text in texts.items()}
     found: dict[str, list[str]] = {}

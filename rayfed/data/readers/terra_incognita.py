@@ -79,8 +79,8 @@ def _read(path: Path) -> list[tuple[str, str, str]]:
         names = {item["id"]: item["name"] for item in content["categories"]}
         images = {item["id"]: (str(item["location"]), item["file_name"]) for item in content["images"]}
         pairs = [(images[item["image_id"]], names[item["category_id"]]) for item in content["annotations"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"data.root: {path} is not a COCO camera traps file ({error!r})") from error
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise DataError(f"data.root: {path} is not a COCO camera traps file ({err!r})") from err
     rows = [
         (f"location_{number}", name, file)
         for (number, file), name in pairs
