@@ -59,16 +59,17 @@ class DataConfig:
         root: Folder of the data set; embedded data sets need none.
         cache: Folder of prepared data sets; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
-        classes: Classes to use, in this order, or how many of the first; None means all. Only for readers
-            that can choose.
-        aliases: Other spellings of folders: name on the disk to name of the domain or class.
-        held_out: Domain or domains that no client owns: all their images test the global model.
-        on_bad_image: What to do with an image that cannot be decoded.
-        limit: At most this many images of each domain, or this share in (0, 1] of them, chosen by the seed in
-            the proportions of the classes.
-        val: Fraction in [0, 1), or number, of a client's samples kept for validation.
-        test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
-        partition: How a domain is dealt to clients. In a config, a path here is short for `file: path`.
+        classes: Classes to use, in this order, or the number of first classes to use; None means all. Only
+            for readers that can select classes.
+        aliases: Name of the domain or class by the name of a folder that is spelled differently.
+        held_out: Domain or domains without clients; all their images test the global model.
+        on_bad_image: `stop` ends the command at an image that cannot be decoded, `skip` leaves it out.
+        limit: Largest number of images of each domain, or a share in (0, 1] of them; the seed chooses them,
+            stratified by class.
+        val: Fraction in [0, 1), or number, of a client's samples for validation.
+        test: As `val`, for testing; `official` is the official test split of the data set, which the clients
+            of a domain share.
+        partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
     name: str

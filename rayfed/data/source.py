@@ -168,6 +168,6 @@ READERS = Registry(
     files=READER_FILES,
     attribute="READER",
     key="data.reader",
-    accepts=lambda found: isinstance(found, type) and is_dataclass(found),
+    accepts=lambda value: isinstance(value, type) and is_dataclass(value),
     expected="a reader, which is a dataclass",
 )

@@ -97,14 +97,14 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from ((f"row {i}", row) for i, row in enumerate(table.to_pylist(), start=1))
 
 
-def _check_columns(found: Collection[str], path: Path) -> None:
-    for name in found:
+def _check_columns(present: Collection[str], path: Path) -> None:
+    for name in present:
         if name not in COLUMNS:
             raise ConfigError(f"{KEY}: {str(path)!r}: " + unknown("column", name, COLUMNS))
     for name in COLUMNS[:2]:
-        if name not in found:
+        if name not in present:
             raise ConfigError(f"{KEY}: {str(path)!r} has no column {name!r}; it needs round and client")
-    if len(found) != len(set(found)) or not set(found) & set(VALUE_COLUMNS):
+    if len(present) != len(set(present)) or not set(present) & set(VALUE_COLUMNS):
         raise ConfigError(
             f"{KEY}: {str(path)!r} needs one or more of the columns {', '.join(VALUE_COLUMNS)}, each once"
         )

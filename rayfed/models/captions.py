@@ -25,7 +25,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 TEMPLATES = ("a picture of a {}", "a photo of a {}", "an image of a {}", "{}")
 
 STYLES = ("", "white on black", "on a photo")
-"""What a caption says about the background, by its kind: coloured (nothing), black, a photograph."""
+"""Words of a caption for the kind of the background: coloured (no words), black, a photograph."""
 
 LOOKS = {
     "Oo": "zero", "Q": "zero", "Il": "one", "/": "one", "Zz": "two", "ξ": "three", "}": "three",

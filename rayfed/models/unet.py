@@ -16,7 +16,7 @@ from rayfed.data.formats.slices import MEAN, ONE_SD
 from rayfed.errors import ConfigError
 
 LEVELS = 4
-"""How many times the network halves its input."""
+"""Number of times that the network halves the size of its input."""
 
 STANDARDISED_MEAN = (MEAN / 255, MEAN / 255, MEAN / 255)
 STANDARDISED_STD = (ONE_SD / 255, ONE_SD / 255, ONE_SD / 255)

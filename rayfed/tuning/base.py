@@ -117,7 +117,7 @@ TUNINGS = Registry(
     files=TUNING_FILES,
     attribute="TUNING",
     key="tuning.name",
-    accepts=lambda found: isinstance(found, type) and hasattr(found, "apply"),
+    accepts=lambda value: isinstance(value, type) and hasattr(value, "apply"),
     expected="a tuning scheme, which is a class with apply()",
 )
 

@@ -51,7 +51,8 @@ def colour_pairs(n: int, contrast: tuple[float, float], rng: np.random.Generator
     Their difference of brightness is drawn from the interval `contrast`; it is smaller if a channel
     saturates.
     """
-    ink, paper = uniform(rng, 0, 1, n, 3), uniform(rng, 0, 1, n, 3)
+    ink = uniform(rng, 0, 1, n, 3)
+    paper = uniform(rng, 0, 1, n, 3)
     gap = uniform(rng, *contrast, n)
     middle = gap / 2 + uniform(rng, 0, 1, n) * (1 - gap)
     ink = ink + (middle - gap / 2 - luma(ink))[:, None]

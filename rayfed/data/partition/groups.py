@@ -24,7 +24,9 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
     Raises:
         ConfigError: The data cannot be partitioned as the config asks, see `make_partition`.
     """
-    labels, domain, test = dataset.labels, dataset.domain, dataset.test
+    labels = dataset.labels
+    domain = dataset.domain
+    test = dataset.test
     if config.partition.file:
         return make_partition(labels, domain, test, dataset.domains, config, seed, dataset.keys)
     if not (dataset.grouped and config.partition.by_group):

@@ -20,6 +20,7 @@ from rayfed.data.imbalance import (
 from rayfed.data.partition.dealing import Indices, deal_by_dirichlet, deal_evenly, stratified_order
 from rayfed.data.partition.from_file import SPLITS, Imported, read_partition
 from rayfed.data.partition.partition import ClientSplit, Partition
+from rayfed.data.partition.sizes import shares_test, smallest_part, split_sizes, too_few, too_many
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 
@@ -76,7 +77,7 @@ def make_partition(
     return Partition(
         clients=tuple(clients),
         held_out={name: dealer.samples(name) for name in held_out},
-        official_test=_shares_test(config),
+        official_test=shares_test(config),
         pooled=config.partition.pooled,
     )
 
@@ -115,10 +116,10 @@ class _Dealer:
         for name, count, pool, step in zip(
             owners, counts, used, size_ratios(counts, ratio, partition.within), strict=True
         ):
-            smallest = _smallest_part(self.config, 1, pool)
+            smallest = smallest_part(self.config, 1, pool)
             series = client_sizes(pool, count, step)  # rounded down, so its sum may be less than the pool
             if sum(series) < count * smallest:
-                raise ConfigError(_too_few(self.config, name, count, sum(series), smallest))
+                raise ConfigError(too_few(self.config, name, count, sum(series), smallest))
             sizes[name] = with_minimum(series, smallest)
         return sizes
 
@@ -160,9 +161,9 @@ class _Dealer:
             order = generator(self.seed, "partition", name).permutation(pool)
             return [np.sort(part) for part in np.split(order, np.cumsum(sizes))[:-1]]
         by_dirichlet = partition.scheme == "dirichlet"
-        smallest = _smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
+        smallest = smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
         if len(pool) < count * smallest:
-            raise ConfigError(_too_many(self.config, name, count, len(pool), smallest))
+            raise ConfigError(too_many(self.config, name, count, len(pool), smallest))
         rng = generator(self.seed, "partition", name)
         if by_dirichlet:
             parts = deal_by_dirichlet(self.labels[pool], count, partition.alpha, smallest, rng)
@@ -173,7 +174,7 @@ class _Dealer:
     def split(self, name: str, number: int, part: Indices) -> dict[str, Indices]:
         """Split the samples of a client, stratified by class."""
         order = stratified_order(self.labels[part], generator(self.seed, "partition", name, "split", number))
-        num_test, num_val = (int(number) for number in _split_sizes(self.config, np.array(len(part))))
+        num_test, num_val = (int(number) for number in split_sizes(self.config, np.array(len(part))))
         test, val, train = np.split(part[order], [num_test, num_test + num_val])
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
@@ -252,52 +253,3 @@ class _Dealer:
                 "another domain, or remove them from the file"
             )
         return names[0] if len(names) == 1 else MIXED
-
-
-def _shares_test(config: DataConfig) -> bool:
-    imbalanced = config.partition.scheme == "imbalanced"
-    return (config.test == "official" or imbalanced) and not config.partition.split_test
-
-
-def _split_sizes(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
-    """Numbers of test and validation samples of clients of these sizes; a fraction > 0 gives at least one."""
-
-    def count(share: float | int) -> Indices:
-        if isinstance(share, int):
-            return np.full_like(sizes, share)
-        return np.maximum(np.floor(share * sizes + 0.5), float(share > 0)).astype(np.int64)
-
-    test = 0 if config.test == "official" or config.partition.scheme == "imbalanced" else config.test
-    return count(test), count(config.val)
-
-
-def _smallest_part(config: DataConfig, num_train: int, num_samples: int) -> int:
-    """The smallest size from which on a client keeps `num_train` training samples.
-
-    It is larger than `num_samples` if no client of up to this size does.
-    """
-    sizes = np.arange(num_samples + 1)
-    test, val = _split_sizes(config, sizes)
-    # One more than the last size that is too small. A smaller size may be enough, because two numbers are
-    # rounded and both may increase at the same size.
-    return int(np.flatnonzero(sizes - test - val < num_train)[-1]) + 1
-
-
-def _too_many(config: DataConfig, name: str, count: int, num_samples: int, smallest: int) -> str:
-    clients = "1 client does" if count == 1 else f"{count} clients do"
-    if fits := num_samples // smallest:
-        advice = f"set at most {fits} for this domain"
-    else:
-        advice = "lower data.val, data.test or data.partition.min_samples, or raise data.limit"
-    return (
-        f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
-        f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
-        f"test={config.test}); {advice}"
-    )
-
-
-def _too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int) -> str:
-    return (
-        f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
-        f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
-    )
