@@ -12,8 +12,8 @@ from pathlib import Path
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig
 from rayfed.data.download_check import Inventory, take_inventory
-from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.preparation import prepare
+from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.source import BadImageError, Listing, Source, make_source
 from rayfed.errors import ConfigError
 from rayfed.terminal.console import say
