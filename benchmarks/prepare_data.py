@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from rayfed.data.preparation import prepare
 from rayfed.data.readers.image_folder import ImageFolder
-from rayfed.data.shards import open_dataset, prepare
+from rayfed.data.shards import open_dataset
 
 COUNTS = (2_500, 5_000, 10_000, 20_000)
 

@@ -1,4 +1,4 @@
-"""Readers, prepared images and partitions."""
+"""Data sets: readers, prepared images, partitions into clients."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import logging
 import numpy as np
 
 from rayfed.data.cache import cache_folder
-from rayfed.data.config import DataConfig, check, client_domains
-from rayfed.data.shards import Dataset, open_dataset, prepare
+from rayfed.data.config import DataConfig, check_config, client_domains
+from rayfed.data.preparation import prepare
+from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import Listing, make_source, task_of
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import CLASSIFICATION
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def load(config: DataConfig, size: int, task: str | None = None) -> Dataset:
-    """Find, check, decode (once) and map the data set of a config.
+    """Prepare the data set of a config, if that was not done before, and map it into memory.
 
-    The result holds every domain of the data set, also those that `data.domains` leaves out: it is shared by
-    all configs of the same data. The partition picks what is used.
+    The result has every domain of the data set, also those that `data.domains` leaves out, so that all
+    configs of the same data share one file. The partition selects the domains that are used.
 
     Args:
-        config: Which data set.
-        size: Side of the images in pixels, as the model wants them, or characters in a window.
-        task: What the model is for; None: whatever the data are for.
+        config: The config section `data`.
+        size: Input height and width of the model in pixels, or characters in a window.
+        task: The task of the model; None accepts data of any task.
 
     Raises:
-        ConfigError: Bad input; one line that says what to change.
+        ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
-    check(config)
+    check_config(config)
     source = make_source(config)
     if task not in (None, task_of(source)):
         raise ConfigError(
@@ -46,9 +47,10 @@ def load(config: DataConfig, size: int, task: str | None = None) -> Dataset:
 
     path = prepare(source, size, cache_folder(config), config.on_bad_image, check_domains)
     dataset = open_dataset(path)
-    check_domains(dataset)  # again: the config may be another one, and skipping may have emptied a class
+    # Again, because the file may be from another config, and a class may be empty without its bad images.
+    check_domains(dataset)
     if dataset.skipped:
-        logger.warning("%d images of %s could not be decoded and are left out", dataset.skipped, config.name)
+        log.warning("%d images of %s could not be decoded and are left out", dataset.skipped, config.name)
     return dataset
 
 

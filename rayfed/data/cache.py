@@ -1,4 +1,4 @@
-"""The folder of prepared data sets: where it is, and how to empty it."""
+"""The folder of prepared data sets: its location, and the removal of files from it."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from rayfed.errors import ConfigError
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """Where shards are kept: data.cache, else $RAYFED_CACHE, else ~/.cache/rayfed; made if it is not there.
+    """The folder of prepared data sets, which is created if it does not exist.
+
+    It is `data.cache`, else $RAYFED_CACHE, else ~/.cache/rayfed.
 
     Raises:
-        ConfigError: It cannot be made or written to.
+        ConfigError: The folder cannot be created or written to.
     """
     folder = Path(config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed").expanduser().absolute()
     advice = "set data.cache (or RAYFED_CACHE) to a folder you can write to"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"data.cache: cannot make {folder} ({error.strerror}); {advice}") from error
+    except OSError as err:
+        raise ConfigError(f"data.cache: cannot make {folder} ({err.strerror}); {advice}") from err
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"data.cache: cannot write to {folder}; {advice}")
     return folder
 
 
 def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:
-    """Remove prepared data sets; one that is being prepared right now is left alone.
+    """Remove prepared data sets, except those that are being prepared at the moment.
 
-    Nothing else removes them: what was prepared from an earlier state of the data, or with another version of
-    the decoder, is never opened again but stays. Their empty lock files stay, for whoever waits for one.
+    Files that were prepared from an earlier state of the data, or with another version of the decoder, are
+    not used again; only this function removes them. Lock files stay, because another process may wait for
+    one.
 
     Args:
-        cache: Folder of shards.
-        keep: Remove only what stands for another state of the data of this shard: those of its name and size.
-            Without it, all are removed.
+        cache: Folder of the prepared data sets.
+        keep: A prepared data set to keep. Then only files for the same name and image size are removed, which
+            are from other states of the same data. None removes all prepared data sets.
 
     Returns:
-        Number of files removed, and bytes freed.
+        Number of removed files, and the sum of their sizes in bytes.
     """
-    count, num_bytes = 0, 0
+    count = 0
+    num_bytes = 0
     for path in sorted(path.with_suffix(".arrow") for path in cache.glob("*-*.lock")):
         if keep is not None and (path == keep or _subject(path) != _subject(keep)):
             continue
@@ -52,11 +56,12 @@ def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:
                 continue
             for file in (path, *cache.glob(f"{path.stem}.*.tmp")):
                 if file.exists():
-                    count, num_bytes = count + 1, num_bytes + file.stat().st_size
+                    count += 1
+                    num_bytes += file.stat().st_size
                     file.unlink()
     return count, num_bytes
 
 
 def _subject(path: Path) -> str:
-    """Name and size in the file name of a shard."""
+    """The name of the data set and the image size, as they begin the file name of a prepared data set."""
     return path.stem.rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""The data of one client: rows of the shared memory map, made into normalised batches on demand."""
+"""The data of one client: samples of the mapped data set, normalised batch by batch when they are needed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from rayfed.types import Batch
 
 Indices = npt.NDArray[np.int64]
 Splits = Mapping[str, Indices]
-"""Row numbers of the data set by split name."""
+"""Indices of samples in the data set, ascending, by name of the split."""
 
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Turns uint8 images into what a backbone expects: (x / 255 - mean) / std per channel."""
+    """Converts uint8 images into the input of a backbone: (x / 255 - mean) / std by channel."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     def __call__(self, images: npt.NDArray[np.uint8], device: str = "cpu") -> torch.Tensor:
-        """Args: images, shape (B, H, W, 3). Returns: float32, shape (B, 3, H, W)."""
+        """Normalise a batch.
+
+        Args:
+            images: uint8, shape (B, H, W, 3).
+            device: Device of the result.
+
+        Returns:
+            float32, shape (B, 3, H, W).
+        """
         std = torch.tensor(self.std, device=device).view(1, 3, 1, 1)
         mean = torch.tensor(self.mean, device=device).view(1, 3, 1, 1)
         x = torch.from_numpy(images).to(device).permute(0, 3, 1, 2).float()
@@ -34,14 +42,14 @@ class Normalizer:
 
 @dataclass(frozen=True)
 class ClientData:
-    """Splits of one client over the examples all clients share.
+    """The splits of one client as indices into arrays that all clients share.
 
     Attributes:
-        images: All inputs of the data set, uint8, read only: images (N, H, W, 3) or symbols (N, length).
-        targets: What a model shall answer: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
-        splits: Which rows are this client's, by split name.
-        normalize: From stored inputs to network input.
-        device: Where batches are put.
+        images: All inputs of the data set, uint8, read-only: images (N, H, W, 3) or symbols (N, length).
+        targets: All targets: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
+        splits: Indices of the samples of this client by split.
+        normalize: Converts stored inputs into network input on a device.
+        device: Device of the batches.
     """
 
     images: npt.NDArray[np.uint8]
@@ -51,12 +59,20 @@ class ClientData:
     device: str = "cpu"
 
     def size(self, split: str) -> int:
-        """Number of examples in a split; 0 where the client has no such split."""
+        """Number of examples in a split; 0 if the client has no such split."""
         rows = self.splits.get(split)
         return 0 if rows is None else len(rows)
 
     def batch(self, split: str, positions: torch.Tensor) -> Batch:
-        """The examples at these positions of a split, in that order."""
+        """The examples at some positions of a split, in the order of the positions.
+
+        Args:
+            split: Name of the split.
+            positions: Positions in the split, int64, shape (B,).
+
+        Returns:
+            Network input, shape (B, ...), and targets, int64, shape (B,) or (B, H, W).
+        """
         rows = self.splits[split][positions.numpy()]
         x = self.normalize(self.images[rows], self.device)
         return x, torch.from_numpy(self.targets[rows]).to(self.device).long()

@@ -1,4 +1,4 @@
-"""What a config says about data, and the checks that need no data."""
+"""The config section `data`, and the checks of it that do not need the data set."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from rayfed.errors import ConfigError, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    """How the images of a domain are dealt to its clients.
+    """The config section `data.partition`: how the samples of a domain are distributed to its clients.
 
     Attributes:
-        scheme: `by_domain` deals at random in nearly equal parts; `dirichlet` skews labels within a domain;
-            `imbalanced` gives domains very different numbers of clients and clients very different sizes,
-            and cuts the test samples off each domain before it is dealt.
+        scheme: `by_domain` distributes at random in nearly equal parts; `dirichlet` skews labels within a
+            domain; `imbalanced` gives domains very different numbers of clients and clients very different
+            numbers of samples, and separates the test samples of a domain before it is distributed.
         clients_per_domain: One number for all domains, or a list with one number per domain that has clients.
-        alpha: Concentration of the Dirichlet, > 0; small is skewed, 100 is nearly uniform.
-        min_samples: Fewest training samples of a client under `dirichlet`.
-        factor: Under `imbalanced`: clients of the first domain for one of the last, e.g. 1, 5, 10.
+        alpha: Concentration of the Dirichlet distribution, > 0; a small value skews labels strongly, 100
+            hardly.
+        min_samples: Smallest number of training samples of a client under `dirichlet`.
+        factor: Under `imbalanced`: number of clients of the first domain for each of the last, e.g. 1, 5, 10.
         order: Under `imbalanced`: domains from the largest to the smallest; None: as in `data.domains`.
-        within: Under `imbalanced`: sizes of a domain's clients fall by the same `ratio` as the counts do
-            (Digit-Five, DomainNet), or over a range of `factor` (PACS).
-        split_test: Under `imbalanced`: cut a domain's test samples into its clients' own, in proportion to
-            their parts, instead of sharing them (FedGCR's spread over clients at factor 1).
-        by_group: Samples that belong together (slices of a patient) are dealt as one and never shared between
-            clients or splits; all numbers here and in `data` are then numbers of groups.
-        pooled: Train one client on everything (the centralised reference); tests stay as they are.
-        file: A saved partition to use instead: partition.parquet of a run, or a JSON or CSV list of who has
-            what. Of the rest of this section, only `pooled` counts then, and `data.limit` does not.
+        within: Under `imbalanced`: `ratio`: from client to client of a domain, sizes fall by the same ratio
+            as the numbers of clients from domain to domain (Digit-Five, DomainNet); `factor`: the largest
+            client has `factor` times the samples of the smallest (PACS).
+        split_test: Under `imbalanced`: distribute the test samples of a domain to its clients in proportion
+            to their sizes, instead of sharing them (FedGCR's spread over clients at factor 1).
+        by_group: Assign samples of a group (slices of a patient) to the same client and split; all numbers
+            here and in `data` then count groups.
+        pooled: Train one client on the samples of all (the centralised reference); test sets do not change.
+        file: A saved partition to use instead: partition.parquet of a run, or a JSON or CSV list of the
+            samples of each client. Then `data.limit` and this section, except `pooled`, have no effect.
     """
 
     scheme: Literal["by_domain", "dirichlet", "imbalanced"] = "by_domain"
@@ -49,24 +51,25 @@ class PartitionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which data set, where, and who gets what.
+    """The config section `data`.
 
     Attributes:
-        name: Name in reports and of the cached file.
+        name: Name of the data set, for reports and the cached file.
         reader: File name in `rayfed/data/readers`, or `package.module:NAME` of an installed package.
-        root: Folder of the data set, for readers that read one.
-        cache: Folder for decoded images; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
+        root: Folder of the data set; embedded data sets need none.
+        cache: Folder of prepared data sets; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
-        classes: Classes to use, in this order, or how many of the first; None means all. Only for readers
-            that can choose.
-        aliases: Other spellings of folders: name on the disk to name of the domain or class.
-        held_out: Domain or domains that no client owns: all their images test the global model.
-        on_bad_image: What to do with an image that cannot be decoded.
-        limit: At most this many images of each domain, or this share in (0, 1] of them, chosen by the seed in
-            the proportions of the classes.
-        val: Fraction in [0, 1), or number, of a client's samples kept for validation.
-        test: As `val`, for testing; `official` is the data set's own split, shared by a domain's clients.
-        partition: How a domain is dealt to clients. In a config, a path here is short for `file: path`.
+        classes: Classes to use, in this order, or the number of first classes to use; None means all. Only
+            for readers that can select classes.
+        aliases: Name of the domain or class by the name of a folder that is spelled differently.
+        held_out: Domain or domains without clients; all their images test the global model.
+        on_bad_image: `stop` ends the command at an image that cannot be decoded, `skip` leaves it out.
+        limit: Largest number of images of each domain, or a share in (0, 1] of them; the seed chooses them,
+            stratified by class.
+        val: Fraction in [0, 1), or number, of a client's samples for validation.
+        test: As `val`, for testing; `official` is the official test split of the data set, which the clients
+            of a domain share.
+        partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
     name: str
@@ -84,11 +87,11 @@ class DataConfig:
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 
-def check(config: DataConfig) -> None:
-    """Refuse values that make no sense for any data set.
+def check_config(config: DataConfig) -> None:
+    """Check the values that can be checked without the data set.
 
     Raises:
-        ConfigError: One line that names the key, the value and what is allowed.
+        ConfigError: A value is not allowed; one line that names the key, the value and what is allowed.
     """
     _check_share("data.val", config.val)
     if config.test != "official":
@@ -137,15 +140,15 @@ def _check_partition(partition: PartitionConfig) -> None:
 
 
 def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The domains that have clients, in order, and the held-out ones.
+    """The domains that have clients, in the order of the clients, and the held-out domains.
 
     Args:
-        config: Says which domains to use and which to hold out.
+        config: The config section `data`.
         domains: All domains of the data set.
 
     Raises:
-        ConfigError: A name does not exist (the nearest one is given) or is listed twice, or no domain is left
-            for clients.
+        ConfigError: A domain does not exist (the message names the nearest one) or is listed twice, or no
+            domain is left for clients.
     """
     chosen = list(domains) if config.domains is None else config.domains
     held_out = [config.held_out] if isinstance(config.held_out, str) else config.held_out or []
@@ -175,10 +178,14 @@ def _ordered(owners: list[str], order: list[str]) -> list[str]:
 
 
 def client_counts(partition: PartitionConfig, owners: Sequence[str]) -> list[int]:
-    """Number of clients of each domain that has clients.
+    """Number of clients of each domain.
+
+    Args:
+        partition: The config section `data.partition`.
+        owners: The domains that have clients, in the order of the clients.
 
     Raises:
-        ConfigError: A list of another length than there are such domains.
+        ConfigError: `clients_per_domain` is a list with another number of entries.
     """
     if partition.scheme == "imbalanced":
         return imbalanced_counts(len(owners), partition.factor)

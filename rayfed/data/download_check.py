@@ -1,4 +1,4 @@
-"""What a listing holds against what its authors published: the check of a download, without decoding it."""
+"""Compare the files of a download with what the authors of the data set published, without decoding them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfed.data.published import Published
+from rayfed.data.published import PublishedDataset
 from rayfed.data.source import Listing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A domain: classes that have images, images, those of the official test split, images published."""
+class DomainCounts:
+    """Counts of one domain.
+
+    Attributes:
+        domain: Name of the domain.
+        classes: Number of classes that have images.
+        images: Number of images.
+        test: Number of images of the official test split.
+        published: Number of images that the authors published; None if it is not known.
+    """
 
     domain: str
     classes: int
@@ -25,21 +33,26 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What is there.
+    """The result of a comparison.
 
     Attributes:
-        rows: One per domain, expected ones first.
-        problems: What makes the data unusable, one line each.
-        notes: What is worth knowing, one line each.
+        rows: Counts of each domain; published domains first.
+        problems: Differences that make the data unusable, one line each.
+        notes: Differences that do not, one line each.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[DomainCounts, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def take(listing: Listing, published: Published | None) -> Inventory:
-    """Compare a listing with what was published; without that, with itself: every class in every domain."""
+def take_inventory(listing: Listing, published: PublishedDataset | None) -> Inventory:
+    """Compare a listing with the published counts.
+
+    Args:
+        listing: The samples that a reader finds.
+        published: The data set as published; None only checks that every domain has every class.
+    """
     counts = np.zeros((len(listing.domains), len(listing.classes)), dtype=np.int64)
     np.add.at(counts, (listing.domain, listing.labels), 1)
     tests = np.bincount(listing.domain[listing.test], minlength=len(listing.domains))
@@ -49,31 +62,37 @@ def take(listing: Listing, published: Published | None) -> Inventory:
     rows = []
     for name in here + extra:
         place = listing.domains.index(name)
-        classes, images = int((counts[place] > 0).sum()), int(counts[place].sum())
-        test, known = int(tests[place]), expected.get(name)
-        rows.append(Row(domain=name, classes=classes, images=images, test=test, published=known))
+        rows.append(
+            DomainCounts(
+                domain=name,
+                classes=int((counts[place] > 0).sum()),
+                images=int(counts[place].sum()),
+                test=int(tests[place]),
+                published=expected.get(name),
+            )
+        )
     by_domain = {name: counts[listing.domains.index(name)].tolist() for name in here}
-    cells = {name: dict(zip(listing.classes, found, strict=True)) for name, found in by_domain.items()}
-    gone = [_missing_domain(name, extra) for name in expected if name not in here]
+    cells = {name: dict(zip(listing.classes, each, strict=True)) for name, each in by_domain.items()}
+    absent = [_missing_domain(name, extra) for name in expected if name not in here]
     problems = [*_class_problems(cells, published), *_number_of_classes(listing, published)]
-    notes = [f"{name!r} is no domain of this data set and is not used" for name in extra]
+    notes = [f"folder {name!r} is not a domain of this data set and is ignored" for name in extra]
     notes += [*_count_notes(rows), *_cell_notes(cells, published)]
     if published and published.optional and here:
-        notes = gone + notes
+        notes = absent + notes
     else:
-        problems = gone + problems
+        problems = absent + problems
     return Inventory(rows=tuple(rows), problems=tuple(problems), notes=tuple(notes))
 
 
 def _missing_domain(name: str, extra: Collection[str]) -> str:
     near = difflib.get_close_matches(name.lower(), [other.lower() for other in extra], n=1, cutoff=0.5)
-    found = next((other for other in extra if near and other.lower() == near[0]), None)
-    hint = f"; {found!r} is there: rename it to {name!r}" if found else ""
+    similar = next((other for other in extra if near and other.lower() == near[0]), None)
+    hint = f"; {similar!r} is there: rename it to {name!r}" if similar else ""
     return f"domain {name!r} is missing{hint}"
 
 
-def _class_problems(cells: dict[str, dict[str, int]], published: Published | None) -> Iterator[str]:
-    """Class folders that are missing or unknown, domain by domain."""
+def _class_problems(cells: dict[str, dict[str, int]], published: PublishedDataset | None) -> Iterator[str]:
+    """One line for each class folder that is missing or unknown, domain by domain."""
     named = published.classes if published and not isinstance(published.classes, int) else None
     present = {name for counts in cells.values() for name, count in counts.items() if count}
     wanted = named or sorted(present)
@@ -86,15 +105,15 @@ def _class_problems(cells: dict[str, dict[str, int]], published: Published | Non
                 yield f"class {domain}/{name} is missing{hint}"
         for name in unknown:
             if not difflib.get_close_matches(name, [w for w in wanted if not counts.get(w)], n=1):
-                yield f"class {domain}/{name} is none of this data set; remove it"
+                yield f"class {domain}/{name} is not a class of this data set; remove it"
 
 
-def _number_of_classes(listing: Listing, published: Published | None) -> Iterator[str]:
+def _number_of_classes(listing: Listing, published: PublishedDataset | None) -> Iterator[str]:
     if published and isinstance(published.classes, int) and len(listing.classes) != published.classes:
         yield f"{len(listing.classes)} classes, {published.classes} published"
 
 
-def _count_notes(rows: list[Row]) -> Iterator[str]:
+def _count_notes(rows: list[DomainCounts]) -> Iterator[str]:
     known = [row for row in rows if row.published is not None]
     for row in known:
         if row.images > (row.published or 0):
@@ -105,11 +124,11 @@ def _count_notes(rows: list[Row]) -> Iterator[str]:
         yield f"sample: {total:,} of {everything:,} images"
 
 
-def _cell_notes(cells: dict[str, dict[str, int]], published: Published | None) -> Iterator[str]:
-    """Classes with more images than were published: copies, or another data set."""
+def _cell_notes(cells: dict[str, dict[str, int]], published: PublishedDataset | None) -> Iterator[str]:
+    """One line for each class with more images than were published, e.g. because of copies."""
     if published is None or isinstance(published.classes, int):
         return
     for domain, known in published.cells.items():
         for name, count in zip(published.classes, known, strict=True):
-            if (found := cells.get(domain, {}).get(name, 0)) > count:
-                yield f"class {domain}/{name} has {found:,} images, more than the {count:,} published"
+            if (present := cells.get(domain, {}).get(name, 0)) > count:
+                yield f"class {domain}/{name} has {present:,} images, more than the {count:,} published"

@@ -1,7 +1,7 @@
 """Domains with very different numbers of clients, and clients with very different numbers of samples.
 
-Gong et al., FedGCR, AAAI 2024: the domain imbalance factor (DIF) says how many clients the largest domain has
-for one of the smallest. Counts, volumes and client sizes fall in geometric series.
+Gong et al., FedGCR, AAAI 2024: the domain imbalance factor (DIF) is the number of clients of the largest
+domain divided by that of the smallest. Numbers of clients and of samples fall geometrically.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 RATIOS = {(5, 5): 1.5, (5, 10): 1.8, (6, 5): 1.4, (6, 10): 1.6, (4, 5): 1.7, (4, 10): 2.16}
-"""By number of domains and factor, as the authors rounded them: Digit-Five, DomainNet, PACS."""
+"""Ratio by number of domains and factor, rounded as in the paper: Digit-Five, DomainNet, PACS."""
 
 BALANCED = 2
-"""Clients of each domain at factor 1."""
+"""Number of clients of each domain at factor 1."""
 
 BALANCED_STEP = 3.0
 """Ratio of the sizes of a domain's two clients at factor 1."""
 
 
 def ratio_of(num_domains: int, factor: float) -> float:
-    """Ratio of the client counts of neighbouring domains: the authors' where they chose one, else the root.
+    """Ratio of the numbers of clients of successive domains.
+
+    It is the authors' value if RATIOS has one, else factor ** (1 / (num_domains - 1)).
 
     Raises:
         ValueError: The factor is below 1 or there is no domain.
@@ -34,13 +36,13 @@ def ratio_of(num_domains: int, factor: float) -> float:
 
 
 def imbalanced_counts(num_domains: int, factor: float, total: int | None = None) -> list[int]:
-    """Clients of each domain, largest first.
+    """Number of clients of each domain, largest first.
 
     Args:
-        num_domains: Domains with clients.
-        factor: Clients of the largest domain for one of the smallest; 1 gives two clients each.
-        total: Clients there shall be; none: as many as the ratios give. Other totals are shared out in
-            proportion, rounded to the largest remainders, and everybody gets at least one.
+        num_domains: Number of domains that have clients.
+        factor: Clients of the largest domain for each of the smallest; 1 gives two clients to each domain.
+        total: Number of clients of all domains together, distributed in proportion with largest remainders,
+            at least one to each domain; None: as many as the ratio gives.
 
     Raises:
         ValueError: The factor is below 1, or there are fewer clients than domains.
@@ -54,17 +56,21 @@ def imbalanced_counts(num_domains: int, factor: float, total: int | None = None)
         raise ValueError(f"{total} clients cannot cover {num_domains} domains")
     exact = [total * share / sum(shares) for share in shares]
     counts = [max(int(value), 1) for value in exact]
-    while sum(counts) > total:  # the small domains were given a client that was not theirs
+    while sum(counts) > total:  # rounding small domains up to one client used too many
         counts[counts.index(max(counts))] -= 1
     for i in sorted(range(num_domains), key=lambda i: counts[i] - exact[i])[: total - sum(counts)]:
         counts[i] += 1
     return counts
 
 
-def pools(available: Sequence[int], ratio: float) -> list[int]:
-    """Samples used of each domain: each 1 / ratio of the one before, no more than there are.
+def pool_sizes(available: Sequence[int], ratio: float) -> list[int]:
+    """Number of samples to use of each domain: 1 / ratio of the domain before, but at most all it has.
 
-    At ratio 1 all domains give as many as the smallest has.
+    At ratio 1 every domain uses as many as the smallest has.
+
+    Args:
+        available: Number of samples of each domain, in the order of the domains.
+        ratio: Ratio of successive domains.
     """
     if ratio == 1:
         return [min(available)] * len(available)
@@ -75,21 +81,28 @@ def pools(available: Sequence[int], ratio: float) -> list[int]:
 
 
 def client_sizes(part: int, count: int, step: float) -> list[int]:
-    """Samples of each of a domain's clients, smallest first: a geometric series within `part` samples."""
+    """Number of samples of each client of a domain, smallest first: a geometric series, rounded down.
+
+    Args:
+        part: Number of samples of the domain.
+        count: Number of clients.
+        step: Ratio of successive clients.
+    """
     if count == 1 or step == 1:
         return [part // count] * count
     first = part / ((step**count - 1) / (step - 1))
     return [int(first * step**j) for j in range(count)]
 
 
-def steps(counts: Sequence[int], ratio: float, within: str) -> list[float]:
-    """Ratio of neighbouring client sizes in each domain.
+def size_ratios(counts: Sequence[int], ratio: float, within: str) -> list[float]:
+    """Ratio of the sizes of successive clients, for each domain.
 
     Args:
-        counts: Clients of each domain, largest first.
-        ratio: Of the client counts; 1 gives 1 : 3.
-        within: `ratio` uses it within domains too (Digit-Five, DomainNet); `factor` makes the largest client
-            as many times the smallest as the largest domain has clients for one of the smallest (PACS).
+        counts: Number of clients of each domain, largest first.
+        ratio: Ratio of the numbers of clients of successive domains; 1 gives sizes 1 : 3 in each domain.
+        within: `ratio` uses the same ratio within domains (Digit-Five, DomainNet); `factor` makes the largest
+            client of a domain larger than the smallest by the factor between the numbers of clients of the
+            largest and the smallest domain (PACS).
     """
     if ratio == 1:
         return [BALANCED_STEP] * len(counts)
@@ -99,13 +112,22 @@ def steps(counts: Sequence[int], ratio: float, within: str) -> list[float]:
     return [factor ** (1 / (count - 1)) if count > 1 else 1.0 for count in counts]
 
 
-def raised(sizes: Sequence[int], smallest: int) -> list[int]:
-    """The sizes with none below `smallest`; what is missing comes from the largest."""
-    found = list(sizes)
-    for i in range(len(found)):
-        while found[i] < smallest:
-            largest = found.index(max(found))
-            if found[largest] <= smallest:
+def with_minimum(sizes: Sequence[int], smallest: int) -> list[int]:
+    """Move samples from the largest clients to those with fewer than `smallest`, until none has fewer.
+
+    Args:
+        sizes: Number of samples of each client.
+        smallest: Number of samples that every client needs.
+
+    Raises:
+        ValueError: There are too few samples for all clients.
+    """
+    raised = list(sizes)
+    for i in range(len(raised)):
+        while raised[i] < smallest:
+            largest = raised.index(max(raised))
+            if raised[largest] <= smallest:
                 raise ValueError(f"{sum(sizes)} samples cannot give {len(sizes)} clients {smallest} each")
-            found[i], found[largest] = found[i] + 1, found[largest] - 1
-    return found
+            raised[i] += 1
+            raised[largest] -= 1
+    return raised

@@ -1,6 +1,6 @@
-"""What the authors of the data sets published: domains, classes, numbers of images, and where.
+"""The data sets as their authors published them: domains, classes, numbers of images, and addresses.
 
-Counts are those of the papers or, where these differ from what is distributed, of the distributed files.
+Counts are those of the papers or, where these differ from the distributed files, those of the files.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedDataset:
     """A data set as its authors describe it.
 
     Attributes:
-        source: Where they publish it.
-        domains: Images of each domain; None: not known.
-        classes: Names of the classes, or how many there are.
-        cells: Images of each class, in the order of `classes`, by domain; only where they are known.
-        optional: Whether some of the domains are of use without the others.
+        source: Address at which it is published.
+        domains: Number of images of each domain; None if it is not known.
+        classes: Names of the classes, or their number.
+        cells: Number of images of each class, in the order of `classes`, by domain; empty if not known.
+        optional: Whether domains may be missing.
     """
 
     source: str
@@ -28,7 +28,7 @@ class Published:
     optional: bool = False
 
 
-_PACS = Published(
+_PACS = PublishedDataset(
     source="the authors' project page, dali-dl.github.io/project_iccv2017.html, or DomainBed's script",
     domains={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
     classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
@@ -54,10 +54,10 @@ _TEN = (
 )
 _SIX = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-PUBLISHED: Mapping[str, Published] = {
+PUBLISHED: Mapping[str, PublishedDataset] = {
     "pacs": _PACS,
     "pacs_official": _PACS,
-    "vlcs": Published(
+    "vlcs": PublishedDataset(
         source="DomainBed's script, or JigenDG's repository for the layout of the first release",
         domains={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
         classes=("bird", "car", "chair", "dog", "person"),
@@ -68,12 +68,12 @@ PUBLISHED: Mapping[str, Published] = {
             "VOC2007": (330, 699, 428, 420, 1499),
         },
     ),
-    "office_home": Published(
+    "office_home": PublishedDataset(
         source="the authors' project page, hemanthdv.org/officeHomeDataset.html",
         domains={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
         classes=65,
     ),
-    "terra_incognita": Published(
+    "terra_incognita": PublishedDataset(
         source="the authors' project page, beerys.github.io/CaltechCameraTraps, and LILA BC, "
         "lila.science/datasets/caltech-camera-traps",
         domains={"location_100": 4741, "location_38": 9736, "location_43": 3970, "location_46": 5883},
@@ -90,19 +90,19 @@ PUBLISHED: Mapping[str, Published] = {
             "squirrel",
         ),
     ),
-    "domainnet": Published(source=_DOMAINNET, domains=dict.fromkeys(_SIX), classes=_TEN),
-    "domainnet100": Published(source=_DOMAINNET, domains=dict.fromkeys(_SIX), classes=100),
-    "domainnet345": Published(
+    "domainnet": PublishedDataset(source=_DOMAINNET, domains=dict.fromkeys(_SIX), classes=_TEN),
+    "domainnet100": PublishedDataset(source=_DOMAINNET, domains=dict.fromkeys(_SIX), classes=100),
+    "domainnet345": PublishedDataset(
         source=_DOMAINNET,
         domains=dict(zip(_SIX, (48129, 51605, 72266, 172500, 172947, 69128), strict=True)),
         classes=345,
     ),
-    "nico": Published(
+    "nico": PublishedDataset(
         source="the authors' project page, nicochallenge.com/dataset",
         domains=dict.fromkeys(("autumn", "dim", "grass", "outdoor", "rock", "water")),
         classes=60,
     ),
-    "digits": Published(
+    "digits": PublishedDataset(
         source="MNIST yann.lecun.com/exdb/mnist, USPS the LIBSVM data page, SVHN "
         "ufldl.stanford.edu/housenumbers, MNIST-M and SynthDigits yaroslav.ganin.net; all five as prepared "
         "for FedBN: the repository med-air/FedBN",
@@ -111,4 +111,4 @@ PUBLISHED: Mapping[str, Published] = {
         optional=True,
     ),
 }
-"""By the name of the config group, `data=<name>`."""
+"""Data sets by the name of their config, `data=<name>`."""

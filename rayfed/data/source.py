@@ -1,4 +1,4 @@
-"""What a reader gives, and how readers are found."""
+"""The interface of readers, the listing that they return, and how a reader is found by name."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from rayfed.objective import CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry
 
 Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
-"""An input alone, or an input and its target."""
+"""The arrays of one sample: its input, or its input and its target."""
 
 
 class BadImageError(DataError):
-    """One image cannot be decoded; `data.on_bad_image: skip` leaves it out."""
+    """An image cannot be decoded; `data.on_bad_image=skip` leaves it out instead of stopping."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Listing:
-    """Every sample of a data set, nothing decoded.
+    """All samples of a data set, without their content.
 
     Attributes:
         name: Name of the data set.
         classes: Class names; a label is an index into them.
         domains: Domain names.
-        keys: One per sample, `domain/class/file`, the same on every machine.
+        keys: Unique name of each sample, `domain/class/file`, the same on every machine.
         labels: int64, shape (N,).
         domain: Index into `domains`, int64, shape (N,).
-        test: Whether the sample is in the data set's own test split, bool, shape (N,); all False without one.
-        fingerprint: Changes whenever a sample does; cheap to compute.
-        grouped: Whether samples whose keys differ in the last part only belong together, such as slices of
-            a patient; a partition then deals them as one (`rayfed.data.partition.groups`).
+        test: Whether a sample is in the official test split of the data set, bool, shape (N,); all False if
+            there is none.
+        fingerprint: A text that changes whenever a sample changes; computed without decoding.
+        grouped: Whether samples whose keys differ in the last part only form a group, such as the slices of
+            a patient; a partition keeps groups together (`rayfed.data.partition.groups`).
     """
 
     name: str
@@ -52,10 +53,10 @@ class Listing:
 
 
 class Source(Protocol):
-    """A reader with its options. A file in `readers/` ends with `READER = <dataclass that does this>`.
+    """A reader of a data set: a dataclass with these methods, which a file in `readers/` names `READER`.
 
-    The fields of the dataclass are the keys of `DataConfig` that the reader wants to see. A reader for
-    another task than classification names it in a class attribute `task` (`rayfed.objective`).
+    The fields of the dataclass are the keys of `DataConfig` whose values it receives. A reader for another
+    task than classification names the task in a class attribute `task` (`rayfed.objective`).
     """
 
     @property
@@ -63,15 +64,20 @@ class Source(Protocol):
         """Name of the data set."""
 
     def fingerprint(self) -> str:
-        """What `scan().fingerprint` is now, as cheaply as possible; equal means that nothing changed."""
+        """The current value of `scan().fingerprint`, computed as cheaply as possible."""
 
     def scan(self) -> Listing:
-        """List the samples in an order that depends on their names only."""
+        """List the samples in an order that depends on their keys only."""
 
     def decode(self, listing: Listing, index: int, size: int) -> Decoded:
-        """One image as RGB, shape (size, size, 3). Must be safe to call from several threads.
+        """Decode one sample: an RGB image, uint8, shape (size, size, 3). Several threads call this at once.
 
-        For other tasks: what their `layout` says, one array for each of its fields.
+        For other tasks than classification: one array for each field of the `layout` of the task.
+
+        Args:
+            listing: The listing that `scan` returned.
+            index: Index of the sample.
+            size: Height and width of the image in pixels, or characters in a window.
 
         Raises:
             BadImageError: The image is corrupt; the message names its path.
@@ -79,11 +85,11 @@ class Source(Protocol):
 
 
 MAX_TEXT_BYTES = 100_000_000
-"""Largest list of images that is read."""
+"""Size of the largest list of images that is read, in bytes."""
 
 
 def read_list(path: Path) -> list[str]:
-    """The lines of a text file.
+    """Read the lines of a text file.
 
     Raises:
         DataError: It is not UTF-8 text, is too large, or cannot be read.
@@ -94,27 +100,35 @@ def read_list(path: Path) -> list[str]:
                 f"data.root: {path} is larger than {MAX_TEXT_BYTES // 1_000_000} MB; is it a list?"
             )
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.root: the list {path} cannot be read ({error})") from error
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"data.root: the list {path} cannot be read ({err})") from err
 
 
 def check_inside(name: str, where: str) -> None:
-    """Raise DataError for a path in a list that could leave the folder it is relative to."""
+    """Check that a path in a list stays within the folder it is relative to.
+
+    Args:
+        name: The path.
+        where: File and line of the list, for the message.
+
+    Raises:
+        DataError: The path is absolute, has empty parts or `..`, or characters that cannot be printed.
+    """
     parts = name.replace("\\", "/").split("/")
     if not name.isprintable() or not all(parts) or {".", ".."} & set(parts) or ":" in parts[0]:
         raise DataError(f"data.root: {where} names {name!r}, which is not a path inside the folder")
 
 
 def task_of(source: Source) -> str:
-    """The task that a reader's data are for."""
+    """The task of a reader's data, a name of `rayfed.objective`."""
     return str(getattr(source, "task", CLASSIFICATION))
 
 
 def make_source(config: DataConfig) -> Source:
-    """The reader that a config names, with the options it wants.
+    """Make the reader that a config names, with the values of the config that it has fields for.
 
     Raises:
-        ConfigError: There is no such reader, or the reader refuses its options.
+        ConfigError: There is no such reader, or it cannot use `data.classes` or `data.aliases`.
     """
     reader = READERS.load(config.reader)
     options = [option.name for option in fields(reader) if option.init]
@@ -124,23 +138,27 @@ def make_source(config: DataConfig) -> Source:
     return reader(**{option: getattr(config, option) for option in options})
 
 
-def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> list[str]:
-    """The classes to use: those that `data.classes` lists, in its order; the first so many; or all.
+def choose_classes(wanted: Sequence[str] | int | None, present: Sequence[str]) -> list[str]:
+    """The classes to use, in the order of their labels.
+
+    Args:
+        wanted: The value of `data.classes`: names in this order, a number of first classes, or None for all.
+        present: Names of all classes of the data set.
 
     Raises:
-        ConfigError: A class does not exist or is listed twice, or there are not so many.
+        ConfigError: A class does not exist or is listed twice, or there are fewer than the number.
     """
     if wanted is None:
-        return list(found)
+        return list(present)
     if isinstance(wanted, int):
-        if not 1 <= wanted <= len(found):
+        if not 1 <= wanted <= len(present):
             raise ConfigError(
-                f"data.classes: {wanted} of {len(found)} classes; use a number of 1..{len(found)}"
+                f"data.classes: {wanted} of {len(present)} classes; use a number of 1..{len(present)}"
             )
-        return list(found[:wanted])
+        return list(present[:wanted])
     for position, name in enumerate(wanted):
-        if name not in found:
-            raise ConfigError(unknown("data.classes", name, found))
+        if name not in present:
+            raise ConfigError(unknown("data.classes", name, present))
         if name in wanted[:position]:
             raise ConfigError(f"data.classes: {name!r} is listed twice; list each class once")
     return list(wanted)
@@ -150,6 +168,6 @@ READERS = Registry(
     files=READER_FILES,
     attribute="READER",
     key="data.reader",
-    accepts=lambda found: isinstance(found, type) and is_dataclass(found),
+    accepts=lambda value: isinstance(value, type) and is_dataclass(value),
     expected="a reader, which is a dataclass",
 )

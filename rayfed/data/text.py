@@ -1,6 +1,6 @@
-"""What a text sample is: windows of characters, as numbers."""
+"""Sizes of text samples, which are windows of characters given as numbers."""
 
 WINDOW = 80
-"""Characters that a model reads to guess the next one."""
+"""Number of characters in a window, from which a model predicts the next one."""
 SYMBOLS = 80
-"""Different characters."""
+"""Number of different characters."""

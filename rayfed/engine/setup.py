@@ -179,7 +179,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
 
 def _block_bytes(model: Backbone) -> tuple[int, ...]:
     sizes = [0] * model.num_blocks
-    for slot in model.slots().values():
+    for slot in model.tensors().values():
         if slot.block is not None and not slot.is_trained:
             sizes[slot.block] += num_bytes(slot.tensor)
     return tuple(sizes)

@@ -136,7 +136,7 @@ class Client:
         if self.transform is not None:
             return self.transform(x), y
         if self._keeps_features:
-            self.model.note_frozen(x, self._frozen_features(split)[positions].to(x.device))
+            self.model.remember_frozen_features(x, self._frozen_features(split)[positions].to(x.device))
         return x, y
 
     @property

@@ -1,1 +1,1 @@
-"""How clients differ on purpose: how much of the model they hold, and when they fail."""
+"""Simulated differences between clients: capacity, availability, dropout, speed and bandwidth."""

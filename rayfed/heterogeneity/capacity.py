@@ -1,4 +1,4 @@
-"""How many backbone blocks each client can hold: by client, by domain, in tiers, or drawn each round."""
+"""Capacity: the number of backbone blocks that a client can hold, fixed or drawn in each round."""
 
 from __future__ import annotations
 
@@ -11,62 +11,81 @@ from rayfed.seeds import generator
 K = TypeVar("K", int, str)
 
 CapacityConfig: TypeAlias = int | list[int] | dict[int, float] | Literal["dynamic"] | None
-"""One depth for all; one per client or domain; share of clients by depth; uniform in 1..L each round; all."""
+"""The config value `capacity`, where a depth is a number of blocks.
+
+A number is the depth of every client; a list has one depth for each client or for each domain; a mapping
+gives the share of clients by depth; `dynamic` draws depths in each round uniformly from 1 to all blocks; none
+means that every client holds all blocks.
+"""
 
 
 def assign(
     config: CapacityConfig, domain_of: Mapping[str, str], depth: int, seed: int
 ) -> dict[str, int] | None:
-    """Blocks each client can hold; None when they are drawn each round.
+    """The number of blocks that each client can hold, by client; None if it is drawn in each round.
 
     Args:
-        config: What the config says.
+        config: The value of `capacity`.
         domain_of: Domain of every client, in client order.
-        depth: Blocks of the backbone; 0 where it has no uniform blocks.
-        seed: Seed of the experiment; decides which clients a tier consists of.
+        depth: Number of blocks of the backbone; 0 if it has no uniform blocks.
+        seed: Seed of the experiment; decides which clients get which depth of a mapping.
 
     Raises:
-        ConfigError: A depth outside 1..depth, or a list that fits neither the clients nor the domains.
+        ConfigError: A depth is not in 1..depth, a list has neither one entry for each client nor one for each
+            domain, or the backbone has no uniform blocks.
     """
     if config is None:
         return dict.fromkeys(domain_of, depth)
     if not depth:
-        raise ConfigError("capacity: this backbone has no uniform blocks; choose another or leave it out")
+        raise ConfigError(
+            "capacity: this backbone has no uniform blocks that could be left out; choose another model, or "
+            "leave capacity out"
+        )
     if config == "dynamic":
         return None
     domains = list(dict.fromkeys(domain_of.values()))
     if isinstance(config, int):
-        found = dict.fromkeys(domain_of, config)
+        depths = dict.fromkeys(domain_of, config)
     elif isinstance(config, dict):
         shares = dict(sorted(config.items(), reverse=True))
-        found = deal(shares, list(domain_of), seed, "capacity")
+        depths = deal_into_tiers(shares, list(domain_of), seed, "capacity")
     elif len(config) == len(domain_of):
-        found = dict(zip(domain_of, config, strict=True))
+        depths = dict(zip(domain_of, config, strict=True))
     elif len(config) == len(domains):
         by_domain = dict(zip(domains, config, strict=True))
-        found = {cid: by_domain[domain] for cid, domain in domain_of.items()}
+        depths = {cid: by_domain[domain] for cid, domain in domain_of.items()}
     else:
         raise ConfigError(
             f"capacity: {len(config)} depths for {len(domain_of)} clients in {len(domains)} domains; "
             f"give one depth per client or one per domain"
         )
-    _check(found.values(), depth)
-    return found
+    _check_depths(depths.values(), depth)
+    return depths
 
 
 def draw_capacities(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str, int]:
-    """Depths of one round, uniform in 1..depth, both ends included (FedRA, Table 4)."""
+    """Draw the number of blocks of each client in a round, uniformly from 1 to `depth` (FedRA, Table 4).
+
+    Args:
+        clients: Ids of the clients.
+        depth: Number of blocks of the backbone.
+        seed: Seed of the experiment.
+        round: Round index, from 0.
+    """
     return {cid: int(generator(seed, "capacity", round, cid).integers(1, depth + 1)) for cid in clients}
 
 
-def deal(shares: Mapping[K, float], clients: Sequence[str], seed: int, key: str) -> dict[str, K]:
-    """Put clients into tiers of these shares; the sizes are exact, the seed decides who is where.
+def deal_into_tiers(shares: Mapping[K, float], clients: Sequence[str], seed: int, key: str) -> dict[str, K]:
+    """Assign every client to a tier at random, such that tiers have exactly the sizes that their shares give.
 
     Args:
-        shares: By tier, in any unit.
+        shares: Share of clients by tier; only the ratios between shares matter.
         clients: All clients, in order.
         seed: Seed of the experiment.
-        key: Config key that the shares are from; names the random stream too.
+        key: Config key of the shares, for messages; it also names the random stream.
+
+    Returns:
+        Tier by client.
 
     Raises:
         ConfigError: A share is negative or not finite, or all are 0.
@@ -76,7 +95,7 @@ def deal(shares: Mapping[K, float], clients: Sequence[str], seed: int, key: str)
         raise ConfigError(f"{key}: shares {dict(shares)} must be finite, not negative and not all 0")
     exact = {tier: len(clients) * share / total for tier, share in shares.items()}
     counts = {tier: int(value) for tier, value in exact.items()}
-    # Largest remainders get the clients that rounding down left over.
+    # Rounding down leaves some clients over; the tiers with the largest remainders get them.
     for tier in sorted(exact, key=lambda t: counts[t] - exact[t])[: len(clients) - sum(counts.values())]:
         counts[tier] += 1
     order = generator(seed, key).permutation(list(clients)).tolist()
@@ -85,7 +104,7 @@ def deal(shares: Mapping[K, float], clients: Sequence[str], seed: int, key: str)
     return {cid: chosen[cid] for cid in clients}
 
 
-def _check(depths: Iterable[int], depth: int) -> None:
+def _check_depths(depths: Iterable[int], depth: int) -> None:
     bad = [d for d in depths if not 1 <= d <= depth]
     if bad:
         raise ConfigError(f"capacity: {bad[0]} blocks are not possible; the backbone has 1 to {depth}")

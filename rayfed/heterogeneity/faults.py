@@ -1,7 +1,8 @@
-"""Faults that are injected on purpose: clients that cannot be reached, drop out or are slow.
+"""Injected faults: clients that cannot be reached, drop out or are slow.
 
-Every answer depends on names only (seed, round, client), so it is the same on any machine, with any executor
-and after a resume. Time is virtual: it follows from the work and the bytes of a visit, not from this machine.
+Whether a fault happens depends on the seed, the round and the client only, so it is the same on every
+machine, with every executor and after a resume. Time is virtual: it is computed from the training examples
+and bytes of a visit, not measured.
 """
 
 from __future__ import annotations
@@ -13,30 +14,35 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rayfed.errors import ConfigError, unknown
-from rayfed.heterogeneity.capacity import deal
-from rayfed.heterogeneity.traces import Said, Trace, read_trace
+from rayfed.heterogeneity.capacity import deal_into_tiers
+from rayfed.heterogeneity.traces import Trace, TraceEntry, read_trace
 from rayfed.seeds import generator
 from rayfed.types import RESIDUAL, Broadcast, Fraction, NonNegative, Positive, num_bytes
 
 ByTier: TypeAlias = Mapping[str, float] | float | None
+"""A value by tier, one value for all clients, or none."""
+
+NO_ENTRY = TraceEntry()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultsConfig:
-    """What goes wrong; nothing by default. Probabilities are per client and round, independent.
+    """The config section `faults`; no faults by default.
+
+    Probabilities apply to each client in each round independently. A value may be one number for all clients,
+    or a number by tier.
 
     Attributes:
-        tiers: Kinds of clients: shares by tier (the seed decides who is where), or tiers by domain or client
-            id.
-        availability: Probability that a client can be reached in a round; one number, or one by tier.
-        dropout: Probability that a client that is called never answers in a round; one number, or by tier.
-        speed: How fast clients compute, 1 by default; one number, or by tier.
-        bandwidth: Bytes per second of a client, down and up; one number, or by tier; none: transfers take no
-            time.
-        seconds_per_example: Time for one training example through all blocks at speed 1; turns the virtual
-            clock on.
-        deadline: Seconds after which the server waits no longer for the answers of an exchange.
-        trace: CSV or Parquet file that says for single rounds and clients what happens.
+        tiers: Tiers of clients: either the share of clients by tier, where the seed decides which clients a
+            tier has, or the tier by domain or client id.
+        availability: Probability that a client can be reached in a round.
+        dropout: Probability that all answers of a client in a round are lost.
+        speed: Speed of computation relative to `seconds_per_example`; above 0.
+        bandwidth: Bytes per second of a client, for download and upload; none: transfers take no time.
+        seconds_per_example: Virtual seconds to train on one example with all blocks at speed 1; setting it
+            turns the virtual clock on.
+        deadline: Virtual seconds after which the server stops waiting for the answers of an exchange.
+        trace: Path of a CSV or Parquet file with values for single rounds and clients.
     """
 
     tiers: dict[str, float] | dict[str, str] = field(default_factory=dict)
@@ -51,7 +57,7 @@ class FaultsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The values of one client's tier."""
+    """The values of one client, from its tier; fields as in `FaultsConfig`."""
 
     availability: float
     dropout: float
@@ -61,15 +67,16 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What happens to whom. Rounds count from 0.
+    """The faults of an experiment; rounds are counted from 0.
 
     Attributes:
         seed: Seed of the experiment.
-        profiles: By client.
-        work: Training examples of one visit, all passes together, by client.
-        trace: Replaces what the profile says where it says something.
-        seconds_per_example: At speed 1 and full depth; None: there is no clock.
-        deadline: Longest virtual time of an exchange.
+        profiles: Probabilities, speed and bandwidth by client.
+        work: Number of training examples in one visit, over all epochs, by client.
+        trace: Values that replace those of the profile and of the random draws.
+        seconds_per_example: Virtual seconds for one example at speed 1 with all blocks; None turns the
+            virtual clock off.
+        deadline: Longest virtual time of an exchange in seconds; None for no deadline.
     """
 
     seed: int
@@ -81,35 +88,39 @@ class Faults:
 
     @property
     def has_clock(self) -> bool:
+        """Whether the virtual clock is on."""
         return self.seconds_per_example is not None
 
     def is_available(self, round: int, client: str) -> bool:
         """Whether the client can be reached in this round."""
-        said = self._said(round, client).available
-        return self._happens("availability", round, client) if said is None else said
+        given = self._entry(round, client).available
+        return self._happens("availability", round, client) if given is None else given
 
     def drops_out(self, round: int, client: str) -> bool:
-        """Whether nothing the client answers in this round arrives."""
-        said = self._said(round, client).dropout
-        return self._happens("dropout", round, client) if said is None else said
+        """Whether all answers of the client in this round are lost."""
+        given = self._entry(round, client).dropout
+        return self._happens("dropout", round, client) if given is None else given
 
     def seconds(self, client: str, sent: Broadcast, share: float, trains: bool) -> float:
-        """Virtual seconds of a visit; 0 without a clock.
+        """Virtual seconds of a visit; 0 without the virtual clock.
 
-        Examples x share x seconds_per_example / speed, plus bytes / bandwidth. Only training counts as work,
-        and only trained tensors, those that came down, as bytes up.
+        They are examples x share x seconds_per_example / speed, plus bytes / bandwidth. A visit that does not
+        train takes the time of its download only. The upload is assumed to be the trained tensors among those
+        that were downloaded, so that the time is known before the client trains.
 
         Args:
-            client: Who is visited.
-            sent: What it receives.
-            share: Of the blocks it holds.
-            trains: Whether this is the training exchange.
+            client: Id of the visited client.
+            sent: The message that it receives.
+            share: Share of the backbone's blocks that the client holds, in (0, 1].
+            trains: Whether the visit is part of the training exchange.
         """
         if self.seconds_per_example is None:
             return 0.0
-        profile, seconds, traffic = self.profiles[client], 0.0, sent.num_bytes()
+        profile = self.profiles[client]
+        traffic = sent.num_bytes()
+        seconds = 0.0
         if trains:
-            speed = self._said(sent.round, client).speed or profile.speed
+            speed = self._entry(sent.round, client).speed or profile.speed
             seconds = self.work[client] * share * self.seconds_per_example / speed
             traffic += sum(
                 num_bytes(v) for n, v in sent.params.items() if sent.holds(n) and not n.endswith(RESIDUAL)
@@ -117,33 +128,36 @@ class Faults:
         return seconds if profile.bandwidth is None else seconds + traffic / profile.bandwidth
 
     def cause(self, round: int, client: str, seconds: float) -> str:
-        """Why the answer of a visit of so many seconds is lost: dropout, deadline, or empty if it is not."""
+        """Why the answer of a client is lost: `dropout` or `deadline`; empty if it arrives.
+
+        Args:
+            round: Round index, from 0.
+            client: Id of the client.
+            seconds: Virtual seconds of the visit.
+        """
         if self.drops_out(round, client):
             return "dropout"
         return "deadline" if self.deadline is not None and seconds > self.deadline else ""
 
     def duration(self, seconds: Mapping[str, float], answered: Collection[str]) -> float:
-        """Virtual seconds of an exchange: until the last answer, or the deadline where somebody is missing.
+        """Virtual seconds of an exchange: until its last answer, or the deadline if an answer is missing.
 
-        Without a deadline the server knows at once that a client is gone.
+        Without a deadline the server is assumed to notice a lost answer immediately.
 
         Args:
-            seconds: Of everybody called.
-            answered: Those whose answer arrived.
+            seconds: Virtual seconds of the visit of each client, by id.
+            answered: Ids of the clients whose answer arrived.
         """
         if self.has_clock and self.deadline is not None and len(answered) < len(seconds):
             return self.deadline
         return max((seconds[cid] for cid in answered), default=0.0)
 
-    def _said(self, round: int, client: str) -> Said:
-        return self.trace.get((round, client), NOTHING)
+    def _entry(self, round: int, client: str) -> TraceEntry:
+        return self.trace.get((round, client), NO_ENTRY)
 
     def _happens(self, what: str, round: int, client: str) -> bool:
         probability: float = getattr(self.profiles[client], what)
         return bool(generator(self.seed, "faults", what, round, client).random() < probability)
-
-
-NOTHING = Said()
 
 
 def plan_faults(
@@ -153,30 +167,34 @@ def plan_faults(
     domains: Sequence[str],
     seed: int,
 ) -> Faults | None:
-    """Faults of an experiment; None where none are asked for.
+    """The faults of an experiment; None if the config asks for none.
 
     Args:
-        config: What the config says.
+        config: The section `faults`.
         domain_of: Domain of every client, in client order.
-        work: Training examples of one visit, by client.
-        domains: All domains of the data, those without clients included.
+        work: Number of training examples in one visit, by client.
+        domains: All domains of the data set, also those without clients.
         seed: Seed of the experiment.
 
     Raises:
-        ConfigError: Tiers and clients do not fit, a number is not finite, or the trace is wrong.
+        ConfigError: A tier or client does not exist or is missing, a number is not finite, the trace cannot
+            be read, or a value needs the virtual clock, which is off.
     """
     if config == FaultsConfig():
         return None
     _check_clock(config)
     trace = {} if config.trace is None else read_trace(config.trace, list(domain_of))
-    if config.seconds_per_example is None and any(said.speed is not None for said in trace.values()):
+    if config.seconds_per_example is None and any(entry.speed is not None for entry in trace.values()):
         raise ConfigError(
             f"faults.trace: {config.trace!r} gives speeds, which need the virtual clock; "
             f"set faults.seconds_per_example"
         )
     tier_of = _tiers(config.tiers, domain_of, domains, seed)
     tiers = list(dict.fromkeys(map(str, config.tiers.values() if _is_named(config.tiers) else config.tiers)))
-    values = {f.name: _by_tier(f"faults.{f.name}", getattr(config, f.name), tiers) for f in PROFILE}
+    values = {
+        field.name: _by_tier(f"faults.{field.name}", getattr(config, field.name), tiers)
+        for field in dataclasses.fields(Profile)
+    }
     profiles = {tier: Profile(**{name: by[tier] for name, by in values.items()}) for tier in (*tiers, "")}
     return Faults(
         seed=seed,
@@ -186,9 +204,6 @@ def plan_faults(
         seconds_per_example=config.seconds_per_example,
         deadline=config.deadline,
     )
-
-
-PROFILE = dataclasses.fields(Profile)
 
 
 def _check_clock(config: FaultsConfig) -> None:
@@ -206,18 +221,18 @@ def _check_clock(config: FaultsConfig) -> None:
 
 
 def _is_named(tiers: Mapping[str, Any]) -> bool:
-    """Whether tiers are given by name of a domain or client, not as shares."""
+    """Whether the tiers are given by domain or client, not as shares."""
     return any(isinstance(value, str) for value in tiers.values())
 
 
 def _tiers(
     tiers: Mapping[str, Any], domain_of: Mapping[str, str], domains: Sequence[str], seed: int
 ) -> dict[str, str]:
-    """The tier of every client; nothing without tiers."""
+    """The tier of every client; empty if there are no tiers."""
     if not tiers:
         return {}
     if not _is_named(tiers):
-        return deal(dict(sorted(tiers.items())), list(domain_of), seed, "faults.tiers")
+        return deal_into_tiers(dict(sorted(tiers.items())), list(domain_of), seed, "faults.tiers")
     for name in tiers:
         if name not in domain_of and name not in domains:
             ids = list(domain_of)
@@ -233,7 +248,7 @@ def _tiers(
 
 
 def _by_tier(key: str, value: ByTier, tiers: Sequence[str]) -> dict[str, Any]:
-    """The value of every tier, and of clients without one under an empty name."""
+    """The value of each tier; under the empty name, that of clients if there are no tiers."""
     numbers = value.values() if isinstance(value, Mapping) else () if value is None else (value,)
     if not all(map(math.isfinite, numbers)):
         raise ConfigError(f"{key}: {value!r} is not allowed: give finite numbers")

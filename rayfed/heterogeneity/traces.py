@@ -1,4 +1,4 @@
-"""Traces of clients from a file: who could be reached, dropped out, and how fast it was, round by round."""
+"""Traces: files that list availability, dropout and speed of clients round by round."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, TypeAlias
 from rayfed.errors import ConfigError, unknown
 
 KEY = "faults.trace"
-SAYS = ("available", "dropout", "speed")
-COLUMNS = ("round", "client", *SAYS)
-YES, NO = ("1", "true"), ("0", "false")
+VALUE_COLUMNS = ("available", "dropout", "speed")
+COLUMNS = ("round", "client", *VALUE_COLUMNS)
+YES = ("1", "true")
+NO = ("0", "false")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """What a trace says about one client in one round; None: nothing.
+class TraceEntry:
+    """The values of a trace for one client in one round; None where the trace has no value.
 
     Attributes:
-        available: Whether it can take part.
-        dropout: Whether its answers are lost.
-        speed: Its speed, in the unit of `faults.speed`.
+        available: Whether the client can be reached.
+        dropout: Whether all answers of the client are lost.
+        speed: Speed of the client in the unit of `faults.speed`.
     """
 
     available: bool | None = None
@@ -32,16 +33,16 @@ class Said:
     speed: float | None = None
 
 
-Trace: TypeAlias = dict[tuple[int, str], Said]
-"""By round, from 0, and client."""
+Trace: TypeAlias = dict[tuple[int, str], TraceEntry]
+"""Entries by round, counted from 0, and client."""
 
 
 def read_trace(file: str, clients: Collection[str]) -> Trace:
-    """Read a CSV or Parquet file with the columns round (from 1), client, and any of SAYS.
+    """Read a CSV or Parquet file with the columns round (from 1), client, and any of VALUE_COLUMNS.
 
     Args:
-        file: Path; the ending says what it is.
-        clients: Everybody who may be named.
+        file: Path that ends with .csv or .parquet.
+        clients: Ids of all clients of the experiment.
 
     Raises:
         ConfigError: The file cannot be read, or a value is wrong; names the file, the line and the value.
@@ -54,16 +55,17 @@ def read_trace(file: str, clients: Collection[str]) -> Trace:
     try:
         for place, row in readers[path.suffix](path):
             where = f"{KEY}: {file!r}, {place}"
-            key = _round(row.get("round"), where) - 1, _client(row.get("client"), clients, where)
-            if key in trace:
-                raise ConfigError(f"{where}: round {key[0] + 1} of client {key[1]!r} is there twice")
-            trace[key] = Said(
+            number = _round(row.get("round"), where)
+            client = _client(row.get("client"), clients, where)
+            if (number - 1, client) in trace:
+                raise ConfigError(f"{where}: round {number} of client {client!r} is there twice; remove one")
+            trace[number - 1, client] = TraceEntry(
                 available=_flag(row.get("available"), f"{where}: available"),
                 dropout=_flag(row.get("dropout"), f"{where}: dropout"),
                 speed=_speed(row.get("speed"), f"{where}: speed"),
             )
     except OSError as err:
-        raise ConfigError(f"{KEY}: cannot read {file!r}: {err.strerror or 'not a file of its kind'}") from err
+        raise ConfigError(f"{KEY}: cannot read {file!r}: {err.strerror or 'it has another format'}") from err
     except (UnicodeDecodeError, csv.Error) as err:
         raise ConfigError(f"{KEY}: {file!r} is not a CSV file: {err}") from err
     return trace
@@ -77,7 +79,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             place = f"line {reader.line_num}"
             if None in row or None in row.values():
                 wanted = len(reader.fieldnames or ())
-                raise ConfigError(f"{KEY}: {str(path)!r}, {place}: there must be {wanted} values")
+                raise ConfigError(
+                    f"{KEY}: {str(path)!r}, {place}: there must be {wanted} values, one for each column"
+                )
             yield place, row
 
 
@@ -93,16 +97,16 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from ((f"row {i}", row) for i, row in enumerate(table.to_pylist(), start=1))
 
 
-def _check_columns(found: Collection[str], path: Path) -> None:
-    for name in found:
+def _check_columns(present: Collection[str], path: Path) -> None:
+    for name in present:
         if name not in COLUMNS:
             raise ConfigError(f"{KEY}: {str(path)!r}: " + unknown("column", name, COLUMNS))
     for name in COLUMNS[:2]:
-        if name not in found:
+        if name not in present:
             raise ConfigError(f"{KEY}: {str(path)!r} has no column {name!r}; it needs round and client")
-    if len(found) != len(set(found)) or not set(found) & set(SAYS):
+    if len(present) != len(set(present)) or not set(present) & set(VALUE_COLUMNS):
         raise ConfigError(
-            f"{KEY}: {str(path)!r} needs one or more of the columns {', '.join(SAYS)}, each once"
+            f"{KEY}: {str(path)!r} needs one or more of the columns {', '.join(VALUE_COLUMNS)}, each once"
         )
 
 
@@ -139,7 +143,7 @@ def _speed(value: Any, where: str) -> float | None:
 
 
 def _number(value: Any) -> float:
-    """A finite number, or -1, which no column allows."""
+    """The value as a finite number, or -1, which no column allows, if it is none."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,1 +1,1 @@
-"""Backbones: building them by name, a uniform face for every library, sharing frozen weights."""
+"""Backbones: building them by name, one interface for models of all libraries, shared frozen weights."""

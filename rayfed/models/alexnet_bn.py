@@ -1,4 +1,4 @@
-"""AlexNet with BatchNorm, the baseline without pre-training in FedCLIP's tables.
+"""AlexNet with BatchNorm: the baseline that FedCLIP's tables train from random weights.
 
 Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural Networks, 2014, with a BatchNorm layer
 after every convolution and after the first two linear layers and without dropout (Li et al., FedBN, ICLR
@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 WIDTH = 4096
 CONVOLUTIONS = ((64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))
-"""Channels, kernel, stride and padding."""
+"""Output channels, kernel size, stride and padding of each convolution."""
 
 POOLED = (0, 1, 4)
-"""Convolutions that a pooling layer follows."""
+"""Indices of the convolutions that are followed by a pooling layer."""
 
 
 class SingleNorm(nn.BatchNorm1d):
-    """BatchNorm that takes a batch of one image as in evaluation: it has no variance."""
+    """BatchNorm that normalises a batch of one image with its running statistics, as in evaluation.
+
+    One image has no variance, so PyTorch's own layer raises an error in training.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and len(x) == 1:
@@ -29,7 +32,7 @@ class SingleNorm(nn.BatchNorm1d):
 
 
 class AlexNetBN(nn.Module):
-    """Images (B, 3, size, size), size >= 63, to features (B, 4096)."""
+    """Maps images (B, 3, size, size), size >= 63, to features (B, 4096)."""
 
     def __init__(self) -> None:
         super().__init__()

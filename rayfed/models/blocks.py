@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 class BlockStack(nn.Sequential):
-    """Blocks of which only the active ones run, in ascending order; nothing is copied or renumbered.
+    """A sequence of blocks of which only the active ones run, in ascending order, under their own indices.
 
-    Stands in for the `blocks` of a timm model, whether that calls the container or iterates over it. Skipped
-    blocks are the identity: nothing is rescaled. Prompt tokens, where there are any, are appended before the
-    first active block and removed after the last one (Jia et al., Visual Prompt Tuning, 2022, section 3.2,
-    shallow), so pooling and norms outside the blocks never see them.
+    Replaces the `blocks` of a timm model, and works both when the model calls the container and when it
+    iterates over it. A skipped block is the identity: nothing is rescaled. Prompt tokens, if there are any,
+    are appended before the first active block and removed after the last one (Jia et al., Visual Prompt
+    Tuning, 2022, section 3.2, VPT-shallow), so pooling and norms outside the blocks do not receive them.
 
     Letters in shapes: B batch, N tokens, P prompts, D width.
     """
@@ -34,12 +34,16 @@ class BlockStack(nn.Sequential):
 
     @property
     def tokens(self) -> Tensor | None:
-        """Prompt tokens of the next forward pass: (P, D) for all samples, (B, P, D), or none."""
+        """Prompt tokens of the next forward pass: (P, D) for all samples, (B, P, D) by sample, or None."""
         return self.prompt if self._instead is None else self._instead[0]
 
     @contextmanager
     def prompted(self, tokens: Tensor | None) -> Iterator[None]:
-        """Within it, these tokens, one set (B, P, D) per sample, or none, take the place of `prompt`."""
+        """Use these prompt tokens instead of `prompt` in forward passes within the context.
+
+        Args:
+            tokens: Shape (P, D) for all samples or (B, P, D) by sample; None: no prompt tokens.
+        """
         self._instead = (tokens,)
         try:
             yield
@@ -60,17 +64,24 @@ class BlockStack(nn.Sequential):
         """A block by index.
 
         Raises:
-            RuntimeError: Some blocks are left out: a forward pass that indexes blocks would run them anyway.
+            RuntimeError: Some blocks are inactive; a forward pass that indexes blocks would run these too.
         """
         if len(self.active) < len(self):
             raise RuntimeError(
-                "blocks that are partly inactive cannot be indexed; iterate, or use get_submodule"
+                "blocks cannot be indexed while some are inactive; iterate over them, or use get_submodule"
             )
         return super().__getitem__(index)
 
     @contextmanager
     def tapped(self, blocks: Collection[int]) -> Iterator[Mapping[int, Tensor]]:
-        """Within it, a forward pass fills a mapping with the tokens (B, N, D) after each of these."""
+        """Record the tokens after some blocks in forward passes within the context.
+
+        Args:
+            blocks: Indices of these blocks.
+
+        Yields:
+            A mapping from block index to tokens (B, N, D), which the forward pass fills.
+        """
         self._taps = taps = dict.fromkeys(blocks)
         try:
             yield taps  # type: ignore[misc]  # filled by the forward pass
@@ -93,16 +104,16 @@ class BlockStack(nn.Sequential):
 
 
 def has_uniform_blocks(net: nn.Module) -> bool:
-    """Whether `net.blocks` is a list of interchangeable blocks: same type, same tensors."""
+    """Whether `net.blocks` is a list of blocks of the same type with tensors of the same names and shapes."""
     blocks = getattr(net, "blocks", None)
     if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(blocks) == 0:
         return False
-    # Mixed rotary embeddings are one table per block position: leaving a block out would shift them.
+    # timm looks up mixed rotary embeddings by position in the list: leaving a block out would shift them.
     return len({_signature(block) for block in blocks}) == 1 and not getattr(net, "rope_mixed", False)
 
 
 def validate(active: Sequence[int], num_blocks: int) -> tuple[int, ...]:
-    """The selection as a tuple.
+    """Check a selection of blocks and return it as a tuple.
 
     Raises:
         ValueError: It is empty, not strictly ascending, or names a block that does not exist.

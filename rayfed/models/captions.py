@@ -1,7 +1,8 @@
-"""What clip_mini reads: captions of the glyph pool, and a tokenizer whose unknown words are spelled.
+"""Captions of the glyph pool, on which clip_mini is pre-trained, and its tokenizer.
 
-Digits are not in the pool. Their names appear for glyphs that look like one ("a zero shape" for the letter
-o), so that class names such as `a picture of a zero` mean something to the text tower.
+The tokenizer spells unknown words letter by letter. Digits are not in the pool; their names appear in
+captions of glyphs that look like one ("a zero shape" for the letter o), so that the text tower learns words
+that class prompts such as `a picture of a zero` use.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from torch import Tensor
 from rayfed.data.embedded.pool import LETTERS, NUM_SCRIBBLES, SYMBOLS
 
 CONTEXT = 32
-"""Tokens of a text, begin and end included; longer texts are cut."""
+"""Length of a tokenized text, with the tokens for begin and end; longer texts are cut."""
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 TEMPLATES = ("a picture of a {}", "a photo of a {}", "an image of a {}", "{}")
 
 STYLES = ("", "white on black", "on a photo")
-"""By the kind of paper: coloured, black, a photograph. Coloured paper is not mentioned."""
+"""Words of a caption for the kind of the background: coloured (no words), black, a photograph."""
 
 LOOKS = {
     "Oo": "zero", "Q": "zero", "Il": "one", "/": "one", "Zz": "two", "ξ": "three", "}": "three",
     "Y": "four", "y": "four", "Ss": "five", "b": "six", "T": "seven", "?": "seven", "B": "eight",
     "&": "eight", "§": "eight", "q": "nine", "g": "nine",
 }  # fmt: skip
-"""Digits that glyphs of the pool look like, roughly."""
+"""Names of the digits that some glyphs of the pool resemble, by a string of such glyphs."""
 
-_BEGIN, _END = 1, 2  # from the back of the vocabulary: the end has the largest number of all
-_FIRST, _SECOND = "bdfgklmnprst", "ao"
+_CONSONANTS = "bdfgklmnprst"
+_VOWELS = "ao"
 _WORD = re.compile(r"[a-z]+|[^\sa-z]")
 
 
@@ -42,7 +43,7 @@ def class_names() -> tuple[str, ...]:
     """Names of the pool's classes, in the order of its labels."""
     letters = [f"letter {c[0].lower()}" if len(c) > 1 else _unicode_name(c) for c in LETTERS]
     scribbles = [
-        f"scribble {_FIRST[i % 12]}{_SECOND[i // 12]}{_FIRST[(5 * i + 3) % 12]}i"
+        f"scribble {_CONSONANTS[i % 12]}{_VOWELS[i // 12]}{_CONSONANTS[(5 * i + 3) % 12]}i"
         for i in range(NUM_SCRIBBLES)
     ]
     return (*letters, *map(_unicode_name, SYMBOLS), *scribbles)
@@ -61,23 +62,27 @@ def _vocabulary() -> tuple[str, ...]:
 
 
 VOCABULARY = _vocabulary()
-"""Tokens by number; 0 fills up. Weights depend on the order."""
+"""Words by token number; 0 pads short texts. The packaged weights depend on the order."""
 
 _NUMBER = {word: i for i, word in enumerate(VOCABULARY)}
 
 
 def tokenize(texts: Sequence[str], context: int = CONTEXT) -> Tensor:
-    """Numbers of words: begin, known words or the letters of unknown ones, end, zeros.
+    """Turn texts into token numbers: begin, known words or the letters of unknown ones, end, zeros.
 
-    Single digits are read as words. Characters that have no number are dropped.
+    A single digit becomes the word for it. Characters that are not in the vocabulary are dropped.
+
+    Args:
+        texts: Any texts; case does not matter.
+        context: Length of a tokenized text.
 
     Returns:
-        Shape (len(texts), context), int64.
+        Token numbers, shape (len(texts), context), int64.
     """
     rows = torch.zeros(len(texts), context, dtype=torch.long)
     for row, text in zip(rows, texts, strict=True):
         numbers = [n for word in _WORD.findall(text.lower()) for n in _numbers(word)][: context - 2]
-        full = [len(VOCABULARY) - _END, *numbers, len(VOCABULARY) - _BEGIN]
+        full = [_NUMBER["<begin>"], *numbers, _NUMBER["<end>"]]
         row[: len(full)] = torch.tensor(full)
     return rows
 
@@ -88,7 +93,7 @@ def _numbers(word: str) -> list[int]:
 
 
 class Captioner:
-    """Draws a caption for each picture of the pool; those it has made before are remembered."""
+    """Writes a random caption for each picture of the pool; tokens of captions are cached by their text."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -97,24 +102,26 @@ class Captioner:
         self._made: dict[str, Tensor] = {}
 
     def __call__(self, labels: Tensor, kinds: Tensor) -> Tensor:
-        """Tokens of one caption per picture, shape (n, CONTEXT).
+        """Tokens of one caption for each picture, shape (n, CONTEXT).
 
         Args:
             labels: Classes of the pool, shape (n,).
-            kinds: Paper, index into STYLES, shape (n,).
+            kinds: Kind of the background, an index into STYLES, shape (n,).
         """
-        draws = self.rng.random((len(labels), 3))
+        numbers = self.rng.random((len(labels), 3))
         texts = [
-            self._caption(label, kind, draw)
-            for label, kind, draw in zip(labels.tolist(), kinds.tolist(), draws, strict=True)
+            self._caption(label, kind, triple)
+            for label, kind, triple in zip(labels.tolist(), kinds.tolist(), numbers, strict=True)
         ]
         for text in texts:
             if text not in self._made:
                 self._made[text] = tokenize([text])[0]
         return torch.stack([self._made[text] for text in texts])
 
-    def _caption(self, label: int, kind: int, draw: np.ndarray) -> str:
-        look, style = self._looks[label], STYLES[kind]
-        subject = f"{look} shape" if look and draw[0] < 1 / 3 else self._names[label]
-        text = TEMPLATES[int(draw[1] * len(TEMPLATES))].format(subject)
-        return f"{text}, {style}" if style and draw[2] < 1 / 2 else text
+    def _caption(self, label: int, kind: int, uniform: np.ndarray) -> str:
+        """A caption that three random numbers in [0, 1) choose: its subject, template and style."""
+        look = self._looks[label]
+        style = STYLES[kind]
+        subject = f"{look} shape" if look and uniform[0] < 1 / 3 else self._names[label]
+        text = TEMPLATES[int(uniform[1] * len(TEMPLATES))].format(subject)
+        return f"{text}, {style}" if style and uniform[2] < 1 / 2 else text

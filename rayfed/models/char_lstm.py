@@ -1,7 +1,7 @@
-"""The network of the Shakespeare experiments: characters, two layers of LSTM, the last hidden state.
+"""The network of the Shakespeare experiments: embedded characters, two LSTM layers, the last hidden state.
 
-McMahan et al., AISTATS 2017, and LEAF: an embedding of 8 numbers, 2 layers; 256 hidden units as in the code
-of q-FFL, which FFT-GP follows.
+McMahan et al., AISTATS 2017, and LEAF: embeddings of size 8, 2 layers; 256 hidden units as in the code of
+q-FFL, which FFT-GP follows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rayfed.data.text import SYMBOLS
 
 
 class CharLSTM(nn.Module):
-    """Symbols (B, length) to the last hidden state (B, hidden).
+    """Maps symbols (B, length) to the last hidden state (B, hidden).
 
-    The forget gates start with a bias of 1, as in the original's framework.
+    The forget gates start with a bias of 1, the default of TensorFlow, which the authors' code uses.
     """
 
     def __init__(self, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Finding weight files, in the caches or on the hub, and putting them into a network."""
+"""Find weight files in the local caches or on the model hub, and load them into a network."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 PROBE_SECONDS = 5.0
-"""How long a host may take to answer before it counts as unreachable; the download itself has no limit."""
+"""Seconds after which a host that has not answered counts as unreachable; a download has no limit."""
 
 POSITION_TABLES = ("pos_embed", "relative_position")
-"""Tensors that timm can resize to another input size."""
+"""Parts of the names of tensors that timm can resize to another input size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """Where published weights are.
+class PublishedWeights:
+    """Location of published weights.
 
     Attributes:
         files: File names, the preferred one first.
-        repository: Repository on the model hub that holds one of them; empty: they are at `url`.
-        url: Address of the file outside the hub.
+        repository: Repository of the model hub that holds one of the files; empty: the file is at `url`.
+        url: Address of a file outside the hub.
     """
 
     files: tuple[str, ...]
@@ -45,21 +45,25 @@ class Published:
         )
 
 
-def locate(label: str, source: Published) -> Path:
-    """The weight file in the local cache, downloaded first if need be.
+def locate(label: str, source: PublishedWeights) -> Path:
+    """The weight file in the local cache; it is downloaded first if it is not there.
 
-    Libraries retry for most of a minute before they admit that there is no network, even for a cached file.
-    So the cache is looked at first, and a short probe decides whether a download is worth trying.
+    The download libraries retry for most of a minute without a network, even for a cached file. So the cache
+    is searched first, and a download begins only after the host answered a short request.
+
+    Args:
+        label: Name of the model, for messages.
+        source: Location of the weights.
 
     Raises:
-        ConfigError: It is not cached and cannot be had; names the model, the file and the key to set.
+        ConfigError: The file is not cached and cannot be downloaded; names the model, the file and the key.
     """
-    found = _cached(source)
-    if found is not None:
-        return found
+    cached = _cached(source)
+    if cached is not None:
+        return cached
     try:
         return _from_hub(source) if source.repository else _from_url(source)
-    except Exception as err:  # whatever the network layers raise: there are three of them
+    except Exception as err:  # three network libraries with exceptions of their own
         reason = " ".join(f"{type(err).__name__}: {err}".split())
         raise ConfigError(
             f"model.pretrained=true: the weights of {label!r} are not in the local cache and cannot be "
@@ -68,11 +72,15 @@ def locate(label: str, source: Published) -> Path:
         ) from err
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """State dict of a file that may come from a stranger; pickles may hold tensors only.
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Read the state dict of an untrusted file; a pickle may contain tensors only.
+
+    Returns:
+        Tensors by name; floating point tensors are converted to float32.
 
     Raises:
-        ConfigError: No such file, another format, not a state dict, or a tensor that is not plain.
+        ConfigError: There is no such file, it has another format, is not a state dict, or has a tensor that
+            is sparse, quantized, incomplete or not finite.
     """
     from timm.models import load_state_dict
 
@@ -84,7 +92,7 @@ def read(path: Path) -> dict[str, Tensor]:
         state = load_state_dict(str(path), use_ema=False, weights_only=True)
     except MemoryError:
         raise
-    except Exception as err:  # parsers of a stranger's bytes raise almost anything
+    except Exception as err:  # parsers raise almost any exception on malformed bytes
         reason = f"{type(err).__name__}: {err}".split("\n")[0]
         raise ConfigError(f"model.pretrained: {str(path)!r} is not a readable state dict: {reason}") from err
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
@@ -92,13 +100,13 @@ def read(path: Path) -> dict[str, Tensor]:
             f"model.pretrained: {str(path)!r} is not a state dict: it must map names to tensors"
         )
     for name, value in state.items():
-        if odd := _oddity(value):
-            raise ConfigError(f"model.pretrained: {str(path)!r}: tensor {name!r} {odd}")
+        if problem := _tensor_problem(value):
+            raise ConfigError(f"model.pretrained: {str(path)!r}: tensor {name!r} {problem}")
     return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
 
 
-def _oddity(value: Tensor) -> str:
-    """Why a tensor is not what weights are; empty for one that is. Reads its values last."""
+def _tensor_problem(value: Tensor) -> str:
+    """Why a tensor cannot be a weight, or an empty string. Checks the values after the storage is checked."""
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return "is sparse, quantized or without values; save it as a plain tensor"
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
@@ -109,31 +117,30 @@ def _oddity(value: Tensor) -> str:
 
 
 def load_into(net: nn.Module, path: Path, classifiers: Sequence[str]) -> None:
-    """Put a file's tensors into a network without classifier, in float32.
+    """Load a file's tensors into a network without classifier, in float32.
 
-    The file's classifier is ignored. Position tables of another input size are resized by timm, which can
-    also read the formats of a model's first authors.
+    The classifier in the file is ignored. If the input size differs, timm resizes the position tables; timm
+    also converts files in the format of a model's authors.
 
     Args:
         net: The network, its classifier removed.
         path: The file.
-        classifiers: What the model calls its classifier, e.g. `head`, `fc`, `classifier.6`.
+        classifiers: Names of the classifier's modules in the file, e.g. `head`, `fc`, `classifier.6`.
 
     Raises:
-        ConfigError: The file cannot be read, or its tensors are not this network's.
+        ConfigError: The file cannot be read, or its tensors do not fit the network.
     """
-    state = _without(read(path), classifiers)
+    state = _without(read_state_dict(path), classifiers)
     problem = _mismatch(net, state)
     if problem and _only_tables_differ(net, state):
         state, problem = _converted(net, state, classifiers, problem)
     if problem:
         raise ConfigError(f"model.pretrained: {str(path)!r} does not fit the model: {problem}")
-    net.load_state_dict(
-        state, strict=False
-    )  # lenient about the batch counters that `_mismatch` allows to miss
+    # Not strict, because `_mismatch` allows that BatchNorm's batch counters are missing.
+    net.load_state_dict(state, strict=False)
 
 
-def _cached(source: Published) -> Path | None:
+def _cached(source: PublishedWeights) -> Path | None:
     if not source.repository:
         path = Path(torch.hub.get_dir()) / "checkpoints" / source.files[0]
         return path if path.is_file() else None
@@ -141,13 +148,13 @@ def _cached(source: Published) -> Path | None:
 
     repository, revision = _split(source.repository)
     for name in source.files:
-        found = try_to_load_from_cache(repository, name, revision=revision)
-        if isinstance(found, str):
-            return Path(found)
+        cached = try_to_load_from_cache(repository, name, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
     return None
 
 
-def _from_hub(source: Published) -> Path:
+def _from_hub(source: PublishedWeights) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -162,7 +169,7 @@ def _from_hub(source: Published) -> Path:
     raise FileNotFoundError(f"{repository} holds none of {', '.join(source.files)}")
 
 
-def _from_url(source: Published) -> Path:
+def _from_url(source: PublishedWeights) -> Path:
     request = urllib.request.Request(source.url, method="HEAD")
     with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
         pass
@@ -184,7 +191,7 @@ def _without(state: Mapping[str, Tensor], classifiers: Sequence[str]) -> dict[st
 
 
 def _mismatch(net: nn.Module, state: Mapping[str, Tensor]) -> str:
-    """The first thing that is wrong, and how many there are; empty when all fits."""
+    """The first tensor that does not fit and counts of such tensors; empty if the state dict fits."""
     mine = net.state_dict()
     missing = sorted(n for n in mine.keys() - state.keys() if not n.endswith("num_batches_tracked"))
     both = sorted(mine.keys() & state.keys())
@@ -193,18 +200,20 @@ def _mismatch(net: nn.Module, state: Mapping[str, Tensor]) -> str:
     extra = sorted(state.keys() - mine.keys())
     count = f"({len(missing)} tensors missing, {len(wrong)} of another shape, {len(extra)} unexpected)"
     if wrong:
-        have, want = tuple(state[wrong[0]].shape), tuple(mine[wrong[0]].shape)
-        return f"{wrong[0]!r} has shape {have}, the model's has {want} {count}"
+        shapes = f"has shape {tuple(state[wrong[0]].shape)}, the model's has {tuple(mine[wrong[0]].shape)}"
+        return f"{wrong[0]!r} {shapes} {count}"
     if kinds:
         return f"{kinds[0]!r} is {state[kinds[0]].dtype}, the model's is {mine[kinds[0]].dtype}"
-    if missing or extra:
-        name, what = (missing[0], "is missing") if missing else (extra[0], "is unexpected")
-        return f"{name!r} {what} {count}"
-    return ""
+    if missing:
+        return f"{missing[0]!r} is missing {count}"
+    return f"{extra[0]!r} is unexpected {count}" if extra else ""
 
 
 def _only_tables_differ(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Whether timm's conversion is safe: it would also resize a patch embedding without being asked."""
+    """Whether all tensors of another shape are position tables.
+
+    Only then is timm's conversion used: it would resize a patch embedding of another size without an error.
+    """
     mine = net.state_dict()
     return all(
         mine[name].shape == state[name].shape or any(table in name for table in POSITION_TABLES)
@@ -215,12 +224,17 @@ def _only_tables_differ(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
 def _converted(
     net: nn.Module, state: dict[str, Tensor], classifiers: Sequence[str], problem: str
 ) -> tuple[dict[str, Tensor], str]:
-    """The state as timm converts it for this family, and what is still wrong then."""
+    """Convert a state dict with timm's function for this family of models.
+
+    Returns:
+        The converted state dict and an empty string, or the unconverted one and the problem that remains.
+    """
     convert = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     if convert is None:
         return state, problem
     try:
         converted = _without(convert(dict(state), net), classifiers)
     except (KeyError, AttributeError, RuntimeError, ValueError, AssertionError):
-        return state, problem  # a file the conversion was not made for; the first problem says more
-    return (state, problem) if (still := _mismatch(net, converted)) else (converted, still)
+        return state, problem  # timm cannot convert this file; the first problem tells the user more
+    remaining = _mismatch(net, converted)
+    return (state, problem) if remaining else (converted, "")

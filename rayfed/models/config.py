@@ -1,4 +1,4 @@
-"""Which backbone an experiment uses."""
+"""The config section `model`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ class ModelConfig:
 
     Attributes:
         name: `vit_mini`, `mixer_mini`, `clip_mini`, `unet` (segmentation), `char_lstm` (text), `alexnet`
-            (torchvision), `alexnet_bn`, `open_clip/<model>` or any timm model; write the weights' tag out
-            (`resnet50.tv_in1k`), so that another timm version cannot change it.
-        pretrained: True: the published weights; False: random; a path: a local state dict; for open_clip's
-            models also the tag of published weights (`openai`).
-        size: Input height and width in pixels, or characters in a window; none: the model's own.
-        mean: Channel means its inputs are normalised with; none: those of the published weights.
-        std: Channel deviations its inputs are normalised with; none: those of the published weights.
-        template: Class prompt of CLIP models; {} is the name of the class, underscores read as spaces.
+            (torchvision), `alexnet_bn`, `open_clip/<model>` or any timm model. Give the tag of timm's weights
+            (`resnet50.tv_in1k`), because the default tag may change with the version of timm.
+        pretrained: True: the published weights; False: random values; a path: a local state dict; for models
+            of open_clip also the tag of published weights (`openai`).
+        size: Input height and width in pixels, or characters in a window; none: the model's default.
+        mean: Mean by channel that inputs are normalised with; none: that of the published weights.
+        std: Standard deviation by channel that inputs are normalised with; none: that of the published
+            weights.
+        template: Class prompt of CLIP models; {} stands for the name of the class, whose underscores become
+            spaces.
         options: Passed to the model's constructor, e.g. `embed_dim`, `depth`, `num_heads` of a small ViT.
     """
 

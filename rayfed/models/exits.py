@@ -10,39 +10,54 @@ from torch import Tensor, nn
 
 
 class ExitHeads(nn.ModuleDict):
-    """Linear classifiers within a network, each on the final norm and pooling of the tokens it sees.
+    """Linear classifiers on the tokens between blocks, after the network's final norm and pooling.
 
-    An exit belongs to a span of blocks, and is named after it: `0-2`. It sits after the last active block of
-    its span, and does not exist for a model without such a block.
+    An exit belongs to a span of blocks and is named after it, e.g. `0-2`. It reads the tokens after the last
+    active block of its span; a model without an active block in the span does not have the exit.
     """
 
     def __init__(
         self, spans: Iterable[tuple[int, int]], width: int, num_classes: int, has_head: bool, last_only: bool
     ) -> None:
-        """Make one classifier per span.
+        """Make one classifier for each span.
 
         Args:
             spans: First and last block of each exit, ascending.
-            width: Size of the features.
-            num_classes: Width of every exit.
-            has_head: Whether the network's own head is the last exit of every model.
-            last_only: Predict with the last exit only, not with the mean over all of them.
+            width: Number of features.
+            num_classes: Number of logits of each exit.
+            has_head: Whether the network's own head is an additional, last exit.
+            last_only: Whether to predict with the last exit only, not with the mean over all exits.
         """
         self.spans = {f"{first}-{last}": range(first, last + 1) for first, last in spans}
         super().__init__({name: nn.Linear(width, num_classes) for name in self.spans})
-        self.has_head, self.last_only = has_head, last_only
+        self.has_head = has_head
+        self.last_only = last_only
 
     def places(self, active: tuple[int, ...]) -> dict[str, int]:
-        """The block after which each exit sits, by exit, for those that a model with these blocks has."""
-        found = {name: [j for j in active if j in span] for name, span in self.spans.items()}
-        return {name: inside[-1] for name, inside in found.items() if inside}
+        """The block whose tokens each exit reads, by name of the exit; without the exits that do not exist.
+
+        Args:
+            active: Indices of the blocks that the model has.
+        """
+        blocks = {name: [j for j in active if j in span] for name, span in self.spans.items()}
+        return {name: inside[-1] for name, inside in blocks.items() if inside}
 
     def decide(self, outputs: list[Tensor]) -> Tensor:
-        """The prediction of a model with these outputs."""
+        """The logits (B, C) that predictions are made from: of the last exit, or the mean of all.
+
+        Args:
+            outputs: Logits (B, C) of each exit.
+        """
         return outputs[-1] if self.last_only else torch.stack(outputs).mean(0)
 
     def logits(self, net: Any, head: nn.Module, x: Tensor) -> list[Tensor]:
-        """Logits of every exit, each (B, C), from the first to the last."""
+        """Logits (B, C) of every exit, from the first to the last.
+
+        Args:
+            net: The network, whose blocks are a `BlockStack`.
+            head: The network's own head.
+            x: A batch of images.
+        """
         places = self.places(net.blocks.active)
         with net.blocks.tapped(set(places.values())) as tokens:
             features = net(x)

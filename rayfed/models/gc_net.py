@@ -1,4 +1,7 @@
-"""GC-Net: makes prompts that depend on the image, from its features without prompts."""
+"""GC-Net: computes an offset of the prompts for each image from the image's features without prompts.
+
+Gong et al., FedGCR, AAAI 2024, section "Group customization".
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ class GCNet(nn.Module):
     """Two linear layers with a ReLU between them.
 
     Attributes:
-        mix: Whose output is added to the prompts of a sample: see `prompts`.
-        dropout: On the features before the head.
+        mix: `own` adds a sample's own output to its prompts, `scramble` that of other samples; see `prompts`.
+        dropout: Dropout layer that is applied to the features before the head.
     """
 
     def __init__(self, width: int, hidden: int, mix: PromptMix = "own", dropout: float = 0.0) -> None:
@@ -26,19 +29,19 @@ class GCNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features without prompts, shape (B, D), to h, shape (B, D)."""
+        """Map features without prompts, shape (B, D), to offsets h, shape (B, D)."""
         return self.outer(torch.relu(self.inner(features)))
 
     def prompts(self, prompt: Tensor | None, h: Tensor) -> Tensor:
         """Prompts of each sample: p_j + h, shape (B, P, D).
 
         With `scramble`, in training, prompt j of sample b gets h of sample (P b + j) mod B, as in the FedGCR
-        authors' code, which tiles the batch and reads it back in another order. They test one image at a
-        time, which is right again, so evaluation never mixes.
+        authors' code, which repeats the batch along another axis than it reads. Their evaluation uses batches
+        of one image, in which every prompt gets the image's own h, so evaluation here never mixes samples.
 
         Args:
-            prompt: Shape (P, D).
-            h: Shape (B, D).
+            prompt: Prompts p, shape (P, D).
+            h: Output of `forward`, shape (B, D).
         """
         assert prompt is not None
         if self.mix == "own" or not self.training:
@@ -47,5 +50,5 @@ class GCNet(nn.Module):
 
 
 def scrambled(batch: int, num_prompts: int, device: torch.device | str = "cpu") -> Tensor:
-    """Source samples of the authors' mix, shape (B, P)."""
+    """Index of the sample whose h each prompt gets under `scramble`, shape (B, P)."""
     return torch.arange(batch * num_prompts, device=device).view(batch, num_prompts) % batch

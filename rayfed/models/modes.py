@@ -13,14 +13,18 @@ def is_trained_norm(module: nn.Module) -> bool:
 
 
 def trained_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules to put into train mode: see `Backbone.train` for the rule."""
+    """The modules that `Backbone.train` puts into train mode; its docstring has the rule."""
     chosen: list[nn.Module] = []
     _collect(model, chosen)
     return [m for m in chosen if not isinstance(m, _BatchNorm) or is_trained_norm(m)]
 
 
 def _collect(module: nn.Module, chosen: list[nn.Module]) -> bool | None:
-    """Whether all parameters in here require gradients; None: there are none."""
+    """Add the trained modules within `module` to `chosen`.
+
+    Returns:
+        Whether all parameters of the module require gradients; None if it has none.
+    """
     below = {name: _collect(child, chosen) for name, child in module.named_children()}
     known = [p.requires_grad for p in module._parameters.values() if p is not None]
     known += [trained for trained in below.values() if trained is not None]

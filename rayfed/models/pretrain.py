@@ -1,7 +1,7 @@
 """Pre-train the embedded backbones on glyphs that are not digits: python -m rayfed.models.pretrain --help.
 
 Layer skipping follows Fan et al., Reducing transformer depth on demand with structured dropout, 2020,
-section 3, so that the backbone bears clients that hold only some of its blocks.
+section 3, so that the backbone still classifies when a client holds only some of its blocks.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ class Learner(nn.Module):
     """A network with its pre-training loss; the base of one class per kind of backbone."""
 
     def forward(self, images: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
-        """Loss of a batch of the pool.
+        """Loss of a batch of the pool, a scalar.
 
         Args:
             images: Shape (n, 3, 32, 32), in [-1, 1].
-            labels: Shape (n,).
-            kinds: Kind of paper, shape (n,); see `GlyphPool.described_batch`.
+            labels: Classes, shape (n,).
+            kinds: Kind of the background, shape (n,); see `GlyphPool.described_batch`.
         """
         raise NotImplementedError
 
     def export(self) -> Params:
-        """What is kept: the backbone's tensors by its library's own names."""
+        """The tensors to save: those of the backbone, by the names of its library."""
         raise NotImplementedError
 
 
 class SkippingBlocks(nn.Sequential):
-    """Blocks of which each training step skips some; the names inside are those of nn.Sequential.
+    """Blocks of which each training step skips some at random; state dict names are those of nn.Sequential.
 
-    The share to skip is drawn afresh for each step from [0, 2 * rate], so both the whole network and thin
-    ones are trained.
+    The probability to skip a block is drawn for each step from [0, 2 * rate], so that training covers the
+    whole network and networks with few blocks.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], rate: float, rng: np.random.Generator) -> None:
         super().__init__(*blocks)
-        self.rate, self.rng = rate, rng
+        self.rate = rate
+        self.rng = rng
 
     def forward(self, x: Tensor) -> Tensor:
         skipped = self.rng.random(len(self)) < self.rng.uniform(0, 2 * self.rate)
@@ -76,7 +77,7 @@ class SkippingBlocks(nn.Sequential):
 
 
 class GlyphClassifier(Learner):
-    """A timm vision transformer that names the glyph."""
+    """A timm vision transformer that is trained to classify glyphs."""
 
     def __init__(self, num_classes: int, rng: np.random.Generator, layer_skip: float = 0.2) -> None:
         super().__init__()
@@ -103,10 +104,10 @@ class GlyphClassifier(Learner):
 
 
 class CaptionMatcher(Learner):
-    """An open_clip model that finds the caption of each picture, and the picture of each caption.
+    """An open_clip model that is trained with CLIP's loss to match pictures and captions.
 
-    Its image tower begins as vit_mini. The loss is CLIP's; captions that occur twice in a batch are no
-    negatives of each other: their targets are shared.
+    The image tower starts with the weights of vit_mini. Pictures with equal captions are not negatives of
+    each other: the loss counts a caption that occurs several times as one target.
     """
 
     def __init__(self, num_classes: int, rng: np.random.Generator) -> None:
@@ -121,7 +122,7 @@ class CaptionMatcher(Learner):
         texts = F.normalize(self.clip.encode_text(tokens), dim=-1)
         scores = self.clip.logit_scale.exp().clamp(max=_LARGEST_SCALE) * pictures @ texts.T
         count = torch.bincount(row, minlength=len(tokens))
-        # log n: a caption that occurs n times stands in n columns of the full matrix
+        # log n, because a caption that occurs n times would fill n columns of the score matrix.
         by_picture = F.cross_entropy(scores + count.log(), row)
         by_text = -(F.log_softmax(scores, dim=0)[torch.arange(len(row)), row]).mean()
         return (by_picture + by_text) / 2
@@ -132,10 +133,15 @@ class CaptionMatcher(Learner):
 
 
 def load_vit(visual: Any, state: Params) -> None:
-    """Give open_clip's vision transformer the weights of the timm one of the same size, exactly.
+    """Copy the weights of a timm vision transformer into an open_clip one of the same size.
 
-    timm's patch embedding has a bias, which goes into the position embedding of the patches. The projection
-    to the features of both towers, which timm does not have, becomes the identity.
+    Both then compute the same features. The bias of timm's patch embedding is added to the position embedding
+    of the patches. The projection to the common feature space, which timm does not have, is set to the
+    identity.
+
+    Args:
+        visual: Image tower of an open_clip model.
+        state: State dict of the timm model without classifier.
     """
     state = {name: value.clone() for name, value in state.items()}
     position = state.pop("pos_embed")[0]
@@ -162,15 +168,15 @@ def _packaged(name: str) -> Params:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one model is pre-trained.
+    """Network, loss and hyperparameters of one pre-training.
 
     Attributes:
-        learner: Builds the network from the number of classes and a generator for its own random draws.
-        steps: Optimizer steps when nothing else is asked for.
+        learner: Builds the network from the number of classes and a generator for its random choices.
+        steps: Optimizer steps unless `minutes` chooses another number.
         batch_size: Pictures per step.
         lr: Peak learning rate of AdamW; warm-up over the first 5 % of the steps, then a cosine to zero.
         weight_decay: Weight decay of matrices; vectors have none.
-        eased: Share of the steps over which pictures become as hard as they get.
+        eased: Share of the steps over which the distortion of pictures grows to its full strength.
     """
 
     learner: Callable[[int, np.random.Generator], Learner]
@@ -191,26 +197,28 @@ RECIPES = {
 def pretrain(
     recipe: Recipe, pool: GlyphPool, seed: int = 0, minutes: float | None = None
 ) -> tuple[Params, list[float]]:
-    """Train from scratch on fresh batches of the pool.
+    """Train a network from scratch on batches that the pool draws.
 
-    The same seed and number of steps give the same weights on the same kind of machine.
+    The same seed and number of steps give the same weights on the same kind of processor.
 
     Args:
         recipe: Network and optimisation.
         pool: Source of batches.
-        seed: Seed of everything random.
-        minutes: Choose the number of steps to take about this long, timed on the first steps, instead of the
-            recipe's number.
+        seed: Seed of the initial weights, the batches and the layer skipping.
+        minutes: Instead of the recipe's number of steps, take as many as fit into this time; their duration
+            is measured on the first steps.
 
     Returns:
-        The backbone's tensors and the loss of every step.
+        The tensors of the backbone by name, and the loss of every step.
     """
     with seeded(derive(seed, "pretrain", "init")):
         learner = recipe.learner(len(pool.classes), generator(seed, "pretrain", "learner")).train()
     optimizer = torch.optim.AdamW(_decay_groups(learner, recipe.weight_decay), lr=recipe.lr)
-    rng, losses = generator(seed, "pretrain", "batches"), []
-    total, start, step = recipe.steps, time.perf_counter(), 0
-    timed_from = start
+    rng = generator(seed, "pretrain", "batches")
+    losses: list[float] = []
+    total = recipe.steps
+    step = 0
+    start = timed_from = time.perf_counter()
     while step < total:
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * schedule(step, total)
@@ -224,7 +232,9 @@ def pretrain(
         losses.append(float(loss.detach()))
         step += 1
         if step == _TIMED_STEPS:
-            timed_from = time.perf_counter()  # the first steps are slower: memory is allocated
+            timed_from = (
+                time.perf_counter()
+            )  # not from the start: the first steps allocate memory and are slower
         if minutes is not None and step == 2 * _TIMED_STEPS:
             total = max(step, round(minutes * 60 * _TIMED_STEPS / (time.perf_counter() - timed_from)))
         if step % _LOG_EVERY == 0 or step == total:
@@ -234,7 +244,7 @@ def pretrain(
 
 
 def schedule(step: int, total: int) -> float:
-    """Fraction of the peak learning rate at a step: linear warm-up, then a cosine to zero."""
+    """Fraction of the peak learning rate at a step from 0: linear warm-up, then a cosine to zero."""
     warm_up = max(1, round(_WARM_UP * total))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -276,6 +286,6 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         main()
-    except ConfigError as error:
-        log.error("%s", error)  # noqa: TRY400  the user's mistake needs no trace
+    except ConfigError as err:
+        log.error("%s", err)  # noqa: TRY400  (an error in the arguments needs no traceback)
         sys.exit(2)

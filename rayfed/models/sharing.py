@@ -1,4 +1,7 @@
-"""One copy of the frozen weights per machine: models built without values, mapped onto shared arrays."""
+"""Share one copy of the frozen weights among the processes of a machine.
+
+One process dumps a model into arrays; the others build the model without values and attach these arrays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rayfed.models.backbone import global_name
+from rayfed.models.named_tensors import global_name
 
 M = TypeVar("M", bound=nn.Module)
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -22,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def dump(model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """All parameters and all buffers, also those a state dict leaves out, by module name.
+    """Arrays of all parameters and all buffers of a model by name, also of buffers outside its state dict.
 
-    Frozen parameters are views, so that nothing large is copied; what can change is copied.
+    Arrays of frozen parameters are views of the model's memory; trainable parameters and buffers are copied.
     """
     arrays = {}
     for name, (module, leaf, tensor) in _tensors(model):
@@ -34,10 +37,10 @@ def dump(model: nn.Module) -> dict[str, npt.NDArray[Any]]:
 
 
 def skeleton(build: Callable[[], M]) -> M:
-    """A model without values, for `attach`. A constructor that needs values is run for real instead.
+    """Build a model without values, for `attach`; or with values, if its constructor reads them.
 
     Args:
-        build: Builds the model; called under torch.device("meta") first.
+        build: Builds the model. It is called under torch.device("meta"), and again without it if that fails.
     """
     try:
         with torch.device("meta"):
@@ -48,16 +51,20 @@ def skeleton(build: Callable[[], M]) -> M:
 
 
 def attach(model: nn.Module, tensors: Arrays) -> None:
-    """Give a model the values of `dump`, in place.
+    """Set the values of a model to the arrays of `dump`, in place.
 
-    Frozen parameters become views of the arrays without a copy. Mapped memory is writable in practice, and a
-    write would change it for every process of the machine: trainable parameters and every buffer are cloned.
+    Frozen parameters become views of the arrays, without a copy. Trainable parameters and buffers are cloned,
+    because a write into shared memory would change them in every process of the machine.
+
+    Args:
+        model: A model of the same structure, with or without values.
+        tensors: Arrays by name.
 
     Raises:
-        ValueError: A tensor is missing, unknown, of another shape or type, or would be left without values.
+        ValueError: A name is missing or unknown, a shape or type differs, or a tensor would have no values.
     """
     mine = dict(_tensors(model))
-    _check(mine, tensors)
+    _check_names_and_shapes(mine, tensors)
     tied: dict[Tensor, nn.Parameter] = {}
     for name, (module, leaf, old) in mine.items():
         value = _as_tensor(tensors[name])
@@ -72,7 +79,7 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
 
 
 def checksum(model: nn.Module) -> str:
-    """Digest of the frozen parameters: names, shapes and bytes, in the order of their global names."""
+    """sha256 of the frozen parameters: global names, types, shapes and bytes, in the order of the names."""
     frozen = {global_name(name): p for name, p in model.named_parameters() if not p.requires_grad}
     out = hashlib.sha256()
     for name in sorted(frozen):
@@ -83,6 +90,7 @@ def checksum(model: nn.Module) -> str:
 
 
 Place = tuple[nn.Module, str, Tensor]
+"""The module that owns a tensor, the name of its attribute, and the tensor."""
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Place]]:
@@ -102,11 +110,11 @@ def _as_tensor(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _check(mine: Mapping[str, Place], tensors: Arrays) -> None:
-    odd = sorted(mine.keys() ^ tensors.keys())
-    if odd:
-        what = "not among the shared tensors" if odd[0] in mine else "unknown to the model"
-        raise ValueError(f"{odd[0]!r} is {what} ({len(odd)} names do not match)")
+def _check_names_and_shapes(mine: Mapping[str, Place], tensors: Arrays) -> None:
+    unmatched = sorted(mine.keys() ^ tensors.keys())
+    if unmatched:
+        what = "not among the shared tensors" if unmatched[0] in mine else "unknown to the model"
+        raise ValueError(f"{unmatched[0]!r} is {what} ({len(unmatched)} names do not match)")
     for name, (_, _, old) in mine.items():
         new = tensors[name]
         kind = str(old.dtype).removeprefix("torch.")
@@ -119,5 +127,5 @@ def _check_no_meta(model: nn.Module) -> None:
         for leaf, value in vars(module).items():
             if isinstance(value, Tensor) and value.is_meta:
                 raise ValueError(
-                    f"{prefix}.{leaf} is a plain tensor, which cannot be shared: register a buffer"
+                    f"{prefix}.{leaf} is a plain tensor, which cannot be shared: register it as a buffer"
                 )

@@ -15,7 +15,7 @@ from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
 if TYPE_CHECKING:
-    from rayfed.data.published import Published
+    from rayfed.data.published import PublishedDataset
 
 USAGE = """\
 python -m rayfed.prepare NAME --root DIR [--image-size N] [--cache DIR] [--plot FILE] [--json] [--clean]
@@ -77,7 +77,7 @@ def _clean_all(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(args: argparse.Namespace, published: Published | None) -> int:
+def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
     from rayfed.config.compose import compose
     from rayfed.config.parse import parse
     from rayfed.config.schema import spelled_out

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig
-from rayfed.data.download_check import Inventory, take
-from rayfed.data.published import PUBLISHED, Published
-from rayfed.data.shards import prepare
+from rayfed.data.download_check import Inventory, take_inventory
+from rayfed.data.preparation import prepare
+from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.source import BadImageError, Listing, Source, make_source
 from rayfed.errors import ConfigError
 from rayfed.terminal.console import say
@@ -56,7 +56,7 @@ def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False)
         listing = source.scan()
     except ConfigError as error:
         raise ConfigError(f"{error}{_hint(config.root, published)}") from error
-    inventory = take(listing, published)
+    inventory = take_inventory(listing, published)
     if published and not set(published.domains) & set(listing.domains):
         raise ConfigError(
             f"data.root: {config.root} has none of the domains {', '.join(published.domains)}, but "
@@ -129,7 +129,7 @@ def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[], None]
         yield advance
 
 
-def _hint(root: str | None, published: Published | None) -> str:
+def _hint(root: str | None, published: PublishedDataset | None) -> str:
     """Where the data might be: one folder deeper, or at its authors."""
     if published is None:
         return ""

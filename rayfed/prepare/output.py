@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.data.config import DataConfig
-from rayfed.data.published import Published
+from rayfed.data.published import PublishedDataset
 from rayfed.data.shards import open_dataset
 from rayfed.prepare.examination import Findings
 from rayfed.report.table import Table
@@ -20,7 +20,7 @@ NAMED = 10
 """Unreadable files that are listed; of the others, the number."""
 
 
-def tell(found: Findings, published: Published | None, as_json: bool) -> None:
+def tell(found: Findings, published: PublishedDataset | None, as_json: bool) -> None:
     if as_json:
         say(json.dumps(_as_json(found), indent=1))
         return

@@ -22,7 +22,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Executor
 from rayfed.federation.method import check_compatible
 from rayfed.federation.params import digest
-from rayfed.heterogeneity.traces import Said
+from rayfed.heterogeneity.traces import TraceEntry
 from rayfed.testing.small import DOMAINS, WatchingExecutor, small_setup, two_actors, without_times
 from rayfed.types import Params
 
@@ -147,8 +147,8 @@ def _with_missing_clients(experiment: Experiment) -> Experiment:
     """Some drop out in the first round, everybody in the second one, one client in the third."""
     ids = list(experiment.clients)
     assert experiment.faults is not None
-    lost = {(1, cid): Said(dropout=True) for cid in ids}
-    lost |= {(2, cid): Said(dropout=cid == ids[0] and len(ids) > 1) for cid in ids}
+    lost = {(1, cid): TraceEntry(dropout=True) for cid in ids}
+    lost |= {(2, cid): TraceEntry(dropout=cid == ids[0] and len(ids) > 1) for cid in ids}
     return replace(experiment, faults=replace(experiment.faults, trace=lost))
 
 

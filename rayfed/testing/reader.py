@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.config.schema import load_config
-from rayfed.data.shards import open_dataset, prepare
+from rayfed.data.preparation import prepare
+from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.testing.method import leaves_messages_and_frozen_weights_alone

@@ -1,1 +1,1 @@
-"""Tuning schemes, one per file: which named tensors of a backbone train and travel."""
+"""Tuning schemes, one in each file: they decide which tensors of a backbone are trained and sent."""

@@ -1,8 +1,8 @@
-"""AttAI: a gate on the features of a frozen model, made of attention over their dimensions.
+"""AttAI: the features of a frozen model, multiplied by attention weights over their dimensions.
 
 Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
-Engineering Bulletin 2023, Eq. 5 and 6. Linear, tanh, linear, softmax over the dimensions; the feature is
-multiplied by it. Uniform attention leaves the scores of a CLIP model as they are.
+Engineering Bulletin 2023, Eq. 5 and 6: linear layer, tanh, linear layer, softmax over the dimensions.
+Uniform attention does not change the scores of a CLIP model, because these depend on directions only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from rayfed.tuning.full import Full
 
 
 class AttentionAdapter(nn.Module):
-    """Features (B, width) times their attention, with PyTorch's default initialisation."""
+    """Multiplies features (B, width) by their attention weights; PyTorch's default initialisation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, width)
 
     def attention(self, features: Tensor) -> Tensor:
-        """Positive weights of the dimensions, shape (B, width), rows summing to 1."""
+        """Attention weights of the dimensions, positive, shape (B, width); each row sums to 1."""
         return torch.softmax(self.outer(torch.tanh(self.inner(features))), dim=-1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -36,11 +37,11 @@ class AttentionAdapter(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class AttAI:
-    """The gate; on a model without text tower also the head.
+    """Train an attention adapter; on a model without text tower also the head.
 
     Attributes:
-        text_side: A second gate, on the text features.
-        towers: The network trains and travels too, of a CLIP model both towers (the paper's Figure 3b).
+        text_side: Train a second adapter, on the text features.
+        towers: Train and send the network too; of a CLIP model both towers (the paper's Figure 3b).
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"adapter"})

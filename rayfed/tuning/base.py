@@ -1,7 +1,8 @@
-"""Which tensors of a model train and travel: what a scheme is, and reading and writing its tensors.
+"""The interface of tuning schemes, and functions that read and write the tensors that a scheme trains.
 
-Two kinds of tensors travel: trainable parameters, and, where the config averages them, the running mean and
-variance of BatchNorm layers whose own parameters train. Integer counters stay where they are.
+Two kinds of tensors are sent between server and clients: trainable parameters, and, where the config averages
+them, the running mean and variance of BatchNorm layers whose own parameters are trained. Integer counters of
+BatchNorm layers are never sent.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rayfed.models.backbone import Backbone, Slot
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
 
 
 class Tuning(Protocol):
-    """A scheme: a frozen dataclass of hyperparameters.
+    """A tuning scheme: a frozen dataclass of hyperparameters with `apply`.
 
     Attributes:
-        offers: What halves of an algorithm may rely on.
+        offers: Features of the tuned model that a Server or Local may require, e.g. `adapter` or `exits`.
     """
 
     offers: ClassVar[frozenset[str]]
 
     def apply(self, model: Backbone) -> Backbone:
-        """Change the model in place so that exactly the scheme's own parameters require gradients.
+        """Change the model in place so that exactly the parameters of the scheme require gradients.
 
-        Random values come from torch's global stream, which `apply_tuning` sets. On the meta device the
-        parameters have no values yet.
+        Random start values come from torch's global generator, which `apply_tuning` seeds. On the meta device
+        parameters have no values.
 
         Raises:
             ConfigError: The scheme does not work on this model.
@@ -40,7 +42,11 @@ class Tuning(Protocol):
 
 
 def apply_tuning(model: Backbone, tuning: Tuning, seed: int) -> Backbone:
-    """Apply a scheme with start values that depend on the seed only."""
+    """Apply a scheme to a model, in place; start values of new parameters depend on the seed only.
+
+    Raises:
+        ConfigError: The scheme does not work on this model.
+    """
     with seeded(derive(seed, "tuning")):
         tuned = tuning.apply(model)
     tuned.refresh()
@@ -48,43 +54,52 @@ def apply_tuning(model: Backbone, tuning: Tuning, seed: int) -> Backbone:
 
 
 def freeze(model: Backbone, train_head: bool = True) -> None:
-    """Nothing but the head (or not even that) requires gradients."""
+    """Make every parameter frozen, except those of the head if `train_head` is true."""
     model.requires_grad_(False)
     model.head.requires_grad_(train_head)
 
 
 def trainable(model: Backbone) -> dict[str, nn.Parameter]:
-    """Trainable parameters of the active blocks and of everything outside the blocks, by global name."""
-    return {n: s.tensor for n, s in _held(model, buffers=False)}  # type: ignore[misc]  # they are parameters
+    """Trainable parameters of the active blocks and of all layers outside the blocks, by global name."""
+    return {n: t.tensor for n, t in _held(model, buffers=False)}  # type: ignore[misc]  # they are parameters
 
 
 def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
-    """The live tensors that travel, by global name: `trainable` and, with buffers, trained statistics."""
-    return {n: s.tensor for n, s in _held(model, buffers)}
+    """The tensors that are sent, by global name; not copies.
+
+    Args:
+        model: The model; tensors of inactive blocks are left out.
+        buffers: Whether trained BatchNorm statistics and LoRA residuals are included beside `trainable`.
+    """
+    return {n: t.tensor for n, t in _held(model, buffers)}
 
 
 def export(model: Backbone, buffers: bool = True) -> Params:
-    """Detached copies of `held` on the CPU."""
-    return {n: _copy(s.tensor.detach()) for n, s in _held(model, buffers)}
+    """Detached copies of the tensors of `held`, on the CPU."""
+    return {n: _copy(t.tensor.detach()) for n, t in _held(model, buffers)}
 
 
 @torch.no_grad()
 def load(model: Backbone, params: Mapping[str, Tensor]) -> None:
-    """Write values into trainable parameters and trained statistics, of inactive blocks too.
+    """Write values into trainable parameters and trained statistics, also those of inactive blocks.
 
-    Nothing is written when a name or a shape is wrong. Frozen tensors are refused: they may be mapped memory
-    that other processes read.
+    If a name or a shape is wrong, nothing is written. Frozen tensors are refused, because they may be memory
+    that is shared with other processes.
+
+    Args:
+        model: The model to change in place.
+        params: Values by global name.
 
     Raises:
-        KeyError: A name the model does not have, or whose tensor is frozen.
-        ValueError: A wrong shape.
+        KeyError: The model has no tensor of a name, or the tensor is frozen.
+        ValueError: A value has another shape than the tensor.
     """
-    slots = model.slots()
-    bad = sorted(n for n in params if n not in slots or not slots[n].is_trained)
+    tensors = model.tensors()
+    bad = sorted(n for n in params if n not in tensors or not tensors[n].is_trained)
     if bad:
-        why = "is frozen" if bad[0] in slots else "is not in the model"
+        why = "is frozen" if bad[0] in tensors else "is not in the model"
         raise KeyError(f"{bad[0]!r} {why} ({len(bad)} such names)")
-    targets = {n: slots[n].tensor for n in params}
+    targets = {n: tensors[n].tensor for n in params}
     for name, value in params.items():
         if targets[name].shape != value.shape:
             shapes = f"{tuple(value.shape)}, the model's has {tuple(targets[name].shape)}"
@@ -94,7 +109,7 @@ def load(model: Backbone, params: Mapping[str, Tensor]) -> None:
 
 
 def train_mode(model: Backbone) -> None:
-    """Put what trains into train mode and leave the rest as in evaluation; the rule is `Backbone.train`'s."""
+    """Put the modules that are trained into train mode, the others into evaluation mode: `Backbone.train`."""
     model.train()
 
 
@@ -102,7 +117,7 @@ TUNINGS = Registry(
     files=TUNING_FILES,
     attribute="TUNING",
     key="tuning.name",
-    accepts=lambda found: isinstance(found, type) and hasattr(found, "apply"),
+    accepts=lambda value: isinstance(value, type) and hasattr(value, "apply"),
     expected="a tuning scheme, which is a class with apply()",
 )
 
@@ -111,9 +126,9 @@ def _copy(value: Tensor) -> Tensor:
     return value.cpu() if value.device.type != "cpu" else value.clone()
 
 
-def _held(model: Backbone, buffers: bool) -> Iterator[tuple[str, Slot]]:
+def _held(model: Backbone, buffers: bool) -> Iterator[tuple[str, NamedTensor]]:
     active = frozenset(model.active)
-    for name, slot in model.slots().items():
-        # Names are parsed last: most tensors are frozen, and this runs several times per client call.
-        if slot.is_trained and (buffers or not slot.is_buffer) and is_held(name, active):
-            yield name, slot
+    for name, entry in model.tensors().items():
+        # The name is parsed last: most tensors are frozen, and this loop runs several times per client call.
+        if entry.is_trained and (buffers or not entry.is_buffer) and is_held(name, active):
+            yield name, entry

@@ -1,4 +1,4 @@
-"""BitFit: the biases of the backbone and the head train and travel.
+"""BitFit: the biases of the backbone and the head are trained and sent.
 
 Ben Zaken et al., BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
 Language-models, ACL 2022, Section 3.
@@ -14,10 +14,10 @@ from rayfed.tuning.base import freeze
 
 @dataclass(frozen=True)
 class BitFit:
-    """Everything but biases and the head is frozen.
+    """Train the biases of the backbone and the head; everything else is frozen.
 
     Attributes:
-        train_head: Whether the head trains too.
+        train_head: Whether the head is trained too.
     """
 
     train_head: bool = True

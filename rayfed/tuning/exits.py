@@ -1,4 +1,4 @@
-"""Early exits: classifiers after every few blocks, on top of another scheme.
+"""Early exits: classifiers after every few blocks, in addition to the parameters of another scheme.
 
 Kim et al., DepthFL, ICLR 2023, section 3, with linear exits on the frozen final norm as in the baseline of
 FedRA (Su et al., 2024). A client has the exits whose blocks it holds.
@@ -19,15 +19,16 @@ from rayfed.types import Count
 
 @dataclass(frozen=True, kw_only=True)
 class Exits:
-    """Exits, and what else trains.
+    """Train early exits and the parameters of an inner scheme.
 
     Attributes:
-        inner: The scheme that is extended: its `name` and its fields.
-        every: Blocks between exits.
-        variant: `paper`: exit k sits after block `every * k` or the last one before it that the client holds,
-            and the deepest exit of a client is its classifier. `authors_code` (of FedRA): exit k sits after
-            `every * k + 1` blocks, and the one head is the last exit of every client, whatever its depth.
-        predict: In evaluation: the mean of the logits of all exits, or the last exit.
+        inner: The inner scheme: its `name` and its fields.
+        every: Number of blocks between exits.
+        variant: `paper`: exit k is after block `every * k`, or after the last block before it that the client
+            holds, and the deepest exit of a client is its classifier. `authors_code` (of FedRA): exit k is
+            after `every * k + 1` blocks, and the head is the last exit of every client at any depth.
+        predict: Prediction in evaluation: `ensemble` uses the mean of the logits of all exits, `last` the
+            logits of the last exit.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"exits"})
@@ -41,7 +42,7 @@ class Exits:
         depth = len(model.stack)
         if not (hasattr(model.net, "norm") and hasattr(model.net, "forward_head")):
             raise ConfigError(
-                f"tuning.name: exits do not work on {model.label!r}, which has no final norm to share; use "
+                f"tuning.name: exits do not work on {model.label!r}, which has no final norm for them; use "
                 f"vit_mini, vit_base_patch16_224 or mixer_b16_224"
             )
         model = _scheme(self.inner).apply(model)
@@ -54,7 +55,11 @@ class Exits:
         return model
 
     def spans(self, depth: int) -> list[tuple[int, int]]:
-        """First and last block of each exit of a model with this many blocks."""
+        """First and last block of the span of each exit.
+
+        Args:
+            depth: Number of blocks of the model.
+        """
         if self.variant == "paper":
             return [(j, min(j + self.every, depth) - 1) for j in range(0, depth, self.every)]
         return [(j, j) for j in range(self.every, depth, self.every)]

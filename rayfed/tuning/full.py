@@ -1,4 +1,4 @@
-"""Full fine-tuning: every parameter trains and travels; of a CLIP model both towers."""
+"""Full fine-tuning: every parameter is trained and sent; of a CLIP model those of both towers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rayfed.models.backbone import Backbone
 
 @dataclass(frozen=True)
 class Full:
-    """Nothing is frozen."""
+    """Train all parameters, except the scale of a CLIP model's cosines."""
 
     offers: ClassVar[frozenset[str]] = frozenset()
 
     def apply(self, model: Backbone) -> Backbone:
         model.requires_grad_(True)
-        if model.text is not None:  # class features come from the tower; the scale of the cosines stays
+        if model.text is not None:  # the text tower computes the class features; their scale stays fixed
             model.head.requires_grad_(False)
             model.text.tower.logit_scale.requires_grad_(False)
         return model

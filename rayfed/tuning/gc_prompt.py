@@ -1,8 +1,9 @@
-"""Prompts customised per image: global prompts, a network that shifts them for each image, and the head.
+"""Prompts that depend on the image: global prompts, GC-Net, which computes an offset of them, and the head.
 
 Gong et al., FedGCR: Achieving Performance and Fairness for Federated Learning with Distinct Client Types via
-Group Customization and Reweighting, AAAI 2024, section "Group customization". The frozen network first sees
-the image without prompts; GC-Net makes h from its features; then it sees the image with the prompts p_j + h.
+Group Customization and Reweighting, AAAI 2024, section "Group customization". The frozen network encodes an
+image without prompts, GC-Net computes an offset h from these features, and the network encodes the image
+again with the prompts p_j + h.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from rayfed.types import Count
 
 @dataclass(frozen=True, kw_only=True)
 class GCPrompt(VisualPrompt):
-    """Global prompts and GC-Net.
+    """Train global prompts, GC-Net and the head.
 
     Attributes:
-        hidden: Hidden width of GC-Net; none: four times the width of the backbone (3072 for 768, the paper's
-            code).
-        prompt_mix: `own`: a sample's prompts get its own h; `scramble`: those of up to P other samples of its
-            batch, as in the authors' code.
-        feature_dropout: On the features before the head, in training; the authors' code has 0.1.
+        hidden: Hidden width of GC-Net; none: four times the width of the backbone, as in the authors' code
+            (3072 for 768).
+        prompt_mix: `own` adds a sample's own h to its prompts; `scramble` adds the h of up to P samples of
+            the batch, as in the authors' code.
+        feature_dropout: Dropout probability of the features before the head in training; 0.1 in the authors'
+            code.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"prompts by image"})

@@ -1,4 +1,4 @@
-"""Linear probing: only the head trains and travels."""
+"""Linear probing: only the head is trained and sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayfed.tuning.base import freeze
 
 @dataclass(frozen=True)
 class Head:
-    """The backbone is frozen."""
+    """Train the head of a frozen backbone."""
 
     offers: ClassVar[frozenset[str]] = frozenset()
 

@@ -1,7 +1,8 @@
 """LoRA: low-rank updates of linear layers in every block, and the head.
 
-Hu et al., LoRA, ICLR 2022, Eq. 3, as PEFT implements it: y = W x + b + alpha / rank * B A dropout(x), with A
-Kaiming-uniform and B = 0 at the start, so that the tuned model begins as the frozen one. Never merged into W.
+Hu et al., LoRA, ICLR 2022, Eq. 3, as PEFT implements it: y = W x + b + alpha / rank * B A dropout(x). A
+starts Kaiming-uniform and B as zero, so that the tuned model first computes what the frozen one does. The
+update is never merged into W.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
-from rayfed.models.backbone import RESIDUAL_LEAF, Backbone
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
 from rayfed.types import Count, Positive
 
@@ -26,31 +28,34 @@ SITES = {
     "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
     "l1": (r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
 }
-"""The last linear layer of a block's two halves, in transformers and in mixers (Su et al., FedRA, 2024).
+"""Regular expressions for the last linear layer of each half of a block (Su et al., FedRA, 2024).
 
-CLIP models of open_clip have l1 only: PyTorch's own attention takes its projection's weight and does not call
-the layer, so an adapter there would change nothing.
+They cover transformers and mixers. CLIP models of open_clip have l1 only: PyTorch's attention reads the
+weight of its projection without calling the layer, so an adapter there would have no effect.
 """
 
 STEM = r"patch_embed\.proj"
+"""Name of the patch embedding, as a regular expression."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    r"""Low-rank adapters.
+    r"""Train low-rank adapters of linear layers.
 
     Attributes:
-        rank: Rank r; A is r x d_in, B is d_out x r.
-        alpha: The update is scaled by alpha / rank; none: alpha = rank.
-        dropout: On the input of the adapters, never of the frozen layers.
-        sites: Layers of a block: `l0` (token mixing), `l1` (MLP), or regular expressions that must match the
-            whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
-        stem: Also adapt the patch embedding, as FedRA's released code does by accident; transformers only.
-        train_head: Whether the head trains too.
-        residual: Give every adapted layer a dense matrix R that is added to B A, travels down and is never
-            trained: `server.lora_agg=residual` and `stack_merge` put into it what the factors cannot hold.
-        freeze_a: Keep A as it starts, the same for everybody: only B trains and travels, so that the mean of
-            the factors is the mean of the products.
+        rank: Rank r; A has shape (r, d_in), B has shape (d_out, r).
+        alpha: The update is multiplied by alpha / rank; none: alpha = rank.
+        dropout: Dropout probability of the input of the adapters; the frozen layers get the input unchanged.
+        sites: Layers of a block to adapt: `l0` (token mixing), `l1` (MLP), or regular expressions that must
+            match the whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
+        stem: Also adapt the patch embedding, as FedRA's released code does unintentionally; transformers
+            only.
+        train_head: Whether the head is trained too.
+        residual: Add a dense matrix R to B A in every adapted layer. Clients receive R but never train it;
+            `server.lora_agg=residual` and `stack_merge` store in it the part of an update that has a higher
+            rank than the factors.
+        freeze_a: Keep A at its start value, which is the same for all clients, and train and send B only, so
+            that the mean of the factors gives the mean of the products B A.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
@@ -86,14 +91,14 @@ class Lora:
         return model
 
     def save(self, params: Mapping[str, Tensor], model_name: str, folder: Path) -> None:
-        """Write trained adapters as PEFT reads them: `PeftModel.from_pretrained(net, folder)`.
+        """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
 
-        Nothing is written when the factors are not all of it (`freeze_a`, `residual`).
+        Nothing is written under `freeze_a` and `residual`, because A and B alone are not the whole update.
 
         Args:
             params: Final tensors by global name.
-            model_name: What the adapters belong to; noted in adapter_config.json.
-            folder: Where the two files go.
+            model_name: Name of the adapted model; stored in adapter_config.json.
+            folder: Folder for adapter_config.json and adapter_model.safetensors.
         """
         from peft import LoraConfig
         from safetensors.torch import save_file
@@ -115,12 +120,13 @@ class Lora:
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def targets(self, model: Backbone) -> str:
-        """A regular expression for the full names of the adapted layers.
+        """A regular expression that matches the full names of the adapted layers.
 
-        A bare suffix such as `proj` would catch the patch embedding as well.
+        PEFT would also accept a suffix such as `proj`, but that matches the patch embedding too.
 
         Raises:
-            ConfigError: The model has no uniform blocks, or a site matches none of their linear layers.
+            ConfigError: The model has no uniform blocks, a site matches none of their linear layers, or
+                `stem` is set and there is no patch embedding.
         """
         first = model.stack.get_submodule("0")
         inside = tuple(
@@ -142,14 +148,14 @@ class Lora:
 
 
 def _adapted(model: Backbone) -> list[nn.Module]:
-    """PEFT's layers, those of convolutions left out: a residual is a matrix."""
+    """The adapted linear layers; adapted convolutions are left out, because a residual is a matrix."""
     from peft.tuners.lora.layer import Linear
 
     return [module for module in model.net.modules() if isinstance(module, Linear)]
 
 
 def _add_residual(layer: Any) -> None:
-    """Register R = 0, shape (d_out, d_in), and add alpha / rank * R x to what the layer gives."""
+    """Register R = 0, shape (d_out, d_in), and add alpha / rank * R x to the output of the layer."""
     weight = layer.base_layer.weight
     layer.register_buffer(RESIDUAL_LEAF, torch.zeros_like(weight, requires_grad=False))
 
@@ -162,15 +168,15 @@ def _add_residual(layer: Any) -> None:
 def _matches(site: str, layers: list[str], label: str) -> list[str]:
     patterns = SITES.get(site, (site,))
     try:
-        found = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
+        matching = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
     except re.error as err:
         raise ConfigError(f"tuning.sites: {site!r} is not a regular expression: {err}") from err
-    if not found and site not in SITES:
+    if not matching and site not in SITES:
         raise ConfigError(
             f"tuning.sites: {site!r} matches no linear layer in a block of {label!r}; "
             f"choose l0, l1 or from: {', '.join(layers)}"
         )
-    return found
+    return matching
 
 
 TUNING = Lora

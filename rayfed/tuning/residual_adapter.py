@@ -1,10 +1,10 @@
-"""CLIP-Adapter: a small network beside the features of a frozen model.
+"""CLIP-Adapter: a small network whose output is mixed with the features of a frozen model.
 
 Gao et al., CLIP-Adapter: Better Vision-Language Models with Feature Adapters, IJCV 2024, Eq. 5 and 6:
 ratio * MLP(f) + (1 - ratio) * f, with two linear layers without bias and a ReLU after each.
 
-Differs from the paper: the hidden width is a multiple of the feature width (0.5 M numbers at 512, as in
-FFT-GP, Table 5) instead of a quarter of it.
+Differs from the paper: the hidden width is a multiple of the feature width instead of a quarter of it; the
+default gives 0.5 million parameters at width 512, as in FFT-GP, Table 5.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from rayfed.types import Fraction, Positive
 
 
 class ResidualAdapter(nn.Module):
-    """Features (B, width) to features of the same size."""
+    """Maps features (B, width) to features of the same shape.
+
+    Args:
+        width: Number of features.
+        hidden: Hidden width of the network.
+        ratio: Share of the network's output in the sum, in [0, 1].
+    """
 
     def __init__(self, width: int, hidden: int, ratio: float) -> None:
         super().__init__()
@@ -36,11 +42,11 @@ class ResidualAdapter(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipAdapter:
-    """The adapter; on a model without text tower also the head.
+    """Train the adapter; on a model without text tower also the head.
 
     Attributes:
-        multiplier: Hidden width, as a multiple of the feature width.
-        ratio: Share of the network in the sum; 0 is the frozen model.
+        multiplier: Hidden width of the adapter as a multiple of the feature width.
+        ratio: Share of the adapter's output in the sum; 0 leaves the features as they are.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"adapter"})

@@ -1,7 +1,7 @@
-"""CoOp: learned vectors in front of the class name take the place of a prompt's words.
+"""CoOp: learned vectors before the class name replace the words of the class prompt.
 
 Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2, with one context for all
-classes and the class name at the end; both towers are frozen. As a federated scheme: Guo et al., PromptFL.
+classes and the class name at the end; both towers are frozen. In federated learning: Guo et al., PromptFL.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rayfed.types import Count, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class TextPrompt:
-    """The context.
+    """Train the context of the class prompts.
 
     Attributes:
-        length: Vectors M; the parameter `text.context` has shape (M, width of the text tower's tokens).
-        init_std: Deviation of their start values.
+        length: Number M of vectors; the parameter `text.context` has shape (M, size of a token's embedding).
+        init_std: Standard deviation of their normally distributed start values.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"text features"})
@@ -35,11 +35,11 @@ class TextPrompt:
     def apply(self, model: Backbone) -> Backbone:
         if model.text is None:
             raise ConfigError(
-                f"tuning.name: text_prompt needs a text tower, which {model.label!r} has not; use "
+                f"tuning.name: text_prompt needs a text tower, which {model.label!r} does not have; use "
                 f"clip_mini or open_clip/<name>"
             )
         freeze(model, train_head=False)
-        room = model.text.bare.shape[1] - 2
+        room = model.text.name_tokens.shape[1] - 2
         if self.length >= room:
             raise ConfigError(
                 f"tuning.length: {self.length} leaves no room for the class name; choose less than {room}"

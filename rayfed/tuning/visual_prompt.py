@@ -1,10 +1,10 @@
-"""Visual prompts: learned tokens beside the image's own, and the head.
+"""Visual prompts: learned tokens in addition to those of the image, and the head.
 
-Jia et al., Visual Prompt Tuning, ECCV 2022, section 3.2, VPT-shallow. The prompts enter once, after the
-position embedding and before the first block that runs; the classifier reads the original tokens.
+Jia et al., Visual Prompt Tuning, ECCV 2022, section 3.2, VPT-shallow. The prompts are added once, after the
+position embedding and before the first block that runs; the classifier reads the tokens of the image.
 
-Differs from the paper: they follow the patches instead of preceding them (attention does not see the order),
-and start from a normal distribution.
+Differs from the paper: the prompts come after the patches instead of before them, which does not matter to
+attention, and their start values are normally distributed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rayfed.types import Count, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class VisualPrompt:
-    """Prompt tokens.
+    """Train prompt tokens.
 
     Attributes:
-        num_prompts: Tokens P; the parameter `prompt` has shape (P, width).
-        init_std: Deviation of their start values.
-        train_head: Whether the head trains too.
+        num_prompts: Number P of tokens; the parameter `prompt` has shape (P, width).
+        init_std: Standard deviation of their start values.
+        train_head: Whether the head is trained too.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
@@ -38,7 +38,7 @@ class VisualPrompt:
     train_head: bool = True
 
     def apply(self, model: Backbone) -> Backbone:
-        _check(model)
+        _check_takes_tokens(model)
         freeze(model, self.train_head)
         values = torch.empty(self.num_prompts, model.width, device=model.head.weight.device)
         nn.init.normal_(values, std=self.init_std)
@@ -46,7 +46,7 @@ class VisualPrompt:
         return model
 
 
-def _check(model: Backbone) -> None:
+def _check_takes_tokens(model: Backbone) -> None:
     from timm.models.beit import Beit
     from timm.models.mlp_mixer import MlpMixer
     from timm.models.vision_transformer import VisionTransformer

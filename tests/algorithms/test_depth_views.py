@@ -38,10 +38,10 @@ def test_a_view_on_the_resident_model_is_the_smaller_model():
     resident = adapted(12)
     strict = adapted(len(chosen))
     with torch.no_grad():
-        for name, slot in strict.slots().items():
+        for name, slot in strict.tensors().items():
             j = block_of(name)
             there = name if j is None else name.replace(f"blocks.{j}.", f"blocks.{chosen[j]}.")
-            slot.tensor.copy_(resident.slots()[there].tensor)
+            slot.tensor.copy_(resident.tensors()[there].tensor)
     x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 2, 3])
     resident.active = chosen
@@ -57,7 +57,7 @@ def test_the_first_gradient_reaches_b_and_not_a():
     model = adapted(12)
     loss = model(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))).pow(2).sum()
     loss.backward()
-    for name, slot in model.slots().items():
+    for name, slot in model.tensors().items():
         if name.endswith("lora_A"):
             assert not slot.tensor.grad.any()
         elif name.endswith("lora_B"):

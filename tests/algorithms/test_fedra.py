@@ -165,7 +165,7 @@ COSTS = {
 def test_bytes_of_the_papers_backbones(name, classes):
     config = ModelConfig(name=name, pretrained=False)
     model = skeleton(lambda: apply_tuning(build_backbone(config, classes, 0), Lora(), 0))
-    params = {n: s.tensor for n, s in model.slots().items() if s.is_trained}
+    params = {n: s.tensor for n, s in model.tensors().items() if s.is_trained}
     state = ServerState(round=0, params=params)
     sizes = _block_bytes(model)
     for depth, (up, down) in COSTS[name, classes].items():
@@ -242,7 +242,7 @@ def test_only_the_chosen_blocks_change(tmp_path):
     for update in world.run(server.visit(setup.experiment.local), sent):
         held = set(sent[update.client].blocks)
         assert {block_of(n) for n in update.params} == held | {None}
-        resident = executor.worker._model.slots()
+        resident = executor.worker._model.tensors()
         for name, value in setup.start.items():
             outside = block_of(name) is not None and block_of(name) not in held
             if outside and update.client == world.ids[-1]:

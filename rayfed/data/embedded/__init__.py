@@ -1,1 +1,1 @@
-"""Data made from what installed packages carry: no download, the same images everywhere."""
+"""Data sets that are made from fonts and images of installed packages, without a download."""

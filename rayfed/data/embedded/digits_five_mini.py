@@ -1,6 +1,6 @@
-"""digits-five-mini: five looks of the ten digits, 32 x 32 colour pixels, made in about a second.
+"""digits-five-mini: the ten digits in five domains, 32 x 32 colour pixels, made in about a second.
 
-A small stand-in for the Digits-Five family (MNIST, MNIST-M, SVHN, SynthDigits, ...). Three domains show real
+A small substitute for Digit-Five (MNIST, MNIST-M, SVHN, SynthDigits, USPS). Three domains show real
 handwriting, each sample in exactly one domain and one split; two show rendered fonts.
 """
 
@@ -23,10 +23,10 @@ DOMAINS = ("plain", "inverted", "blended", "street", "fonts")
 HANDWRITTEN = ("plain", "inverted", "blended")
 
 TEST_PER_CLASS = 15
-"""Test images of each class in each domain: 150 per domain."""
+"""Number of test images of each class in each domain, 150 for each domain."""
 
 RENDERED_PER_CLASS = 60
-"""Images of each class in a rendered domain, the handwritten domains' share being 57 to 61."""
+"""Number of images of each class in a rendered domain; a handwritten domain has 57 to 61."""
 
 _SEED = 5
 _STREET_FONTS = tuple(name for name in TEXT_FONTS if "Sans" in name or "Bol" in name)
@@ -40,11 +40,11 @@ class Embedded:
         name: Name of the data set.
         classes: Class names; a label is an index into them.
         domains: Domain names; a domain number is an index into them.
-        images: Pixels, (N, 32, 32, 3) uint8.
-        labels: (N,) int64.
-        domain: (N,) int64.
-        test: Whether a sample belongs to its domain's official test split, (N,) bool.
-        keys: One stable name per sample, e.g. "plain/handwriting-0123" or "fonts/train-0007".
+        images: RGB pixels, uint8, shape (N, 32, 32, 3).
+        labels: Class of each sample, int64, shape (N,).
+        domain: Domain number of each sample, int64, shape (N,).
+        test: Whether a sample is in the official test split of its domain, bool, shape (N,).
+        keys: Unique name of each sample, e.g. "plain/handwriting-0123" or "fonts/train-0007".
     """
 
     name: str
@@ -59,7 +59,7 @@ class Embedded:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One domain."""
+    """The samples of one domain; fields as in `Embedded`."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -68,7 +68,7 @@ class _Part:
 
 
 def build() -> Embedded:
-    """Make the data set; two calls give the same bits."""
+    """Make the data set; every call returns the same values."""
     photos = styles.Photos()
     masks, labels = handwriting()
     shares = share_handwriting(labels)
@@ -92,14 +92,14 @@ def build() -> Embedded:
 
 
 def share_handwriting(labels: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Deal every handwriting sample to one domain and one split, class by class.
+    """Assign every handwriting sample to one domain and one split, class by class.
 
     Args:
-        labels: Shape (n,).
+        labels: Class of each sample, shape (n,).
 
     Returns:
-        Ascending sample numbers (train, test) by domain. Each class has TEST_PER_CLASS samples in each test
-        split and differs by at most one between domains.
+        Ascending indices of the training and the test samples of each domain. Each class has TEST_PER_CLASS
+        samples in each test split; its numbers of samples differ by at most one between domains.
     """
     rng = generator(_SEED, NAME, "handwriting")
     train: dict[str, list[np.ndarray]] = {domain: [] for domain in HANDWRITTEN}
@@ -149,7 +149,7 @@ def _rendered(domain: str, photos: styles.Photos) -> _Part:
 
 
 def _dress(domain: str, ink: Tensor, photos: styles.Photos, rng: np.random.Generator) -> Tensor:
-    """Give masks, (n, SIDE, SIDE), the look of a domain."""
+    """Colour masks, shape (n, SIDE, SIDE), in the style of a domain; returns (n, 3, SIDE, SIDE)."""
     n = len(ink)
     if domain == "plain":
         return styles.white_on_black(ink)
@@ -172,15 +172,16 @@ def _digit_masks(fonts: Sequence[str]) -> Tensor:
 
 
 def _single_digits(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """Digits of many fonts, turned and scaled: (n, SIDE, SIDE) masks."""
+    """Masks of digits in many fonts, rotated and scaled, shape (n, SIDE, SIDE)."""
     masks = _digit_masks(TEXT_FONTS)[rng.integers(len(TEXT_FONTS), size=len(labels)), labels]
     return warp(masks, Jitter(rotate_deg=35, scale=(0.7, 1.4), stretch=0.3, shear=0.3, shift=0.12), rng)
 
 
 def _house_numbers(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """A digit in the middle and others, cut by the border, beside it: (n, SIDE, SIDE) masks."""
+    """Masks of a digit with neighbours that the border cuts off, shape (n, SIDE, SIDE)."""
     n = len(labels)
-    masks, fonts = _digit_masks(_STREET_FONTS), rng.integers(len(_STREET_FONTS), size=n)
+    masks = _digit_masks(_STREET_FONTS)
+    fonts = rng.integers(len(_STREET_FONTS), size=n)
     beside = []
     for _ in range(2):
         present = torch.from_numpy(rng.random(n) < 0.75)[:, None, None]

@@ -1,7 +1,7 @@
 """Glyph masks: real handwriting and rendered fonts, and geometric jitter.
 
-A mask says how much ink covers each pixel, in [0, 1]. Masks live on a CANVAS x CANVAS square with the glyph
-in the middle; `warp` turns them into SIDE x SIDE. All randomness comes from the generator that is passed in.
+A mask is the coverage of each pixel by ink, in [0, 1]. Masks have CANVAS x CANVAS pixels with the glyph in
+the middle; `warp` returns SIDE x SIDE pixels. All random numbers are drawn from the generator that is passed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from rayfed.errors import DataError
 
 CANVAS = 48
-"""Side of a stored mask, larger than an image so that warped edges stay smooth."""
+"""Side of a mask in pixels; it is larger than an image, so that warped edges are smooth."""
 
 SIDE = 32
-"""Side of a finished image."""
+"""Side of an image in pixels."""
 
 TEXT_FONTS = (
     "DejaVuSans",
@@ -45,14 +45,14 @@ TEXT_FONTS = (
     "cmti10",
     "cmtt10",
 )
-"""Fonts with Latin letters and digits that matplotlib ships, in a fixed order."""
+"""Fonts with Latin letters and digits that matplotlib contains, in a fixed order."""
 
 _EM = 40
 _HAND_PAD = 2
 
 
 def font_file(name: str) -> Path:
-    """The file of a font that matplotlib carries.
+    """The file of a font that matplotlib contains.
 
     Raises:
         DataError: This installation of matplotlib does not have it.
@@ -61,12 +61,12 @@ def font_file(name: str) -> Path:
 
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf"
     if not path.is_file():
-        raise DataError(f"embedded data: matplotlib carries no font {name!r}; reinstall matplotlib")
+        raise DataError(f"embedded data: matplotlib has no font {name!r}; reinstall matplotlib")
     return path
 
 
 def render(characters: Sequence[str], font: str) -> Tensor:
-    """Draw characters, each centred by its own bounding box.
+    """Draw characters, each centred by its bounding box.
 
     Returns:
         Masks, shape (len(characters), CANVAS, CANVAS), float32 in [0, 1].
@@ -89,7 +89,8 @@ def handwriting() -> tuple[Tensor, np.ndarray]:
     """The 1,797 handwritten digits of scikit-learn (UCI optical recognition of digits, 8 x 8 pixels).
 
     Returns:
-        Masks, shape (1797, CANVAS, CANVAS), float32, enlarged smoothly and sharpened; labels, int64 (1797,).
+        Masks, enlarged smoothly and sharpened, float32, shape (1797, CANVAS, CANVAS), and labels, int64,
+        shape (1797,).
     """
     from sklearn.datasets import load_digits
 
@@ -99,13 +100,13 @@ def handwriting() -> tuple[Tensor, np.ndarray]:
 
 
 def enlarge(small: Tensor) -> Tensor:
-    """Turn 8 x 8 ink counts in [0, 1] into masks with the look of pen strokes.
+    """Enlarge images of 8 x 8 pixels to masks that look like pen strokes.
 
     Args:
-        small: Shape (n, 8, 8).
+        small: Coverage of the pixels in [0, 1], shape (n, 8, 8).
 
     Returns:
-        Shape (n, CANVAS, CANVAS), the 8 x 8 square in the middle two thirds.
+        Masks, shape (n, CANVAS, CANVAS), with the image in the middle two thirds.
     """
     padded = F.pad(small[:, None], [_HAND_PAD] * 4)
     large = F.interpolate(padded, size=(CANVAS, CANVAS), mode="bicubic", align_corners=False)[:, 0]
@@ -115,10 +116,10 @@ def enlarge(small: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """How far a glyph may be moved; every draw is uniform and symmetric about no change.
+    """Limits of random geometric changes of a glyph, which are uniform and symmetric about no change.
 
     Attributes:
-        rotate_deg: Largest rotation.
+        rotate_deg: Largest rotation in degrees.
         scale: Smallest and largest factor on the glyph's size.
         stretch: Largest relative difference between width and height.
         shear: Largest horizontal shear.
@@ -135,30 +136,31 @@ class Jitter:
 
 
 def uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> Tensor:
-    """Uniform float32 numbers from a numpy generator."""
+    """Uniform float32 numbers in [low, high) from a NumPy generator."""
     return torch.from_numpy(rng.uniform(low, high, shape).astype(np.float32))
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
-    """Standard normal float32 numbers from a numpy generator."""
+    """Standard normal float32 numbers from a NumPy generator."""
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
 def warp(masks: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
-    """Move, turn, stretch and bend every mask by its own random amount.
+    """Shift, rotate, stretch and bend every mask by random amounts.
 
     Args:
-        masks: Shape (n, CANVAS, width); a wider mask shows its middle CANVAS columns.
-        jitter: Limits.
-        rng: Source of every random number.
+        masks: Shape (n, CANVAS, width); the middle CANVAS columns of a wider mask are in the result.
+        jitter: Limits of the changes.
+        rng: Generator of the random numbers.
 
     Returns:
-        Shape (n, SIDE, SIDE).
+        Masks, shape (n, SIDE, SIDE).
     """
     n, height, width = masks.shape
     angle = uniform(rng, -1, 1, n) * jitter.rotate_deg * torch.pi / 180
     size = 1 / uniform(rng, *jitter.scale, n)
-    stretch, shear = uniform(rng, -1, 1, n) * jitter.stretch, uniform(rng, -1, 1, n) * jitter.shear
+    stretch = uniform(rng, -1, 1, n) * jitter.stretch
+    shear = uniform(rng, -1, 1, n) * jitter.shear
     shift = uniform(rng, -2, 2, n, 2) * jitter.shift
     cos, sin = angle.cos() * size, angle.sin() * size
     wide, tall = 1 + stretch / 2, 1 - stretch / 2
@@ -179,19 +181,19 @@ def warp(masks: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
 
 
 STRIDE = 28
-"""Distance between neighbouring characters in a strip, in mask pixels."""
+"""Distance between neighbouring characters in a strip, in pixels of a mask."""
 
 
 def strip(left: Tensor, middle: Tensor, right: Tensor) -> Tensor:
-    """Three characters side by side, as on a house front.
+    """Put three characters side by side, as in a house number.
 
     Args:
-        left: Shape (n, CANVAS, CANVAS); a zero mask leaves the place empty.
-        middle: The same shape.
-        right: The same shape.
+        left: Masks, shape (n, CANVAS, CANVAS); a mask of zeros leaves the place empty.
+        middle: Masks of the same shape.
+        right: Masks of the same shape.
 
     Returns:
-        Shape (n, CANVAS, CANVAS + 2 * STRIDE), `middle` in the middle.
+        Masks, shape (n, CANVAS, CANVAS + 2 * STRIDE).
     """
     out = torch.zeros(len(middle), CANVAS, CANVAS + 2 * STRIDE)
     for place, mask in enumerate((left, middle, right)):

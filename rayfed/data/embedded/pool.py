@@ -1,7 +1,7 @@
-"""The glyph pool: endless labelled pictures of glyphs that are not digits, for pre-training.
+"""The glyph pool: random labelled pictures of glyphs that are not digits, for pre-training.
 
-Classes are letters (both cases together where they look alike), Greek letters, symbols and invented
-scribbles. Masks are drawn once; every batch is augmented and coloured afresh.
+Classes are letters (upper and lower case together if they look alike), Greek letters, symbols and invented
+scribbles. Masks are drawn once; every batch is augmented and coloured at random.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LETTERS = (
     "a", "b", "d", "e", "f", "g", "h", "j", "m", "n", "q", "r", "t", "y",
     "Cc", "Il", "Kk", "Oo", "Pp", "Ss", "Uu", "Vv", "Ww", "Xx", "Zz",
 )  # fmt: skip
-"""Classes of Latin letters: the characters that belong to one class."""
+"""Classes of Latin letters, each a string of the characters of the class."""
 
 SYMBOLS = tuple("ΓΔΘΛΞΠΣΦΨΩαβγδεζηθλμξπστφψω&@#%?+=<>{}[]/\\~§¶€£¥∞∫√∂∇±÷≠→↑")
-"""Classes of one character each, drawn in the fonts that have all of them."""
+"""Classes of one character each, drawn in SYMBOL_FONTS, which have all of them."""
 
 NUM_SCRIBBLES = 24
-"""Classes of invented pen strokes; a class is a path, an instance bends it."""
+"""Number of classes of invented pen strokes; a class is a path, and each picture bends the path."""
 
 SYMBOL_FONTS = tuple(name for name in TEXT_FONTS if name.startswith("DejaVu") or name == "STIXGeneral")
 
@@ -51,14 +51,14 @@ _JITTER = Jitter(rotate_deg=25, scale=(0.75, 1.35), stretch=0.3, shear=0.3, shif
 
 @dataclass(frozen=True, kw_only=True)
 class PoolStyle:
-    """How pictures of the pool vary; shares are probabilities for each picture.
+    """Random variation of the pictures of the pool; shares are probabilities for each picture.
 
     Attributes:
         jitter: Limits of the geometric changes.
-        coarse: Share that passes through 8 x 8 pixels, as scanned handwriting does.
-        neighbours: Share that has a glyph on a side, for each side.
-        photo: Share with a photograph as paper.
-        black: Share of white ink on black paper.
+        coarse: Share of glyphs that are reduced to 8 x 8 pixels, like scanned handwriting, and enlarged.
+        neighbours: Share of pictures with another glyph on the left side, and of those with one on the right.
+        photo: Share of pictures with a photograph as background.
+        black: Share of pictures with white ink on black background.
         contrast: Smallest and largest difference of brightness between ink and paper.
         blur: Smallest and largest standard deviation of the blur, in pixels.
         grain: Largest standard deviation of the noise.
@@ -74,8 +74,10 @@ class PoolStyle:
     grain: float = 0.06
 
     def eased(self, difficulty: float) -> PoolStyle:
-        """An easier style on the way from clean white glyphs on black (0) to this one (1)."""
-        by, low_blur, jitter = difficulty, self.blur[0], self.jitter
+        """A style between clean white glyphs on black (difficulty 0) and this one (difficulty 1)."""
+        by = difficulty
+        low_blur = self.blur[0]
+        jitter = self.jitter
         return replace(
             self,
             jitter=Jitter(
@@ -96,43 +98,52 @@ class PoolStyle:
 
 
 class GlyphPool:
-    """A source of batches; the same generator state gives the same batch.
+    """Draws batches of pictures; equal states of the generator give equal batches.
 
     Attributes:
         classes: Class names; a label is an index into them.
     """
 
     def __init__(self, max_classes: int | None = None) -> None:
-        """Draw all masks; with `max_classes`, only the first classes appear as labels."""
+        """Draw the masks of all classes.
+
+        Args:
+            max_classes: Use only this many classes, the first ones; None uses all.
+        """
         scribbles = [f"scribble-{i:02d}" for i in range(NUM_SCRIBBLES)]
         self.classes = (*LETTERS, *SYMBOLS, *scribbles)[:max_classes]
         self._photos = styles.Photos()
         self._masks, rows = _bank()  # (rows, CANVAS, CANVAS)
-        self._first, self._count = rows[:, 0], rows[:, 1]
+        self._first = rows[:, 0]
+        self._count = rows[:, 1]
         self._paths = _scribble_paths()
 
     def batch(
         self, n: int, rng: np.random.Generator, style: PoolStyle | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw n pictures with classes drawn uniformly.
+        """Draw n pictures of uniformly random classes.
 
         Args:
-            n: How many.
-            rng: Source of every random number.
-            style: How pictures vary; None means PoolStyle().
+            n: Number of pictures.
+            rng: Generator of the random numbers.
+            style: Variation of the pictures; None means PoolStyle().
 
         Returns:
-            Pictures, (n, 3, SIDE, SIDE) float32 in [0, 1]; labels, (n,) int64.
+            Pictures, float32 in [0, 1], shape (n, 3, SIDE, SIDE), and labels, int64, shape (n,).
         """
         return self.described_batch(n, rng, style)[:2]
 
     def described_batch(
         self, n: int, rng: np.random.Generator, style: PoolStyle | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `batch`, and the kind of paper of each picture, (n,): 0 coloured, 1 black, 2 a photograph."""
+        """Draw pictures as `batch` does, with the kind of the background of each picture.
+
+        Returns:
+            Pictures and labels as `batch`, and kinds, int64, shape (n,): 0 coloured, 1 black, 2 a photograph.
+        """
         style = style or PoolStyle()
         labels = rng.integers(len(self.classes), size=n)
-        middle = _coarsen(self._draw(labels, rng), style.coarse, rng)
+        middle = _coarsen(self._glyphs(labels, rng), style.coarse, rng)
         sides = []
         for _ in range(2):
             present = torch.from_numpy(rng.random(n) < style.neighbours)[:, None, None]
@@ -141,12 +152,14 @@ class GlyphPool:
         images, kinds = self._colour(ink, style, rng)
         return images, torch.from_numpy(labels), kinds
 
-    def _draw(self, labels: np.ndarray, rng: np.random.Generator) -> Tensor:
+    def _glyphs(self, labels: np.ndarray, rng: np.random.Generator) -> Tensor:
+        """A random mask of each class in `labels`, shape (n, CANVAS, CANVAS)."""
         masks = torch.empty(len(labels), CANVAS, CANVAS)
         num_fonts = len(self._first)
-        printed, scribbled = np.flatnonzero(labels < num_fonts), np.flatnonzero(labels >= num_fonts)
-        mine = labels[printed]
-        rows = self._first[mine] + (rng.random(len(mine)) * self._count[mine]).astype(np.int64)
+        printed = np.flatnonzero(labels < num_fonts)
+        scribbled = np.flatnonzero(labels >= num_fonts)
+        classes = labels[printed]
+        rows = self._first[classes] + (rng.random(len(classes)) * self._count[classes]).astype(np.int64)
         masks[torch.from_numpy(printed)] = self._masks[torch.from_numpy(rows)]
         paths = self._paths[torch.from_numpy(labels[scribbled] - num_fonts)]
         masks[torch.from_numpy(scribbled)] = _trace(paths, rng)
@@ -158,14 +171,16 @@ class GlyphPool:
         front, back = styles.swap(dark, light, 0.5, rng)
         kind = torch.from_numpy(rng.random(n))
         black = (kind < style.black)[:, None]
-        front, back = torch.where(black, torch.ones(1), front), torch.where(black, torch.zeros(1), back)
+        front = torch.where(black, torch.ones(1), front)
+        back = torch.where(black, torch.zeros(1), back)
         paper = styles.gradient(back, 0.2, rng)
         photo = torch.from_numpy(np.flatnonzero((kind >= 1 - style.photo).numpy()))
         patches = self._photos.patches(len(photo), rng)
-        # Ink at the far end of the brightness scale stays visible on a photograph.
+        # Very light ink on dark photographs and very dark ink on light ones stays visible.
         is_dark = styles.luma(patches.mean(dim=(2, 3))) < 0.5
         strength = uniform(rng, 0.0, 0.3, len(photo), 3)
-        paper[photo], front[photo] = patches, torch.where(is_dark[:, None], 1 - strength, strength)
+        paper[photo] = patches
+        front[photo] = torch.where(is_dark[:, None], 1 - strength, strength)
         paper = torch.where(black[:, :, None, None], torch.zeros(1), paper)
         kinds = black[:, 0].long()
         kinds[photo] = 2
@@ -174,7 +189,7 @@ class GlyphPool:
 
 
 def _bank() -> tuple[Tensor, np.ndarray]:
-    """Masks of all printed characters, grouped by class, and (first row, number of rows) of each class."""
+    """Masks of all printed characters by class, and the first row and number of rows of each class."""
     fonts = {font: render([*"".join(LETTERS)], font) for font in TEXT_FONTS}
     symbols = {font: render(SYMBOLS, font) for font in SYMBOL_FONTS}
     groups: list[list[Tensor]] = []
@@ -194,14 +209,17 @@ def _coarsen(masks: Tensor, share: float, rng: np.random.Generator) -> Tensor:
     margin = CANVAS // 6
     inner = masks[chosen][:, None, margin : CANVAS - margin, margin : CANVAS - margin]
     small = F.interpolate(inner, size=(8, 8), mode="area")[:, 0]
-    # Thin strokes fade in 8 x 8 pixels; a scanner's threshold would keep them.
+    # Thin strokes become pale in 8 x 8 pixels; scaling to full ink keeps them visible, like a threshold.
     small = small / small.amax(dim=(1, 2), keepdim=True).clamp(min=1e-3)
     masks[chosen] = enlarge(small)
     return masks
 
 
 def _scribble_paths() -> Tensor:
-    """Control points of the scribble classes: (NUM_SCRIBBLES, 5, 2) in [-1, 1], neighbours well apart."""
+    """Control points of the scribble classes, shape (NUM_SCRIBBLES, 5, 2), in [-1, 1].
+
+    Each path is the one of 256 random paths whose successive points have the largest smallest distance.
+    """
     rng = generator(_SEED, "scribbles")
     paths = uniform(rng, -1, 1, NUM_SCRIBBLES, 256, 5, 2)
     steps = (paths[:, :, 1:] - paths[:, :, :-1]).norm(dim=-1).amin(dim=-1)
@@ -209,11 +227,11 @@ def _scribble_paths() -> Tensor:
 
 
 def _trace(paths: Tensor, rng: np.random.Generator) -> Tensor:
-    """Draw bent versions of paths with a pen of random width: (n, 5, 2) to (n, CANVAS, CANVAS)."""
+    """Draw randomly bent paths, shape (n, 5, 2), with a pen of random width, to masks (n, CANVAS, CANVAS)."""
     n = len(paths)
     knots = paths * 0.7 + 0.07 * normal(rng, *paths.shape)
     line = F.interpolate(knots.transpose(1, 2), size=_PATH_POINTS, mode="linear", align_corners=True)
-    # Rounding the corners of the polygon is what turns it into handwriting.
+    # Round the corners of the polygon, so that it looks like handwriting.
     smooth = F.avg_pool1d(F.pad(line, [2, 2], mode="replicate"), 5, stride=1)  # (n, 2, points)
     axis = torch.linspace(-1, 1, CANVAS)
     dx = smooth[:, 0, None, :] - axis[:, None]  # (n, CANVAS, points)

@@ -1,7 +1,8 @@
-"""Made-up prostate MRI of six sites: volumes with a gland, a bladder above and a rectum below it.
+"""Synthetic prostate MRI of six sites: volumes with a gland, a bladder above and a rectum below it.
 
-Not anatomy: a segmentation problem of the right form, with differences between sites that matter (contrast,
-noise, the coil's brightness, size of the gland), so that everything around it can be run without a download.
+The shapes are not anatomical. The data set is a segmentation problem of the same form as Fed-Prostate, with
+differences between sites (contrast, noise, brightness of the coil, size of the gland), which runs without a
+download.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from numpy.typing import NDArray
 
 from rayfed.seeds import generator
 
-SIDE, DEPTH = 48, 8
+SIDE = 48
+"""Height and width of a volume in pixels."""
+DEPTH = 8
+"""Number of slices of a volume."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """How a scanner sees.
+    """Number of patients of a site, and properties of its scanner.
 
     Attributes:
         cases: Number of patients.
-        gland: Brightness of the gland; tissue around it is 1.
-        noise: Standard deviation of the noise.
-        coil: How much brighter one side is than the other.
-        radius: Of the gland, in pixels.
-        gain: Factor on all intensities, which standardising removes.
+        gland: Intensity of the gland relative to the tissue around it.
+        noise: Standard deviation of the noise, relative to the tissue.
+        coil: Relative difference of brightness between the two ends of the vertical axis.
+        radius: Mean radius of the gland in pixels.
+        gain: Factor on all intensities; standardising removes it.
     """
 
     cases: int
@@ -48,12 +52,19 @@ SITES = {
 
 
 def make_case(site: str, number: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Intensities and mask of one patient, both of shape (SIDE, SIDE, DEPTH)."""
-    look, rng = SITES[site], generator(0, "prostate_mini", site, number)
+    """Make the intensities, float32, and the mask, uint8, of a patient, both (SIDE, SIDE, DEPTH).
+
+    Args:
+        site: Name of the site.
+        number: Number of the patient within the site, from 0.
+    """
+    look = SITES[site]
+    rng = generator(0, "prostate_mini", site, number)
     y, x, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(DEPTH), indexing="ij")
     middle = np.array([SIDE / 2, SIDE / 2]) + rng.uniform(-5, 5, 2)
     radii = look.radius * rng.uniform(0.8, 1.2, 2)
-    height, centre = rng.uniform(2.2, 3.4), DEPTH / 2 - 0.5 + rng.uniform(-0.5, 0.5)
+    height = rng.uniform(2.2, 3.4)
+    centre = DEPTH / 2 - 0.5 + rng.uniform(-0.5, 0.5)
     across = ((y - middle[0]) / radii[0]) ** 2 + ((x - middle[1]) / radii[1]) ** 2
     mask = across + ((z - centre) / height) ** 2 < 1
     bladder = ((y - middle[0] + 1.6 * radii[0]) / 5) ** 2 + ((x - middle[1]) / 9) ** 2 < 1

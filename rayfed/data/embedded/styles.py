@@ -1,6 +1,6 @@
-"""Styles: how a mask of ink becomes a colour image.
+"""Turn masks of ink into colour images: colours, photographs as background, blur, noise.
 
-Images are float32 in [0, 1], shape (n, 3, SIDE, SIDE); masks are (n, SIDE, SIDE).
+Images are float32 in [0, 1], shape (n, 3, SIDE, SIDE); masks have shape (n, SIDE, SIDE).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 class Photos:
-    """Random patches of the two photographs that scikit-learn ships, at two scales."""
+    """Random patches of the two photographs that scikit-learn contains, at two scales."""
 
     def __init__(self) -> None:
         from sklearn.datasets import load_sample_images
@@ -30,7 +30,8 @@ class Photos:
         """Cut n patches, shape (n, 3, SIDE, SIDE), mirrored at random."""
         out = np.empty((n, 3, SIDE, SIDE), np.float32)
         which = rng.integers(len(self._photos), size=n)
-        where, mirrored = rng.random((n, 2)), rng.random(n) < 0.5
+        where = rng.random((n, 2))
+        mirrored = rng.random(n) < 0.5
         for i, photo in enumerate(which):
             source = self._photos[photo]
             top, left = (int(where[i, d] * (source.shape[d + 1] - SIDE + 1)) for d in (0, 1))
@@ -40,17 +41,18 @@ class Photos:
 
 
 def luma(colours: Tensor) -> Tensor:
-    """Perceived brightness of RGB colours, shape (..., 3) to (...)."""
+    """Perceived brightness of RGB colours; shape (..., 3) to shape (...)."""
     return (colours * torch.tensor(_LUMA)).sum(-1)
 
 
 def colour_pairs(n: int, contrast: tuple[float, float], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Random ink and paper colours, shape (n, 3) each, ink darker than paper.
+    """Random colours of ink and paper, shape (n, 3) each; the ink is darker than the paper.
 
-    The brightness of ink and paper differs by an amount drawn from the interval `contrast`, unless a channel
+    Their difference of brightness is drawn from the interval `contrast`; it is smaller if a channel
     saturates.
     """
-    ink, paper = uniform(rng, 0, 1, n, 3), uniform(rng, 0, 1, n, 3)
+    ink = uniform(rng, 0, 1, n, 3)
+    paper = uniform(rng, 0, 1, n, 3)
     gap = uniform(rng, *contrast, n)
     middle = gap / 2 + uniform(rng, 0, 1, n) * (1 - gap)
     ink = ink + (middle - gap / 2 - luma(ink))[:, None]
@@ -59,13 +61,13 @@ def colour_pairs(n: int, contrast: tuple[float, float], rng: np.random.Generator
 
 
 def swap(a: Tensor, b: Tensor, share: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Exchange the rows of a and b with the probability `share`."""
+    """Exchange each row of a with that of b with the probability `share`."""
     chosen = torch.from_numpy(rng.random(len(a)) < share)[:, None]
     return torch.where(chosen, b, a), torch.where(chosen, a, b)
 
 
 def paint(masks: Tensor, ink: Tensor, paper: Tensor) -> Tensor:
-    """Lay ink on paper.
+    """Draw ink on paper; returns images (n, 3, SIDE, SIDE).
 
     Args:
         masks: Shape (n, SIDE, SIDE).
@@ -78,20 +80,20 @@ def paint(masks: Tensor, ink: Tensor, paper: Tensor) -> Tensor:
 
 
 def white_on_black(masks: Tensor) -> Tensor:
-    """Grey strokes on black, the look of MNIST."""
+    """Grey strokes on black, as in MNIST."""
     return masks[:, None].repeat(1, 3, 1, 1)
 
 
 def difference(masks: Tensor, patches: Tensor) -> Tensor:
-    """Absolute difference of strokes and photo patches.
+    """Absolute difference of strokes and photo patches, as in MNIST-M.
 
-    The MNIST-M recipe: Ganin and Lempitsky, Unsupervised domain adaptation by backpropagation, 2015, sec. 4.
+    Ganin and Lempitsky, Unsupervised domain adaptation by backpropagation, 2015, sec. 4.
     """
     return (patches - masks[:, None]).abs()
 
 
 def gradient(colours: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
-    """Uneven light over a plain surface: (n, 3) colours to (n, 3, SIDE, SIDE) images."""
+    """Images (n, 3, SIDE, SIDE) of colours (n, 3), with brightness that changes linearly over the image."""
     direction = uniform(rng, -strength, strength, len(colours), 2)
     axis = torch.linspace(-1, 1, SIDE)
     slope = direction[:, 0, None, None] * axis[:, None] + direction[:, 1, None, None] * axis
@@ -99,7 +101,7 @@ def gradient(colours: Tensor, strength: float, rng: np.random.Generator) -> Tens
 
 
 def soften(images: Tensor, blur: tuple[float, float], rng: np.random.Generator) -> Tensor:
-    """Blur each image with its own Gaussian, standard deviation in pixels drawn from `blur`."""
+    """Blur each image with a Gaussian, whose standard deviation in pixels is drawn from `blur`."""
     n, channels = images.shape[:2]
     sigma = uniform(rng, *blur, n).clamp(min=0.05)
     taps = torch.exp(-0.5 * (torch.arange(-2, 3) / sigma[:, None]) ** 2)
@@ -117,5 +119,5 @@ def grain(images: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
 
 
 def to_uint8(images: Tensor) -> np.ndarray:
-    """Finished pixels, (n, SIDE, SIDE, 3) uint8."""
+    """Convert images to pixels, uint8, shape (n, SIDE, SIDE, 3)."""
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()

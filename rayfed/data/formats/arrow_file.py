@@ -1,9 +1,10 @@
-"""One Arrow IPC file of one record batch, written without ever holding its images in memory.
+"""Write an Arrow IPC file of one record batch without holding its images in memory.
 
-Arrow puts the lengths of columns before their data, but how many images there are is known only after the
-last one (some may be skipped), and writing them twice costs a good part of decoding them. What precedes the
-images has the same length whatever their number, so: measure it, stream the images behind a gap of that
-length, then write everything around them.
+Arrow stores the lengths of columns before their data, but the number of images is known only after the last
+one, because some may be skipped, and writing images twice would take a good part of the time of decoding
+them. The bytes before the images have the same length for any number of images. So this length is measured
+first, the images are written after a gap of this length, and the rest of the file is written around them at
+the end.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 META = b"rayfed"
-"""Key of the text about the data set in the schema."""
+"""Key of the metadata of the data set in the schema."""
 
 
 def make_schema(width: int, text: str) -> pa.Schema:
-    """Columns of a shard: `width` bytes of an image, then label, domain, test (0 or 1) and key."""
+    """The columns image (`width` bytes), label, domain, test (0 or 1) and key.
+
+    Args:
+        width: Bytes of one row of the image column.
+        text: Metadata of the data set.
+    """
     import pyarrow as pa
 
     fields = {
@@ -37,7 +43,7 @@ def make_schema(width: int, text: str) -> pa.Schema:
 
 
 def image_start(schema: pa.Schema) -> int:
-    """Where the first image is in every file of this schema; a text of the same length changes nothing."""
+    """Position of the first image in a file in bytes; equal for metadata texts of equal length."""
     import pyarrow as pa
 
     image = pa.py_buffer(bytes(schema.field("image").type.byte_width))
@@ -45,7 +51,16 @@ def image_start(schema: pa.Schema) -> int:
 
 
 def finish(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
-    """Make a whole Arrow file of a gap of `image_start(schema)` bytes followed by the images."""
+    """Complete a file that consists of a gap of `image_start(schema)` bytes and the images.
+
+    Args:
+        path: The file, which is changed in place.
+        schema: The result of `make_schema`.
+        columns: Values of the other columns by name.
+
+    Raises:
+        RuntimeError: Arrow puts the images at another position.
+    """
     import pyarrow as pa
 
     start = image_start(schema)
@@ -59,12 +74,22 @@ def finish(path: Path, schema: pa.Schema, columns: Mapping[str, Any]) -> None:
 
 
 def rows_of(batch: pa.RecordBatch, layout: np.dtype[Any]) -> NDArray[Any]:
-    """The image column as a read-only array of rows of this layout, shape (N,), without a copy."""
+    """The image column as a read-only array of shape (N,), without a copy.
+
+    Args:
+        batch: The record batch of a file.
+        layout: Structured type of a row.
+    """
     return np.frombuffer(batch.column("image").buffers()[1], dtype=layout)[: batch.num_rows]
 
 
 def packed(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[Any]) -> memoryview:
-    """The bytes of a row: an array alone, or one array for each field of the layout."""
+    """The bytes of a row.
+
+    Args:
+        decoded: One array, or an array for each field of the layout.
+        layout: Structured type of a row.
+    """
     if not isinstance(decoded, tuple):
         return np.ascontiguousarray(decoded).data
     row = np.zeros((), layout)
@@ -73,12 +98,20 @@ def packed(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[An
     return memoryview(row.tobytes())
 
 
-class _Around:
-    """A sink for Arrow that steps over one buffer, which is in its place already."""
+class _SkippingFile:
+    """A file for Arrow to write to, which skips the buffer of the images, as these are in place already.
+
+    Args:
+        file: The file; None only measures positions.
+        skip: Memory address of the buffer of the images.
+    """
 
     def __init__(self, file: BinaryIO | None, skip: int) -> None:
-        self.file, self.skip = file, skip
-        self.position, self.skipped_at, self.closed = 0, -1, False
+        self.file = file
+        self.skip = skip
+        self.position = 0
+        self.skipped_at = -1
+        self.closed = False
 
     def write(self, data: Any) -> int:
         if getattr(data, "address", None) == self.skip:
@@ -101,12 +134,13 @@ class _Around:
 def _write_around(
     file: BinaryIO | None, images: pa.Buffer, schema: pa.Schema, columns: Mapping[str, Any]
 ) -> int:
+    """Write all of the file except the images; returns the position of the images in bytes."""
     import pyarrow as pa
 
     kind = schema.field("image").type
     arrays = [pa.FixedSizeBinaryArray.from_buffers(kind, images.size // kind.byte_width, [None, images])]
     arrays += [pa.array(columns[name], schema.field(name).type) for name in schema.names[1:]]
-    sink = _Around(file, images.address)
+    sink = _SkippingFile(file, images.address)
     with pa.PythonFile(sink, "w") as stream, pa.ipc.new_file(stream, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return sink.skipped_at

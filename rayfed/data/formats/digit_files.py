@@ -23,7 +23,14 @@ Labels = NDArray[np.int64]
 
 
 def read_idx(images: Path, labels: Path) -> tuple[StoredImages, Labels]:
-    """Two IDX files: a magic number, the sizes as big-endian int32, then bytes."""
+    """Read two IDX files: a magic number, the sizes as big-endian int32, then bytes.
+
+    Returns:
+        Images, uint8, N of shape (H, W), and labels, int64, shape (N,).
+
+    Raises:
+        ValueError: A file is not IDX, or its size differs from that in its header.
+    """
     digits = _idx(labels, 1)
     return _idx(images, 3), np.array([int(digits[i]) for i in range(len(digits))], dtype=np.int64)
 
@@ -38,17 +45,24 @@ def _idx(path: Path, rank: int) -> StoredImages:
     size = count * math.prod(shape)
     if path.suffix == ".gz":
         images = spool(iter(lambda: file.read(BLOCK), b""), tuple(shape))
-        found = len(images) * math.prod(shape)
+        num_bytes = len(images) * math.prod(shape)
     else:
         images = StoredImages(file, 4 * (rank + 1), count, tuple(shape))
-        found = path.stat().st_size - 4 * (rank + 1)
-    if found != size:
-        raise ValueError(f"the header promises {[count, *shape]} bytes, {found} are there")
+        num_bytes = path.stat().st_size - 4 * (rank + 1)
+    if num_bytes != size:
+        raise ValueError(f"the header says {[count, *shape]} bytes, {num_bytes} are there")
     return images
 
 
 def read_usps(path: Path) -> tuple[Images, Labels]:
-    """LIBSVM text: `<label> <index>:<value> ...`, values in -1..1 (absent: 0), 16 x 16 pixels."""
+    """Read LIBSVM text: `<label> <index>:<value> ...`, 16 x 16 pixels in -1..1; absent pixels are 0.
+
+    Returns:
+        Images, uint8, shape (N, 16, 16), and labels 0..9, int64, shape (N,).
+
+    Raises:
+        ValueError: A line has a pixel that does not exist or is not finite.
+    """
     rows: list[Images] = []
     labels: list[int] = []
     with bz2.open(path, "rt", encoding="ascii") as lines:
@@ -67,24 +81,39 @@ def read_usps(path: Path) -> tuple[Images, Labels]:
 
 
 def read_mat(path: Path) -> tuple[StoredImages, Labels]:
-    """MATLAB file with X, shape (32, 32, 3, N), and y; 10 stands for digit 0."""
-    images, labels = None, None
+    """Read a MATLAB file with X, shape (32, 32, 3, N), and y; label 10 stands for digit 0.
+
+    Returns:
+        Images, uint8, N of shape (32, 32, 3), and labels 0..9, int64, shape (N,).
+
+    Raises:
+        ValueError: The file is malformed, or X or y is missing.
+    """
+    images = None
+    labels = None
     for matrix in matrices(path):
         if matrix.name == "X" and len(matrix.shape) == 4 and matrix.dtype == np.uint8:
             height, width, channels, _ = matrix.shape
-            one = (channels, width, height)  # column-major: the first dimension runs fastest
-            blocks = (block.reshape(one).T for block in matrix.blocks(math.prod(one)))
+            reverse = (channels, width, height)  # values are column-major: the first dimension varies fastest
+            blocks = (block.reshape(reverse).T for block in matrix.blocks(math.prod(reverse)))
             copies = (np.ascontiguousarray(block) for block in blocks)
             images = spool(copies, (height, width, channels))
         elif matrix.name == "y":
             labels = matrix.values().astype(np.int64) % 10
     if images is None or labels is None:
-        raise ValueError("no X of shape (32, 32, 3, N) in bytes, or no y")
+        raise ValueError("it has no X of bytes with shape (32, 32, 3, N), or no y")
     return images, labels
 
 
 def read_pickles(*paths: Path) -> tuple[StoredImages, Labels]:
-    """FedBN's files, each a pickled pair of images (N, H, W[, C]) in bytes and labels (N,)."""
+    """Read FedBN's files, each a pickled pair of images (N, H, W[, C]), uint8, and labels (N,).
+
+    Returns:
+        Images, uint8, N of shape (H, W) or (H, W, 3), and labels, int64, shape (N,).
+
+    Raises:
+        ValueError: A file holds other objects than arrays, or arrays of other types or shapes.
+    """
     labels: list[NDArray[Any]] = []
     shapes: list[tuple[int, ...]] = []
 
@@ -100,17 +129,17 @@ def read_pickles(*paths: Path) -> tuple[StoredImages, Labels]:
             shapes.append(images.shape[1:])
             yield np.ascontiguousarray(images)
 
-    # Pieces are made while they are written, so the shape is known only after the first.
-    first = pieces()
-    head = next(first)
-    stored = spool(itertools.chain([head], first), head.shape[1:])
+    # Files are read one by one while they are written, so the shape is known only after the first.
+    remaining = pieces()
+    first = next(remaining)
+    stored = spool(itertools.chain([first], remaining), first.shape[1:])
     if len(set(shapes)) > 1:
         raise ValueError(f"images of different sizes: {sorted(set(shapes))}")
     return stored, np.concatenate(labels)
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads NumPy arrays and refuses everything else: a pickle could run any code."""
+    """Loads NumPy arrays and refuses all other objects, because a pickle can run any code."""
 
     ALLOWED = frozenset(
         [("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")]
@@ -119,14 +148,21 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise ValueError(f"it holds {module}.{name}, which is no array; get it from its authors")
+            raise ValueError(f"it holds {module}.{name}, which is not an array; download it from its authors")
         return super().find_class(module, name)
 
 
 def read_listed(folder: Path, listing: Path) -> tuple[list[Path], Labels]:
-    """Image files with their digits: `<file> <digit>` a line."""
+    """Read a list of image files with lines `<file> <digit>`.
+
+    Returns:
+        Paths of the image files, and labels, int64, shape (N,).
+
+    Raises:
+        ValueError: A line is malformed or names a file outside of the folder.
+    """
     rows = sorted(line.split() for line in listing.read_text().splitlines() if line.strip())
     for file, _ in rows:
         if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise ValueError(f"it lists {file!r}, which leads out of its folder")
+            raise ValueError(f"it lists {file!r}, which is outside of its folder")
     return [folder / file for file, _ in rows], np.array([int(digit) for _, digit in rows], dtype=np.int64)

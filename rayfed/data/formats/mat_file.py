@@ -1,8 +1,8 @@
-"""MATLAB 5 files read piece by piece: scipy would hold all of a variable, unpacked, in memory.
+"""Read MATLAB 5 files in pieces; scipy would hold a whole decompressed variable in memory.
 
 Format: The MathWorks, "MAT-File Format", level 5. A file is a header of 128 bytes, then elements, each with a
-tag (type, number of bytes); a compressed element unpacks to one more element. A matrix is four elements:
-flags, dimensions, name, values in the order of the first dimension.
+tag (type, number of bytes); a compressed element contains another element. A matrix consists of four
+elements: flags, dimensions, name, and values in column-major order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-COMPRESSED, MATRIX = 15, 14
+COMPRESSED = 15
+MATRIX = 14
 TYPES = {1: "<i1", 2: "<u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 BLOCK = 1 << 16
+"""Number of bytes to read at a time, and limit for small elements."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A variable whose values are still to be read from `stream`.
+    """A variable of a file, whose values are read when they are needed.
 
     Attributes:
-        name: Its name.
+        name: Name of the variable.
         shape: Its dimensions; values are in column-major order.
         dtype: Type of the values in the file.
-        stream: Gives the values.
+        stream: File at the position of the values.
     """
 
     name: str
@@ -41,20 +43,20 @@ class Matrix:
     stream: BinaryIO
 
     def values(self) -> NDArray[np.generic]:
-        """All values, in the order of the file."""
+        """All values in the order of the file, shape (number of values,)."""
         return np.frombuffer(_exactly(self.stream, math.prod(self.shape) * self.dtype.itemsize), self.dtype)
 
     def blocks(self, size: int) -> Iterator[NDArray[np.generic]]:
-        """The values in blocks of `size`, in the order of the file."""
+        """The values in the order of the file, in arrays of shape (size,)."""
         for _ in range(math.prod(self.shape) // size):
             yield np.frombuffer(_exactly(self.stream, size * self.dtype.itemsize), self.dtype)
 
 
 def matrices(path: Path) -> Iterator[Matrix]:
-    """The numeric variables of a file; read the values of one before asking for the next.
+    """The numeric variables of a file. Read the values of a variable before taking the next one.
 
     Raises:
-        ValueError: It is not such a file, or ends early.
+        ValueError: The file is not a MATLAB 5 file, or ends early.
     """
     with path.open("rb") as file:
         if _exactly(file, 128)[124:] != b"\x00\x01IM":
@@ -74,7 +76,7 @@ def matrices(path: Path) -> Iterator[Matrix]:
 
 
 def _matrix(stream: BinaryIO) -> Matrix | None:
-    """The head of a matrix; None if it is not numeric."""
+    """Read all of a matrix except its values; None if it is not numeric."""
     _element(stream)  # flags
     shape = tuple(int(n) for n in np.frombuffer(_element(stream), "<i4"))
     name = _element(stream).decode("ascii")
@@ -88,15 +90,15 @@ def _matrix(stream: BinaryIO) -> Matrix | None:
 
 
 def _element(stream: BinaryIO) -> bytes:
-    """A whole small element."""
+    """Read the data of an element of at most BLOCK bytes."""
     _, num_bytes, small = _tag(stream)
     if num_bytes > BLOCK:
-        raise ValueError(f"{num_bytes} bytes where a name or dimensions should be")
+        raise ValueError(f"{num_bytes} bytes where a name or dimensions are expected")
     return small or _exactly(stream, -(-num_bytes // 8) * 8)[:num_bytes]
 
 
 def _tag(stream: BinaryIO) -> tuple[int, int, bytes]:
-    """Type, number of bytes and, where up to four bytes are packed into the tag itself, these."""
+    """Type and number of bytes of an element, and its data if they are in the tag (up to four bytes)."""
     head = _exactly(stream, 8)
     (word,) = struct.unpack_from("<I", head)
     if size := word >> 16:
@@ -112,10 +114,12 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 class _Inflated(io.RawIOBase):
-    """The unpacked content of the next `num_bytes` of a file."""
+    """Decompresses the next `num_bytes` of a file while it is read."""
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
-        self._file, self._left, self._zlib = file, num_bytes, zlib.decompressobj()
+        self._file = file
+        self._left = num_bytes
+        self._zlib = zlib.decompressobj()
 
     def readable(self) -> bool:
         return True
@@ -128,8 +132,8 @@ class _Inflated(io.RawIOBase):
                 self._left -= len(packed)
             try:
                 data = self._zlib.decompress(packed, len(buffer))
-            except zlib.error as error:
-                raise ValueError(error) from error
+            except zlib.error as err:
+                raise ValueError(err) from err
             if data or not packed:
                 buffer[: len(data)] = data
                 return len(data)

@@ -1,6 +1,6 @@
-"""Axial slices of medical volumes, as a two-dimensional model sees them.
+"""Prepare axial slices of medical volumes for two-dimensional models.
 
-The preparation of FedDG, HarmoFL and GRACE (Fed-Prostate): a slice comes with its two neighbours as channels.
+As in FedDG, HarmoFL and GRACE (Fed-Prostate), the three channels are a slice and its two neighbours.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MEAN = 128
-"""Grey level of a prepared slice that stands for the mean of its volume."""
+"""Grey level of the mean intensity of a volume."""
 ONE_SD = 32
-"""Grey levels for one standard deviation of the volume."""
+"""Number of grey levels of one standard deviation of a volume."""
 QUANTILE = 0.99
-"""Of a volume's intensities; larger ones are set to it."""
+"""Quantile of the intensities of a volume at which larger ones are clipped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """One patient.
+    """The volume of one patient.
 
     Attributes:
-        grey: uint8, shape (H, W, D): standardised intensities, see `standardised`.
-        mask: uint8, shape (H, W, D): 1 where the organ is.
+        grey: Standardised intensities, uint8, shape (H, W, D), see `standardised`.
+        mask: 1 in the organ, 0 elsewhere, uint8, shape (H, W, D).
     """
 
     grey: NDArray[np.uint8]
     mask: NDArray[np.uint8]
 
     def slice(self, place: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """A slice with its neighbours as channels, (size, size, 3), and its mask, (size, size)."""
+        """A slice with its neighbours as channels, shape (size, size, 3), and its mask, shape (size, size).
+
+        Args:
+            place: Index of the slice, neither the first nor the last.
+            size: Height and width of the result in pixels.
+        """
         around = self.grey[:, :, place - 1 : place + 2]
         mask = self.mask[:, :, place]
         if mask.shape == (size, size):
@@ -43,10 +48,14 @@ class Volume:
 
 
 def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
-    """From raw intensities and labels, both (H, W, D); every label above 0 is the organ.
+    """Make a volume from raw intensities and labels.
+
+    Args:
+        image: Intensities, shape (H, W, D).
+        mask: Labels, shape (H, W, D); every label above 0 is the organ.
 
     Raises:
-        ValueError: They do not have the same three dimensions.
+        ValueError: The arrays do not have the same three dimensions.
     """
     if image.ndim != 3 or image.shape != mask.shape:
         raise ValueError(f"image {image.shape} and mask {mask.shape} are not volumes of the same shape")
@@ -54,10 +63,10 @@ def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
 
 
 def standardised(volume: NDArray[Any]) -> NDArray[np.uint8]:
-    """Intensities clipped at their 99 % quantile, with mean and deviation of the volume removed.
+    """Intensities clipped at QUANTILE and standardised, as grey levels, uint8, shape (H, W, D).
 
-    Kept as grey levels: MEAN is the mean of the volume and ONE_SD levels are one standard deviation, which
-    the U-Net's normalisation undoes to within 1/64 of a deviation.
+    MEAN is the mean of the volume, and ONE_SD levels are one standard deviation. The normalisation of the
+    U-Net turns grey levels back into standard deviations; rounding changes them by at most 1/64.
     """
     clipped = np.minimum(volume, np.quantile(volume, QUANTILE)).astype(np.float64)
     z = (clipped - clipped.mean()) / (clipped.std() or 1.0)
@@ -65,7 +74,7 @@ def standardised(volume: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def usable_slices(mask: NDArray[Any]) -> list[int]:
-    """Slices with some of the organ and two neighbours."""
+    """Indices of the slices that show the organ and have two neighbours."""
     present = (mask > 0).any(axis=(0, 1))
     return [int(place) for place in np.flatnonzero(present) if 0 < place < mask.shape[2] - 1]
 

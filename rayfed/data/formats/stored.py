@@ -1,4 +1,4 @@
-"""Images of one shape in a file, read one at a time, so that a source is never in memory as a whole."""
+"""Images of one shape in a file that are read one at a time, so that they need not be in memory together."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 1 << 20
-"""Bytes read at a time from packed files."""
+"""Number of bytes to read at a time from compressed files."""
 
 MAX_BYTES = 4_000_000_000
-"""Most that a packed file may unpack to; the largest of the public ones, SVHN's `extra`, has 1.6 GB."""
+"""Limit for the decompressed size of a file; the largest public one, SVHN's `extra`, has 1.6 GB."""
 
 
 class StoredImages:
-    """uint8 images one after the other in an open file; safe to read from several threads.
+    """A sequence of uint8 images in an open file, from which several threads may read.
 
     Args:
-        file: Open for reading; kept open as long as this lives.
-        offset: Where the first image begins.
-        count: How many there are.
-        shape: Of one image, (H, W) or (H, W, 3).
+        file: A file open for reading; this object keeps it open.
+        offset: Position of the first image in bytes.
+        count: Number of images.
+        shape: Shape of one image, (H, W) or (H, W, 3).
     """
 
     def __init__(self, file: BinaryIO, offset: int, count: int, shape: tuple[int, ...]) -> None:
-        self._file, self._offset, self._count, self._shape = file, offset, count, shape
+        self._file = file
+        self._offset = offset
+        self._count = count
+        self._shape = shape
 
     def __len__(self) -> int:
         return self._count
@@ -41,23 +44,23 @@ class StoredImages:
 
 
 def spool(pieces: Iterable[Any], shape: tuple[int, ...]) -> StoredImages:
-    """Write images into a file that vanishes when nobody needs it; `TMPDIR` says where.
+    """Write images into a temporary file, which is deleted with the result; `TMPDIR` names its folder.
 
     Args:
-        pieces: The bytes of all images in order, cut anywhere: bytes or contiguous arrays.
-        shape: Of one image.
+        pieces: The bytes of all images in order, as bytes or contiguous arrays of any length.
+        shape: Shape of one image.
 
     Raises:
         ValueError: The bytes end within an image, or are more than MAX_BYTES.
     """
-    file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the images)
+    file = tempfile.TemporaryFile()  # noqa: SIM115  (StoredImages keeps it open)
     written = 0
     for piece in pieces:
         written += file.write(memoryview(piece).cast("B"))
         if written > MAX_BYTES:
-            raise ValueError(f"it unpacks to more than {MAX_BYTES // 1_000_000} MB")
+            raise ValueError(f"its decompressed size is more than {MAX_BYTES // 1_000_000} MB")
     file.flush()
     count, rest = divmod(written, math.prod(shape))
     if rest:
-        raise ValueError(f"{written} bytes are no whole number of images of {shape}")
+        raise ValueError(f"{written} bytes are not a whole number of images of {shape}")
     return StoredImages(file, 0, count, shape)

@@ -1,4 +1,4 @@
-"""Dealing samples: stratified choices and cuts of a domain into clients. Pure functions of a generator."""
+"""Distribute the samples of a domain to clients: stratified orders, even parts, Dirichlet parts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 MAX_TRIES = 100
-"""Dirichlet draws before small clients are filled up from large ones."""
+"""Number of Dirichlet draws after which small clients get samples of large ones instead of another draw."""
 
 
 def stratified_order(strata: NDArray[np.int64], rng: np.random.Generator) -> Indices:
-    """A random order of which every prefix holds each stratum in its share of the whole, to within about one.
+    """A random order in which every prefix has each stratum in its overall proportion, to within about one.
 
     Args:
-        strata: Stratum (a class, say) of each sample, shape (n,).
-        rng: Source of the order.
+        strata: Stratum of each sample, e.g. its class, shape (n,).
+        rng: Generator of the order.
 
     Returns:
-        A permutation of 0..n-1, by place: sample i of the n_s in a stratum is at (i + u) / n_s, with one u in
-        [0, 1) per stratum.
+        A permutation of 0..n-1, shape (n,). Samples are sorted by (i + u) / n_s, where i is the position of a
+        sample among the n_s of its stratum, and u in [0, 1) is drawn for each stratum.
     """
     mixed = rng.permutation(len(strata))
     place = np.empty(len(strata))
@@ -31,29 +31,32 @@ def stratified_order(strata: NDArray[np.int64], rng: np.random.Generator) -> Ind
 
 
 def deal_evenly(num_samples: int, num_parts: int, rng: np.random.Generator) -> list[Indices]:
-    """Positions 0..n-1 dealt at random to parts whose sizes differ by at most one."""
+    """Distribute positions 0..num_samples-1 at random to parts whose sizes differ by at most one."""
     return [part.astype(np.int64) for part in np.array_split(rng.permutation(num_samples), num_parts)]
 
 
 def deal_by_dirichlet(
     labels: NDArray[np.int64], num_parts: int, alpha: float, smallest: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Positions dealt class by class in Dirichlet proportions, no part with fewer than `smallest`.
+    """Distribute positions class by class in Dirichlet proportions; no part has fewer than `smallest`.
 
     The feature-and-label-skew setting of Su et al., FedRA, ECCV 2024, as in the authors' code: a part that
-    already holds n / num_parts samples gets none of the next class, and a draw with a part that is too small
-    is repeated. A Dirichlet vector with some entries set to zero and the rest rescaled is a Dirichlet vector
-    of the rest, so only parts with room take part in a draw.
+    already has n / num_parts samples gets none of the next class, and a draw that leaves a part too small is
+    repeated. The code draws for all parts, sets the entries of full parts to zero and rescales the rest,
+    which gives a Dirichlet vector of the rest; here only these are drawn.
 
     Differs from the authors' code: after MAX_TRIES draws the best one is repaired by moving random samples
-    from the largest parts, where theirs would repeat for ever.
+    from the largest parts to the smallest; theirs repeats without limit.
 
     Args:
         labels: Class of each sample, shape (n,), n >= num_parts * smallest.
         num_parts: Number of parts.
         alpha: Concentration, > 0.
-        smallest: Fewest samples of a part.
-        rng: Source of everything.
+        smallest: Smallest number of samples of a part.
+        rng: Generator of the draws.
+
+    Returns:
+        Positions of each part, int64.
 
     Raises:
         ValueError: There are too few samples.
@@ -62,7 +65,7 @@ def deal_by_dirichlet(
         raise ValueError(f"{len(labels)} samples cannot give {num_parts} parts at least {smallest} each")
     best: list[Indices] = []
     for _ in range(MAX_TRIES):
-        parts = _draw(labels, num_parts, alpha, rng)
+        parts = _draw_parts(labels, num_parts, alpha, rng)
         if not best or min(map(len, parts)) > min(map(len, best)):
             best = parts
         if min(map(len, best)) >= smallest:
@@ -70,7 +73,9 @@ def deal_by_dirichlet(
     return _fill_up(best, smallest, rng)
 
 
-def _draw(labels: NDArray[np.int64], num_parts: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def _draw_parts(
+    labels: NDArray[np.int64], num_parts: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
     pieces: list[list[Indices]] = [[] for _ in range(num_parts)]
     sizes = np.zeros(num_parts, dtype=np.int64)
     for label in np.unique(labels):
@@ -85,17 +90,19 @@ def _draw(labels: NDArray[np.int64], num_parts: int, alpha: float, rng: np.rando
 
 
 def _fill_up(parts: list[Indices], smallest: int, rng: np.random.Generator) -> list[Indices]:
-    """Move random samples from the largest part to the smallest until none is too small.
+    """Move random samples from the largest part to the smallest until none has fewer than `smallest`.
 
-    Ends: each step fills a part or brings the largest down to `smallest`, and n >= num_parts * smallest says
-    that some part has more than `smallest` as long as another has less.
+    This ends, because each step either fills a part or reduces the largest to `smallest`, and while a part
+    has fewer than `smallest`, another has more, as n >= num_parts * smallest.
     """
     parts = list(parts)
     while True:
         sizes = [len(part) for part in parts]
-        poor, rich = int(np.argmin(sizes)), int(np.argmax(sizes))
-        if sizes[poor] >= smallest:
+        least = int(np.argmin(sizes))
+        most = int(np.argmax(sizes))
+        if sizes[least] >= smallest:
             return parts
-        moved = min(smallest - sizes[poor], sizes[rich] - smallest)
-        mixed = rng.permutation(parts[rich])
-        parts[rich], parts[poor] = mixed[moved:], np.concatenate([parts[poor], mixed[:moved]])
+        moved = min(smallest - sizes[least], sizes[most] - smallest)
+        mixed = rng.permutation(parts[most])
+        parts[most] = mixed[moved:]
+        parts[least] = np.concatenate([parts[least], mixed[:moved]])

@@ -1,10 +1,10 @@
-"""Partitions from files: the manifest of another run, or a plain list of who has what.
+"""Read partitions from files: the manifest of another run, or a list of the samples of each client.
 
-  partition.parquet    as every run saves it: rows of key, label, client, split
+  partition.parquet    the manifest that every run saves: rows of key, label, client, split
   *.json               {"client": [samples], ...} or {"client": {"train": [...], "val": [...], "test": [...]}}
-  *.csv                columns client, sample and perhaps split
+  *.csv                columns client, sample and optionally split
 
-A sample is its number in the prepared data set, or its key.
+A sample is given by its index in the prepared data set or by its key.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]*")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Imported:
-    """What a file says, checked: every sample exists and belongs to one client only.
+    """The content of a partition file; every sample exists and belongs to one client only.
 
     Attributes:
-        clients: Samples by client and split, ascending; a client that lists samples without a split has the
-            only split "all".
-        shared_tests: Test samples that are no client's own.
-        held_out: Samples of each held-out domain; None if the file says nothing about it.
-        ids: Whether clients have the ids of a run already.
+        clients: Ascending indices of samples by client and split; a client whose samples have no split has
+            the only split "all".
+        shared_tests: Indices of test samples that belong to no client.
+        held_out: Indices of the samples of held-out domains; None if the format of the file has none.
+        ids: Whether the names of the clients are ids of a run, which are kept.
     """
 
     clients: dict[str, dict[str, Indices]]
@@ -45,11 +45,11 @@ class Imported:
     ids: bool = False
 
 
-def read(file: str, labels: NDArray[np.int64], keys: Sequence[str]) -> Imported:
+def read_partition(file: str, labels: NDArray[np.int64], keys: Sequence[str]) -> Imported:
     """Read a partition for a data set.
 
     Args:
-        file: Path of the file; its suffix says what it is.
+        file: Path of the file; its suffix determines the format.
         labels: Class of each sample, shape (N,).
         keys: Key of each sample.
 
@@ -67,11 +67,11 @@ def read(file: str, labels: NDArray[np.int64], keys: Sequence[str]) -> Imported:
         if path.suffix == ".parquet":
             return _manifest(path, where, labels, keys)
         triples = list(kinds[path.suffix](path))
-    except OSError as error:
-        raise DataError(f"{where} cannot be read ({error.strerror or error})") from error
-    except (ValueError, KeyError, csv.Error) as error:  # Arrow's errors are ValueErrors or KeyErrors
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where} is not a partition ({why})") from error
+    except OSError as err:
+        raise DataError(f"{where} cannot be read ({err.strerror or err})") from err
+    except (ValueError, KeyError, csv.Error) as err:  # Arrow's errors are ValueErrors or KeyErrors
+        why = str(err).splitlines()[0] if str(err) else type(err).__name__
+        raise DataError(f"{where} is not a partition ({why})") from err
     return Imported(clients=_collect(triples, where, keys))
 
 
@@ -81,13 +81,14 @@ def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[
     table = pq.read_table(path, columns=["key", "label", "client", "split"])
     rows = list(zip(*(table[name].to_pylist() for name in ("client", "split", "key")), strict=True))
     own = _collect([row for row in rows if row[0]], where, keys)
-    at = {key: index for index, key in enumerate(keys)}
-    nobody = [(split, key) for client, split, key in rows if not client]
-    if lost := sum(key not in at for _, key in nobody):
+    index_of = {key: index for index, key in enumerate(keys)}
+    unowned = [(split, key) for client, split, key in rows if not client]
+    if lost := sum(key not in index_of for _, key in unowned):
         raise DataError(f"{where}: {lost} test samples are not in this data set")
-    tests, held_out = ([at[key] for which, key in nobody if which == split] for split in ("test", "held_out"))
-    found = np.array([at[key] for _, _, key in rows], dtype=np.int64)
-    if wrong := int((labels[found] != np.asarray(table["label"])).sum()):
+    tests = [index_of[key] for split, key in unowned if split == "test"]
+    held_out = [index_of[key] for split, key in unowned if split == "held_out"]
+    listed = np.array([index_of[key] for _, _, key in rows], dtype=np.int64)
+    if wrong := int((labels[listed] != np.asarray(table["label"])).sum()):
         raise DataError(f"{where}: {wrong} samples have other labels in this data set; the classes differ")
     return Imported(
         clients=own,
@@ -100,7 +101,7 @@ def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[
 def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, Mapping):
-        raise ValueError("expected an object of clients")  # noqa: TRY004  (one kind of error for bad files)
+        raise ValueError("expected an object of clients")  # noqa: TRY004  (all malformed files raise ValueError)
     for client, value in content.items():
         for split, samples in (value if isinstance(value, Mapping) else {"all": value}).items():
             if not isinstance(samples, list):
@@ -127,16 +128,18 @@ def _csv(path: Path) -> Iterator[tuple[str, str, Any]]:
 def _collect(
     triples: Iterable[tuple[str, str, Any]], where: str, keys: Sequence[str]
 ) -> dict[str, dict[str, Indices]]:
-    """Samples by client and split, all of them checked."""
-    at: dict[Any, int] = {key: index for index, key in enumerate(keys)}
+    """Check (client, split, sample) triples and collect the indices of the samples by client and split."""
+    index_of: dict[Any, int] = {key: index for index, key in enumerate(keys)}
     owner: dict[int, str] = {}
     parts: dict[str, dict[str, list[int]]] = {}
     for client, split, sample in triples:
         if not NAME.fullmatch(client):
-            raise DataError(f"{where}: {client!r} is no name of a client; use letters, digits, '_', '-', '.'")
+            raise DataError(
+                f"{where}: {client!r} is not a name for a client; use letters, digits, '_', '-', '.'"
+            )
         if split not in (*SPLITS, "all"):
             raise DataError(f"{where}: client {client!r} has a split {split!r}; allowed: {', '.join(SPLITS)}")
-        index = _index(sample, at)
+        index = _index(sample, index_of)
         if index is None:
             raise DataError(
                 f"{where}: client {client!r} has {sample!r}, which is neither a number below {len(keys)} nor "
@@ -153,11 +156,11 @@ def _collect(
     }
 
 
-def _index(sample: Any, at: Mapping[Any, int]) -> int | None:
-    """Number of a sample, given as such or by its key; None if there is no such sample."""
+def _index(sample: Any, index_of: Mapping[Any, int]) -> int | None:
+    """Index of a sample that is given by its index or its key; None if there is no such sample."""
     if isinstance(sample, str):
-        return at.get(sample)
-    if isinstance(sample, int) and not isinstance(sample, bool) and 0 <= sample < len(at):
+        return index_of.get(sample)
+    if isinstance(sample, int) and not isinstance(sample, bool) and 0 <= sample < len(index_of):
         return sample
     return None
 

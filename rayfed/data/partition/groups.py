@@ -1,4 +1,4 @@
-"""Samples that belong together, such as the slices of a patient: dealt as a whole, so that no split leaks."""
+"""Partition data by groups, such as the slices of a patient, so that no group is in two splits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from rayfed.data.shards import Dataset
 
 
 def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
-    """Deal a data set: sample by sample, or group by group where it has groups and the config keeps them.
+    """Partition a data set by samples, or by groups if it has groups and `by_group` is set.
+
+    Args:
+        dataset: The prepared data set.
+        config: The config section `data`.
+        seed: Seed of the experiment.
 
     Raises:
-        ConfigError: See `make_partition`.
+        ConfigError: The data cannot be partitioned as the config asks, see `make_partition`.
     """
-    labels, domain, test = dataset.labels, dataset.domain, dataset.test
+    labels = dataset.labels
+    domain = dataset.domain
+    test = dataset.test
     if config.partition.file:
         return make_partition(labels, domain, test, dataset.domains, config, seed, dataset.keys)
     if not (dataset.grouped and config.partition.by_group):
@@ -27,22 +34,26 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
     groups = groups_of(dataset.keys)
     first = np.array([members[0] for members in groups])
     dealt = make_partition(labels[first], domain[first], test[first], dataset.domains, config, seed)
-    return _spread(dealt, groups)
+    return _expand(dealt, groups)
 
 
 def groups_of(keys: Sequence[str]) -> list[Indices]:
-    """Places of the keys that differ in their last part only, group by group in order of appearance.
+    """Positions of the keys of each group; keys of a group differ in the part after the last slash only.
+
+    Groups are in the order in which their first keys appear.
 
     >>> [group.tolist() for group in groups_of(["a/1/x", "a/2/x", "a/1/y"])]
     [[0, 2], [1]]
     """
-    found: dict[str, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key.rpartition("/")[0], []).append(place)
-    return [np.array(members, dtype=np.int64) for members in found.values()]
+    groups: dict[str, list[int]] = {}
+    for position, key in enumerate(keys):
+        groups.setdefault(key.rpartition("/")[0], []).append(position)
+    return [np.array(members, dtype=np.int64) for members in groups.values()]
 
 
-def _spread(dealt: Partition, groups: Sequence[Indices]) -> Partition:
+def _expand(dealt: Partition, groups: Sequence[Indices]) -> Partition:
+    """Replace indices of groups by the indices of their samples."""
+
     def members(chosen: Indices) -> Indices:
         empty = np.empty(0, dtype=np.int64)
         return np.sort(np.concatenate([empty, *(groups[group] for group in chosen)]))

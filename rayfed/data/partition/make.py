@@ -1,4 +1,4 @@
-"""Who has which samples: a pure function of labels, domains, config and seed."""
+"""Make a partition from labels, domains, config and seed; equal arguments give an equal partition."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import DataConfig, check, client_counts, client_domains
-from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
-from rayfed.data.partition import from_file as imported
+from rayfed.data.config import DataConfig, check_config, client_counts, client_domains
+from rayfed.data.imbalance import (
+    client_sizes,
+    imbalanced_counts,
+    pool_sizes,
+    ratio_of,
+    size_ratios,
+    with_minimum,
+)
 from rayfed.data.partition.dealing import Indices, deal_by_dirichlet, deal_evenly, stratified_order
+from rayfed.data.partition.from_file import SPLITS, Imported, read_partition
 from rayfed.data.partition.partition import ClientSplit, Partition
+from rayfed.data.partition.sizes import shares_test, smallest_part, split_sizes, too_few, too_many
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 
 __all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
 
 MIXED = "mixed"
-"""Domain of a client from a file that has samples of several domains."""
+"""The domain of a client whose samples are of several domains, which a partition file may list."""
 
 _EMPTY: Indices = np.empty(0, dtype=np.int64)
 
@@ -33,49 +41,50 @@ def make_partition(
     seed: int,
     keys: Sequence[str] = (),
 ) -> Partition:
-    """Deal the samples of each domain to its clients, and split every client's part.
+    """Distribute the samples of each domain to its clients, and split those of each client.
 
-    Every domain draws from streams of its own name, so adding a domain changes nobody else's part. Unless
-    `data.test` is `official`, the data set's own test split is ignored and all samples are dealt.
+    Random streams are named by domain, so adding a domain does not change the clients of others. Unless
+    `data.test` is `official`, the official test split of the data set is ignored and all samples are
+    distributed.
 
     Args:
         labels: Class of each sample, shape (N,).
         domain: Domain of each sample, an index into `domains`, shape (N,).
-        test: Whether a sample is in the data set's own test split, shape (N,).
-        domains: All domain names of the data set.
-        config: Which domains, how many clients, which shares.
+        test: Whether a sample is in the official test split of the data set, bool, shape (N,).
+        domains: Names of all domains of the data set.
+        config: The config section `data`.
         seed: Seed of the experiment.
         keys: Key of each sample; needed for `data.partition.file` only.
 
     Raises:
-        ConfigError: A domain does not exist, has no official test set though asked for, or is too small; or
-            the file does not fit the data.
+        ConfigError: A domain does not exist, has no official test split but `data.test` asks for it, or has
+            too few samples for its clients; or the partition file does not fit the data.
     """
-    check(config)
+    check_config(config)
     if (file := config.partition.file) is not None:
         config = replace(config, limit=None, partition=replace(config.partition, scheme="by_domain"))
         dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
-        return dealer.from_file(imported.read(file, labels, keys))
+        return dealer.from_file(read_partition(file, labels, keys))
     owners, held_out = client_domains(config, domains)
     counts = client_counts(config.partition, owners)
     dealer = _Dealer(labels=labels, domain=domain, test=test, domains=domains, config=config, seed=seed)
     width = len(str(sum(counts) - 1))
-    clients: list[ClientSplit] = []
     sizes = dealer.sizes(owners, counts)
+    clients: list[ClientSplit] = []
     for name, count in zip(owners, counts, strict=True):
         for part in dealer.deal(name, count, sizes.get(name)):
             clients.append(ClientSplit(id=f"c{len(clients):0{width}d}-{name}", domain=name, **part))
     return Partition(
         clients=tuple(clients),
         held_out={name: dealer.samples(name) for name in held_out},
-        official_test=_shares_test(config),
+        official_test=shares_test(config),
         pooled=config.partition.pooled,
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Dealer:
-    """Deals one domain at a time; the fields are the arguments of `make_partition`."""
+    """Distributes the samples of one domain at a time; fields as the arguments of `make_partition`."""
 
     labels: NDArray[np.int64]
     domain: NDArray[np.int64]
@@ -85,38 +94,39 @@ class _Dealer:
     seed: int
 
     def samples(self, name: str) -> Indices:
-        """A domain's samples, ascending, after `data.limit`, which keeps the shares of classes and tests."""
-        found = np.flatnonzero(self.domain == self.domains.index(name))
+        """Samples of a domain, ascending; `data.limit` takes some of them, stratified by class and split."""
+        members = np.flatnonzero(self.domain == self.domains.index(name))
         limit = self.config.limit
         if isinstance(limit, float):
-            limit = max(1, int(np.floor(limit * len(found) + 0.5)))
-        if limit is None or len(found) <= limit:
-            return found
-        strata = 2 * self.labels[found] + self.test[found]
+            limit = max(1, int(np.floor(limit * len(members) + 0.5)))
+        if limit is None or len(members) <= limit:
+            return members
+        strata = 2 * self.labels[members] + self.test[members]
         order = stratified_order(strata, generator(self.seed, "partition", name, "limit"))
-        return np.sort(found[order[:limit]])
+        return np.sort(members[order[:limit]])
 
     def sizes(self, owners: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
-        """Under `imbalanced`: samples of each client, by domain; otherwise nothing."""
+        """Number of samples of each client, by domain, under `imbalanced`; empty under other schemes."""
         partition = self.config.partition
         if partition.scheme != "imbalanced":
             return {}
         ratio = ratio_of(len(owners), partition.factor)
-        used = pools([len(self.halves(name)[0]) for name in owners], ratio)
-        found = {}
+        used = pool_sizes([len(self.halves(name)[0]) for name in owners], ratio)
+        sizes = {}
         for name, count, pool, step in zip(
-            owners, counts, used, steps(counts, ratio, partition.within), strict=True
+            owners, counts, used, size_ratios(counts, ratio, partition.within), strict=True
         ):
-            smallest = _smallest_part(self.config, 1, pool)
-            series = client_sizes(pool, count, step)  # rounded down: it may use fewer than the pool has
+            smallest = smallest_part(self.config, 1, pool)
+            series = client_sizes(pool, count, step)  # rounded down, so its sum may be less than the pool
             if sum(series) < count * smallest:
-                raise ConfigError(_too_few(self.config, name, count, sum(series), smallest))
-            found[name] = raised(series, smallest)
-        return found
+                raise ConfigError(too_few(self.config, name, count, sum(series), smallest))
+            sizes[name] = with_minimum(series, smallest)
+        return sizes
 
     def halves(self, name: str) -> tuple[Indices, Indices | None]:
-        """What is dealt to a domain's clients, and the test samples they share, if they do."""
-        samples, config = self.samples(name), self.config
+        """The samples to distribute to the clients of a domain, and its shared test samples or None."""
+        samples = self.samples(name)
+        config = self.config
         if config.test == "official":
             is_test = self.test[samples]
         elif config.partition.scheme == "imbalanced":
@@ -130,11 +140,11 @@ class _Dealer:
         return samples[~is_test], samples[is_test]
 
     def deal(self, name: str, count: int, sizes: Sequence[int] | None = None) -> list[dict[str, Indices]]:
-        """Training, validation and test samples of each of a domain's clients."""
+        """Training, validation and test samples of each client of a domain."""
         pool, shared = self.halves(name)
         if shared is not None and not len(shared):
             raise ConfigError(
-                f"data.test: official, but domain {name!r} has no test split of its own; "
+                f"data.test: official, but domain {name!r} has no official test split; "
                 "set data.test to a fraction, e.g. 0.2"
             )
         parts = self.cut(name, pool, count, sizes)
@@ -145,15 +155,15 @@ class _Dealer:
         return [split | {"test": own} for split, own in zip(splits, tests, strict=True)]
 
     def cut(self, name: str, pool: Indices, count: int, sizes: Sequence[int] | None) -> list[Indices]:
-        """The parts of a domain's clients, each large enough for what is taken from it."""
+        """The samples of each client of a domain, enough for its training, validation and test samples."""
         partition = self.config.partition
         if sizes is not None:
             order = generator(self.seed, "partition", name).permutation(pool)
             return [np.sort(part) for part in np.split(order, np.cumsum(sizes))[:-1]]
         by_dirichlet = partition.scheme == "dirichlet"
-        smallest = _smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
+        smallest = smallest_part(self.config, partition.min_samples if by_dirichlet else 1, len(pool))
         if len(pool) < count * smallest:
-            raise ConfigError(_too_many(self.config, name, count, len(pool), smallest))
+            raise ConfigError(too_many(self.config, name, count, len(pool), smallest))
         rng = generator(self.seed, "partition", name)
         if by_dirichlet:
             parts = deal_by_dirichlet(self.labels[pool], count, partition.alpha, smallest, rng)
@@ -162,14 +172,14 @@ class _Dealer:
         return [np.sort(pool[part]) for part in parts]
 
     def split(self, name: str, number: int, part: Indices) -> dict[str, Indices]:
-        """A client's part in three, each with the part's shares of classes where the numbers allow it."""
+        """Split the samples of a client, stratified by class."""
         order = stratified_order(self.labels[part], generator(self.seed, "partition", name, "split", number))
-        num_test, num_val = (int(taken) for taken in _taken(self.config, np.array(len(part))))
+        num_test, num_val = (int(number) for number in split_sizes(self.config, np.array(len(part))))
         test, val, train = np.split(part[order], [num_test, num_test + num_val])
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def cut_test(self, name: str, shared: Indices, parts: Sequence[Indices]) -> list[Indices]:
-        """A domain's test samples, one piece for each client, in proportion to the clients' parts."""
+        """Distribute the test samples of a domain to its clients, in proportion to their parts."""
         ends = np.floor(np.cumsum([len(part) for part in parts]) / sum(map(len, parts)) * len(shared))
         mixed = generator(self.seed, "partition", name, "split_test").permutation(shared)
         pieces = np.split(mixed, ends[:-1].astype(np.int64))
@@ -180,29 +190,22 @@ class _Dealer:
             )
         return [np.sort(piece) for piece in pieces]
 
-    def from_file(self, found: imported.Imported) -> Partition:
-        """The partition of a file; what it leaves open (validation, tests) is cut as the config says."""
-        held_out = self.held_out(found)
-        tests = found.shared_tests
-        if not found.ids and self.config.test == "official":
+    def from_file(self, file: Imported) -> Partition:
+        """The partition of a file; clients without splits are split as the config says."""
+        held_out = self.held_out(file)
+        tests = file.shared_tests
+        if not file.ids and self.config.test == "official":
             tests = np.flatnonzero(self.test)
-        clients = []
-        owned = {name: self.domain_of(name, splits, held_out) for name, splits in found.clients.items()}
+        domain_of = {name: self.domain_of(name, splits, held_out) for name, splits in file.clients.items()}
         order = {name: place for place, name in enumerate([*(self.config.domains or self.domains), MIXED])}
-        names = sorted(owned, key=lambda name: order.get(owned[name], len(order)))  # stable: as in the file
+        # The sort is stable: clients of one domain stay in the order of the file.
+        names = sorted(domain_of, key=lambda name: order.get(domain_of[name], len(order)))
         width = len(str(len(names) - 1))
+        clients = []
         for number, name in enumerate(names):
-            splits = found.clients[name]
-            here = np.unique(self.domain[np.concatenate(list(splits.values()))])
-            if "all" in splits:
-                splits = self.split(name, 0, np.setdiff1d(splits["all"], tests))
-            shared = tests[np.isin(self.domain[tests], here)]
-            own = {split: splits.get(split, _EMPTY) for split in imported.SPLITS}
-            own["test"] = own["test"] if len(own["test"]) or not len(shared) else shared
-            if not len(own["train"]):
-                raise ConfigError(f"data.partition.file: nothing is left to train on for client {name!r}")
-            id = name if found.ids else f"c{number:0{width}d}-{name}"
-            clients.append(ClientSplit(id=id, domain=owned[name], **own))
+            id = name if file.ids else f"c{number:0{width}d}-{name}"
+            splits = self.splits_from_file(name, file.clients[name], tests)
+            clients.append(ClientSplit(id=id, domain=domain_of[name], **splits))
         return Partition(
             clients=tuple(clients),
             held_out=held_out,
@@ -210,15 +213,29 @@ class _Dealer:
             pooled=self.config.partition.pooled,
         )
 
-    def held_out(self, found: imported.Imported) -> dict[str, Indices]:
-        """Samples of each held-out domain, by the file if it says so, else by the config."""
+    def splits_from_file(self, client: str, listed: dict[str, Indices], tests: Indices) -> dict[str, Indices]:
+        """Training, validation and test samples of a client of a file.
+
+        A client without test samples of its own gets the shared `tests` of its domains.
+        """
+        domains = np.unique(self.domain[np.concatenate(list(listed.values()))])
+        if "all" in listed:
+            listed = self.split(client, 0, np.setdiff1d(listed["all"], tests))
+        shared = tests[np.isin(self.domain[tests], domains)]
+        own = {split: listed.get(split, _EMPTY) for split in SPLITS}
+        if not len(own["test"]) and len(shared):
+            own["test"] = shared
+        if not len(own["train"]):
+            raise ConfigError(f"data.partition.file: nothing is left to train on for client {client!r}")
+        return own
+
+    def held_out(self, file: Imported) -> dict[str, Indices]:
+        """Samples of each held-out domain: those of the file if it has any, else those of the config."""
         wanted = client_domains(self.config, self.domains)[1]
-        if found.held_out is None:
+        if file.held_out is None:
             return {name: self.samples(name) for name in wanted}
-        places = self.domain[found.held_out]
-        saved = {
-            self.domains[n]: np.sort(found.held_out[places == n]) for n in dict.fromkeys(places.tolist())
-        }
+        places = self.domain[file.held_out]
+        saved = {self.domains[n]: np.sort(file.held_out[places == n]) for n in dict.fromkeys(places.tolist())}
         if wanted and set(wanted) != set(saved):
             raise ConfigError(
                 f"data.held_out: {', '.join(wanted)}, but the partition file holds out "
@@ -227,56 +244,12 @@ class _Dealer:
         return {name: saved[name] for name in wanted or saved}
 
     def domain_of(self, client: str, splits: dict[str, Indices], held_out: dict[str, Indices]) -> str:
-        """The one domain of a client's samples, or MIXED."""
+        """The domain of the samples of a client, or MIXED if there are several."""
         places = np.unique(self.domain[np.concatenate(list(splits.values()))])
         names = [self.domains[place] for place in places]
         if taken := [name for name in names if name in held_out]:
             raise ConfigError(
-                f"data.held_out: {taken[0]!r}, but client {client!r} of the file has samples of it"
+                f"data.held_out: {taken[0]!r}, but client {client!r} of the file has samples of it; hold out "
+                "another domain, or remove them from the file"
             )
         return names[0] if len(names) == 1 else MIXED
-
-
-def _shares_test(config: DataConfig) -> bool:
-    imbalanced = config.partition.scheme == "imbalanced"
-    return (config.test == "official" or imbalanced) and not config.partition.split_test
-
-
-def _taken(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
-    """How many test and validation samples parts of these sizes give; for a fraction > 0, at least one."""
-
-    def count(share: float | int) -> Indices:
-        if isinstance(share, int):
-            return np.full_like(sizes, share)
-        return np.maximum(np.floor(share * sizes + 0.5), float(share > 0)).astype(np.int64)
-
-    test = 0 if config.test == "official" or config.partition.scheme == "imbalanced" else config.test
-    return count(test), count(config.val)
-
-
-def _smallest_part(config: DataConfig, num_train: int, num_samples: int) -> int:
-    """The size from which on a part keeps `num_train` samples to train on, > `num_samples` if none does."""
-    sizes = np.arange(num_samples + 1)
-    test, val = _taken(config, sizes)
-    # The last size that is too small, not the first that is enough: two roundings can both step up at once.
-    return int(np.flatnonzero(sizes - test - val < num_train)[-1]) + 1
-
-
-def _too_many(config: DataConfig, name: str, count: int, num_samples: int, smallest: int) -> str:
-    clients = "1 client does" if count == 1 else f"{count} clients do"
-    if fits := num_samples // smallest:
-        advice = f"set at most {fits} for this domain"
-    else:
-        advice = "lower data.val, data.test or data.partition.min_samples, or raise data.limit"
-    return (
-        f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
-        f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
-        f"test={config.test}); {advice}"
-    )
-
-
-def _too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int) -> str:
-    return (
-        f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
-        f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
-    )

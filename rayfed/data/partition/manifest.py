@@ -1,4 +1,4 @@
-"""A partition for people and for files: the printed table and `partition.parquet`."""
+"""The printed table of a partition, and the file `partition.parquet`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.errors import DataError
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -20,16 +18,26 @@ if TYPE_CHECKING:
     from rayfed.data.shards import Dataset
 
 MAX_ROWS = 20
-"""Clients shown by `describe`."""
+"""Number of clients that `describe` shows."""
 
 META = b"rayfed"
-"""Key of the digests in the parquet file."""
+"""Key of the digests in the metadata of the parquet file."""
 
 
 def client_rows(
     partition: Partition, labels: NDArray[np.int64], classes: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row per client; `classes` and `top` describe its training samples."""
+    """Counts of each client, one row by column name.
+
+    Args:
+        partition: The partition.
+        labels: Class of each sample, shape (N,).
+        classes: Class names.
+
+    Returns:
+        Rows with `client`, `domain`, the numbers of `train`, `val` and `test` samples, the number of
+        `classes` among the training samples, and `top`, the most frequent of these with its share.
+    """
     rows = []
     for client in partition.clients:
         counts = np.bincount(labels[client.train], minlength=len(classes))
@@ -49,13 +57,13 @@ def client_rows(
 
 
 def describe(partition: Partition, dataset: Dataset) -> str:
-    """Who has what, as aligned text: up to MAX_ROWS clients, then what they add up to."""
+    """The table of a partition as aligned text: up to MAX_ROWS clients, then totals."""
     rows = client_rows(partition, dataset.labels, dataset.classes)
     cells = [list(rows[0]), *(list(map(str, row.values())) for row in rows[:MAX_ROWS])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for line in cells:
-        # Names and the last column to the left, numbers to the right.
+        # Numbers are aligned to the right; names and the last column to the left.
         padded = [
             cell.rjust(width) if 2 <= place < 6 else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
@@ -67,7 +75,8 @@ def describe(partition: Partition, dataset: Dataset) -> str:
 
 
 def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
-    clients, tests = partition.clients, partition.domain_tests()
+    clients = partition.clients
+    tests = partition.domain_tests()
     train, val = (sum(len(getattr(c, split)) for c in clients) for split in ("train", "val"))
     what = " (official, shared by the clients of a domain)" if partition.official_test else ""
     yield (
@@ -75,7 +84,7 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         f"{train} train, {val} val, {sum(map(len, tests.values()))} test{what}"
     )
     if partition.pooled:
-        yield "pooled: one trainer holds all train and val samples"
+        yield "pooled: one client trains on the train and val samples of all"
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
     if dataset.skipped:
@@ -83,9 +92,9 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
 
 
 def to_table(partition: Partition, dataset: Dataset) -> pa.Table:
-    """One row per sample and role, in the order of clients, splits (train, val, test) and samples.
+    """One row for each sample and split, in the order of clients, splits (train, val, test) and samples.
 
-    `client` is empty for samples that are nobody's own: an official test split, held-out domains.
+    `client` is empty for samples that belong to no client: official test splits and held-out domains.
     """
     import pyarrow as pa
 
@@ -121,7 +130,10 @@ def _pieces(partition: Partition) -> Iterator[tuple[str, str, NDArray[np.int64]]
 
 
 def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
-    """Write the manifest as parquet, whole or not at all, with the digests of partition and data."""
+    """Write the table as a parquet file, with the digests of partition and data and the class names.
+
+    The file is written under another name and renamed, so that `path` is never an incomplete file.
+    """
     import pyarrow.parquet as pq
 
     about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
@@ -132,19 +144,3 @@ def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def read_digests(path: Path) -> dict[str, Any]:
-    """What `save` noted beside the rows: `partition` and `data` digests, `classes`.
-
-    Raises:
-        DataError: It is not a manifest.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        about = json.loads(pq.read_schema(path).metadata[META])
-        return {name: about[name] for name in ("partition", "data", "classes")}
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not a manifest of a partition ({error})") from error

@@ -1,4 +1,4 @@
-"""What a partition is: the samples of every client, and what nobody owns."""
+"""A partition: the samples of every client, and the samples of held-out domains."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rayfed.data.partition.dealing import Indices
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,11 +17,11 @@ class ClientSplit:
     """The samples of one client: ascending indices into the data set, int64.
 
     Attributes:
-        id: `c07-sketch`; the alphabetical order of ids is the order of the clients.
-        domain: The client's domain.
+        id: Id such as `c07-sketch`; clients are in alphabetical order of their ids.
+        domain: Domain of its samples.
         train: Samples to train on, at least one.
         val: Samples for validation, possibly none.
-        test: Samples for testing; with an official test split, all of the domain's, shared by its clients.
+        test: Samples for testing; with an official test split all those of the domain, shared by its clients.
     """
 
     id: str
@@ -37,13 +33,14 @@ class ClientSplit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Partition:
-    """All clients, in the order of their ids, and what nobody owns.
+    """The samples of all clients, and of held-out domains.
 
     Attributes:
-        clients: Clients of one domain are consecutive, domains in the order of the config.
-        held_out: All samples of each domain that has no client.
+        clients: The clients in the order of their ids; clients of one domain are consecutive, and domains are
+            in the order of the config.
+        held_out: Indices of all samples of each held-out domain.
         official_test: Whether the clients of a domain share its official test split.
-        pooled: Whether one trainer holds everybody's training and validation samples.
+        pooled: Whether one client trains on the samples of all clients (the centralised reference).
     """
 
     clients: tuple[ClientSplit, ...]
@@ -53,7 +50,7 @@ class Partition:
 
     @cached_property
     def trainers(self) -> tuple[ClientSplit, ...]:
-        """Who trains: the clients, or with `pooled` one that has all of their samples."""
+        """The clients that train: all, or with `pooled` a single one that has the samples of all."""
         if not self.pooled:
             return self.clients
         train, val, test = (_union([getattr(c, s) for c in self.clients]) for s in ("train", "val", "test"))
@@ -66,7 +63,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over ids, domains and index arrays."""
+        """sha256 of ids, domains and index arrays."""
         out = hashlib.sha256()
         parts = [(f"{c.id}|{c.domain}", [c.train, c.val, c.test]) for c in self.clients]
         parts += [(f"held_out|{name}", [indices]) for name, indices in self.held_out.items()]

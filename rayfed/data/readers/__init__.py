@@ -1,1 +1,1 @@
-"""One file per public layout of image data; found by file name."""
+"""Readers of data sets, one in each file; `data.reader` is the name of the file."""

@@ -1,6 +1,6 @@
-"""Digit-Five in its public layouts: MNIST, USPS, SynthDigits, MNIST-M and SVHN, those that are there.
+"""Digit-Five in its public layouts: those of MNIST, USPS, SynthDigits, MNIST-M and SVHN that are present.
 
-Below the root, in this order of domains:
+The layouts below the root, in the order of the domains:
 
   MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]   IDX, as torchvision keeps it
   USPS/usps[.t].bz2                                             LIBSVM text, labels 1..10 for digits 0..9
@@ -12,7 +12,7 @@ Or all five as FedBN prepared them and FedGCR uses them (greyscale or colour, an
 
   {MNIST,USPS,SynthDigits,MNIST_M,SVHN}/partitions/train_part<i>.pkl, .../test.pkl    pickled (images, labels)
 
-Images are read from their files, or from temporary copies of packed ones, one at a time.
+Images are read one at a time from their files, or from temporary decompressed copies of these.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ MALFORMED = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, EOFError, ImportError),
     *(struct.error, zlib.error, pickle.UnpicklingError),
 )
-"""What parsers raise on bytes that are not in their format."""
+"""Exceptions that parsers raise on malformed files."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The training or test half of one source.
+    """The training or test split of one domain.
 
     Attributes:
         domain: Name of the domain.
-        is_test: Which half.
-        paths: Its files; a folder counts as the files in it.
-        read: From the paths to N images (H, W) or (H, W, 3), or paths of image files, and labels (N,).
+        is_test: Whether it is the test split.
+        paths: Its files; a folder stands for the files in it.
+        read: Reads the paths; returns N images (H, W) or (H, W, 3), or paths of image files, and labels (N,).
     """
 
     domain: str
@@ -66,13 +66,13 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """Reads every source that its root holds; each has an official test split."""
+    """Reads every domain that is present below the root; each has an official test split."""
 
     name: str
     root: str | None
 
     def fingerprint(self) -> str:
-        """Of the names, sizes and times of all files."""
+        """A hash of the names, sizes and modification times of all files."""
         out = hashlib.sha256()
         for part in self._parts():
             for path in part.paths:
@@ -85,11 +85,13 @@ class Digits:
         parts = self._parts()
         domains = tuple(dict.fromkeys(part.domain for part in parts))
         keys: list[str] = []
-        labels, domain, test = [], [], []
-        for part, (images, found) in zip(parts, self._content, strict=True):
+        labels: list[Labels] = []
+        domain: list[Labels] = []
+        test: list[NDArray[np.bool_]] = []
+        for part, (images, digits) in zip(parts, self._content, strict=True):
             half = "test" if part.is_test else "train"
-            keys += [f"{part.domain}/{y}/{half}-{i:06d}" for i, y in enumerate(found)]
-            labels.append(found)
+            keys += [f"{part.domain}/{y}/{half}-{i:06d}" for i, y in enumerate(digits)]
+            labels.append(digits)
             domain.append(np.full(len(images), domains.index(part.domain), dtype=np.int64))
             test.append(np.full(len(images), part.is_test))
         return Listing(
@@ -109,10 +111,10 @@ class Digits:
         try:
             picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
-        except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+        except Exception as err:  # Pillow's decoders raise almost any exception on corrupt files
             raise BadImageError(
-                f"image {image} is corrupt ({error}); or set data.on_bad_image=skip"
-            ) from error
+                f"image {image} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
+            ) from err
         same = rgb.size == (size, size)
         return np.asarray(rgb if same else rgb.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -137,7 +139,7 @@ class Digits:
 
 
 def _layout(root: Path) -> Iterator[Part]:
-    """Every half of every source, whether it is there or not."""
+    """The training and test split of every domain, also of those that are not present."""
     for domain, folder, files in (
         ("mnist", "MNIST", _mnist),
         ("usps", "USPS", _usps),
@@ -191,10 +193,10 @@ def _checked(part: Part) -> tuple[Any, Labels]:
     where = f"data.root: {part.paths[0]}"
     try:
         images, labels = part.read(*part.paths)
-    except OSError as error:
-        raise DataError(f"{where} cannot be read ({error})") from error
-    except MALFORMED as error:
-        raise DataError(f"{where} is not in the format of its release ({error})") from error
+    except OSError as err:
+        raise DataError(f"{where} cannot be read ({err})") from err
+    except MALFORMED as err:
+        raise DataError(f"{where} is not in the format of its release ({err}); download it again") from err
     if len(images) != len(labels) or not len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
     if labels.min() < 0 or labels.max() > 9:

@@ -1,4 +1,4 @@
-"""The embedded data set: needs no download, see `rayfed.data.embedded`."""
+"""The embedded data set digits-five-mini, see `rayfed.data.embedded.digits_five_mini`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rayfed.data.embedded.digits_five_mini import Embedded
 
 MAKERS = ("matplotlib", "numpy", "pillow", "scikit-learn", "torch")
-"""Packages whose fonts, samples or arithmetic decide the pixels."""
+"""Packages whose fonts, samples or arithmetic determine the pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DigitsFiveMini:
     name: str
 
     def fingerprint(self) -> str:
-        """Of the code and the packages that make the images, so that nothing has to be made to know it."""
+        """A hash of the code and the package versions that make the images, without making them."""
         out = hashlib.sha256()
         for package in MAKERS:
             out.update(f"{package}={metadata.version(package)}\n".encode())

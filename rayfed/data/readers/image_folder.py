@@ -22,24 +22,24 @@ from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
 MAX_PIXELS = 89_478_485
-"""Largest image that is decoded, Pillow's own limit: a file of a few kB can stand for gigabytes."""
+"""Limit for the pixels of an image, as in Pillow: a file of a few kB may decode to gigabytes."""
 
 MAX_FILE_BYTES = 500_000_000
-"""Largest image file that is read."""
+"""Limit for the size of an image file."""
 
 MAX_DEPTH = 100
-"""Most folders within each other."""
+"""Limit for the nesting of folders."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow warns where we refuse
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `open_bounded` raises an error instead
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """An image file: posix path relative to the root, size in bytes, time of change in ns."""
+class ImageFile:
+    """An image file: POSIX path relative to the root, size in bytes, modification time in ns."""
 
     path: str
     num_bytes: int
@@ -48,7 +48,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an image file belongs: its domain, its class, the rest of its key, whether it is for testing."""
+    """Domain and class of an image file, the rest of its key, and whether it is in the test split."""
 
     domain: str
     class_name: str
@@ -62,11 +62,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Reads a folder of domains of classes of images, at any depth below the class, suffixes in any case.
+    """Reads the images of a folder of domains; they may be at any depth below the folder of their class.
 
-    Domains and classes are in alphabetical order; hidden files and folders, and top folders without images,
-    do not count. Classes are all class folders of all domains, or those of `classes`. `aliases` gives other
-    spellings of folders, `{"Real_World": "Real World"}`: names and keys do not depend on the spelling.
+    Domains and classes are in alphabetical order. Hidden files and folders are ignored, and so are domain
+    folders without images; suffixes may be in upper case. Classes are the class folders of all domains, or
+    those of `classes`. `aliases` maps other spellings of folders to the names of domains and classes, e.g.
+    `{"Real_World": "Real World"}`; names and keys do not depend on the spelling.
     """
 
     name: str
@@ -79,12 +80,12 @@ class ImageFolder:
 
     def scan(self) -> Listing:
         root = self._folder()
-        found = [(file, self._place(file.path)) for file in _find_images(root, "", set())]
-        files = [(file, place) for file, place in found if place]
+        images = [(file, self._place(file.path)) for file in _find_images(root, "", set())]
+        files = [(file, place) for file, place in images if place]
         if not files:
             raise DataError(f"data.root: no images in {root}; expected {LAYOUT} ({' '.join(SUFFIXES)})")
-        if astray := [file.path for file, place in found if place is None]:
-            logger.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
+        if astray := [file.path for file, place in images if place is None]:
+            log.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
@@ -93,7 +94,7 @@ class ImageFolder:
         files.sort(key=lambda pair: (pair[1].domain, pair[1].class_name, pair[0].path))
         places = [place for _, place in files]
         keys = [place.key for place in places]
-        _refuse_twins(files)
+        _check_duplicates(files)
         return Listing(
             name=self.name,
             classes=tuple(classes),
@@ -109,22 +110,24 @@ class ImageFolder:
         return read_image(self._path(listing.keys[index]), size)
 
     def _place(self, path: str) -> Place | None:
-        """Where a file belongs; None if it is not part of the data set."""
+        """Domain, class and key of a file; None if it is not part of the data set."""
         parts = path.split("/", 2)
         if len(parts) < 3:
             return None
-        domain, class_name = (sys.intern(self._name(part)) for part in parts[:2])  # few, for many files
+        domain, class_name = (
+            sys.intern(self._name(part)) for part in parts[:2]
+        )  # interned: many files share few names
         return Place(domain, class_name, parts[2])
 
     def _path(self, key: str) -> Path:
-        """The file of a key: the inverse of `_place`."""
+        """The file of a key, the inverse of `_place`."""
         if not self.aliases:
             return self._root / key
         domain, class_name, rest = key.split("/", 2)
         return self._inside(self._root, domain, class_name) / rest
 
     def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
-        """Names of all class folders, the empty ones too."""
+        """Names of all class folders, also of empty ones."""
         folders = (root / name for name in subfolders(root) if self._name(name) in domains)
         return {self._name(name) for folder in folders for name in subfolders(folder)}
 
@@ -141,7 +144,7 @@ class ImageFolder:
 
     @cached_property
     def _root(self) -> Path:
-        return self._folder()  # looked at once, not for every image
+        return self._folder()  # cached, so that the folder is checked once and not for every image
 
     def _folder(self) -> Path:
         if not self.root:
@@ -154,11 +157,11 @@ class ImageFolder:
 
 
 def read_image(path: Path, size: int) -> NDArray[np.uint8]:
-    """A file as RGB pixels, shape (size, size, 3).
+    """Read an image file as RGB pixels, uint8, shape (size, size, 3).
 
     Raises:
-        BadImageError: It is gone or corrupt; may be skipped.
-        DataError: The disk could not be read; never skipped.
+        BadImageError: The file is missing or corrupt; `data.on_bad_image=skip` leaves it out.
+        DataError: The file system reports an error; such an image is never left out.
     """
     try:
         if path.exists() and not path.is_file():
@@ -166,23 +169,25 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadImageError(f"image {path} is larger than {MAX_FILE_BYTES // 1_000_000} MB; replace it")
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise BadImageError(f"image {path} is gone, or a link to nothing") from error
-    except OSError as error:
-        # Not the image's fault, so never skipped: a share that hiccups must not thin out the data.
-        raise DataError(f"image {path} cannot be read ({error.strerror}); check disk and rights") from error
+    except FileNotFoundError as err:
+        raise BadImageError(f"image {path} does not exist any more, or is a broken link") from err
+    except OSError as err:
+        # Not skipped: the image may be fine, and a temporary error of the disk must not change the data set.
+        raise DataError(
+            f"image {path} cannot be read ({err.strerror}); check the disk and the permissions"
+        ) from err
     try:
         return decode_image(data, size)
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+    except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
         raise BadImageError(
-            f"image {path} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
-        ) from error
+            f"image {path} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
+        ) from err
 
 
 def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
-    """Decode all of an image, squash it to a square; bicubic with antialiasing, aspect ratio not kept.
+    """Decode an image and resize it to a square, bicubic with antialiasing, without keeping its proportions.
 
     Args:
         data: The content of the file.
@@ -192,21 +197,20 @@ def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
         RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
     """
     with open_bounded(io.BytesIO(data)) as image:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8; staying at twice the target keeps the resampling honest.
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is faster. At least twice the target
+        # size is kept, so that the result hardly differs from resizing the whole image.
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
         plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-        rgb = (
-            plain if plain.mode == "RGB" else plain.convert("RGB")
-        )  # a conversion to the same mode is a copy
+        rgb = plain if plain.mode == "RGB" else plain.convert("RGB")  # converting RGB to RGB would copy
     return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
 
 
 def open_bounded(file: Path | io.BytesIO) -> Image.Image:
-    """Open an image, of which nothing is decoded yet.
+    """Open an image without decoding it.
 
     Raises:
-        ValueError: It would have more than MAX_PIXELS pixels.
+        ValueError: The image has more than MAX_PIXELS pixels.
     """
     image = Image.open(file)
     if image.width * image.height > MAX_PIXELS:
@@ -214,63 +218,69 @@ def open_bounded(file: Path | io.BytesIO) -> Image.Image:
     return image
 
 
-def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[File]:
-    """All image files below a folder; `above` holds the folders on the way down, against circles of links."""
+def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[ImageFile]:
+    """All image files below a folder.
+
+    Args:
+        folder: The folder.
+        prefix: Its path relative to the root, with a slash at the end.
+        above: Device and inode of the folders above it, to stop at links that lead back to one of them.
+    """
     if len(above) > MAX_DEPTH:
-        raise DataError(f"data.root: more than {MAX_DEPTH} folders within each other in {prefix[:60]!r}...")
+        raise DataError(f"data.root: folders are nested more than {MAX_DEPTH} deep in {prefix[:60]!r}...")
     try:
         stat = folder.stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"data.root: folder {folder} cannot be read ({error.strerror})") from error
+    except OSError as err:
+        raise DataError(f"data.root: folder {folder} cannot be read ({err.strerror})") from err
     here = (stat.st_dev, stat.st_ino)
     if here in above:
         return []
-    found = []
+    images = []
     for entry in entries:
         if entry.name.startswith("."):
             continue
         if _is_folder(entry):
-            found += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
+            images += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
         elif entry.name.lower().endswith(SUFFIXES):
-            found.append(_file(entry, prefix))
-    return found
+            images.append(_file(entry, prefix))
+    return images
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle
+    except OSError:  # a link that leads back to itself
         return False
 
 
-def _file(entry: os.DirEntry[str], prefix: str) -> File:
+def _file(entry: os.DirEntry[str], prefix: str) -> ImageFile:
     key = prefix + entry.name
     try:
         key.encode()
         stat = entry.stat()
-    except UnicodeEncodeError as error:
-        raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from error
-    except OSError:  # a link to nothing or in a circle: reported when it is decoded
-        return File(key, -1, 0)
-    return File(key, stat.st_size, stat.st_mtime_ns)
+    except UnicodeEncodeError as err:
+        raise DataError(f"data.root: the file name {entry.path!r} is not UTF-8; rename it") from err
+    except OSError:  # a broken link: reported when the image is decoded
+        return ImageFile(key, -1, 0)
+    return ImageFile(key, stat.st_size, stat.st_mtime_ns)
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, hidden ones left out."""
+    """Names of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def _refuse_twins(files: Sequence[tuple[File, Place]]) -> None:
-    """Two spellings of one folder, both with images, would have the same keys."""
+def _check_duplicates(files: Sequence[tuple[ImageFile, Place]]) -> None:
+    """Raise DataError if two files have the same key, because a folder exists in two spellings."""
     seen: dict[str, str] = {}
     for file, place in files:
         if (other := seen.setdefault(place.key, file.path)) != file.path:
             raise DataError(f"data.root: {other!r} and {file.path!r} are the same image; remove one folder")
 
 
-def _fingerprint(files: Sequence[File], keys: Sequence[str], classes: Sequence[str]) -> str:
+def _fingerprint(files: Sequence[ImageFile], keys: Sequence[str], classes: Sequence[str]) -> str:
     lines = (f"{key}\t{file.num_bytes}\t{file.changed_ns}" for file, key in zip(files, keys, strict=True))
     text = "\n".join([*classes, *lines])
     return f"image_folder/2:{hashlib.sha256(text.encode()).hexdigest()}"

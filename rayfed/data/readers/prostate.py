@@ -1,4 +1,4 @@
-"""Prostate MRI of six sites (Fed-Prostate), as released by SAML: NIfTI volumes, one folder for each site.
+"""Prostate MRI of six sites (Fed-Prostate) as released with SAML: NIfTI volumes, one folder for each site.
 
 Liu, Dou, Heng, Shape-aware Meta-learning for Generalizing Prostate MRI Segmentation, MICCAI 2020.
 """
@@ -30,17 +30,18 @@ SITES = {
     "BIDMC": (),
     "HK": (),
 }
-"""Sites A to F of the papers, and other names of their folders."""
+"""The sites A to F of the papers in this order, with other names of their folders."""
 LAYOUT = "<root>/<site>/<case>.nii.gz beside <case>_segmentation.nii.gz"
-SUFFIX, MASK = ".nii.gz", "_segmentation"
+SUFFIX = ".nii.gz"
+MASK = "_segmentation"
 KEPT = 8
-"""Volumes in memory while slices are prepared, a few more than threads look at."""
+"""Number of volumes that stay in memory while slices are prepared."""
 _LOADING = Lock()
 
 
 @dataclass(frozen=True)
 class Case:
-    """The two files of a patient."""
+    """The two NIfTI files of a patient."""
 
     image: Path
     mask: Path
@@ -48,9 +49,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Prostate:
-    """Slices of all cases that show the prostate, but for the first and the last of a volume.
+    """Reads the slices that show the prostate, except the first and the last slice of a volume.
 
-    Sites are in the papers' order, A to F; a site without folder is not there.
+    Sites are in the order of the papers, A to F; sites without a folder are left out.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Prostate:
 
     def decode(self, listing: Listing, index: int, size: int) -> Decoded:
         key, _, place = listing.keys[index].rpartition("/")
-        with _LOADING:  # else every thread would load the same volume
+        with _LOADING:  # so that only one thread loads a volume
             volume = self._volume(key)
         return volume.slice(int(place), size)
 
@@ -99,10 +100,10 @@ class Prostate:
 
     @cached_property
     def _cases(self) -> dict[str, Case]:
-        """Every case, by `site/case`."""
+        """All cases by `site/case`."""
         root = self._folder()
         folders = {site: [root / name for name in (site, *others)] for site, others in SITES.items()}
-        present = {site: next((f for f in found if f.is_dir()), None) for site, found in folders.items()}
+        present = {site: next((f for f in names if f.is_dir()), None) for site, names in folders.items()}
         cases = {
             f"{site}/{name}": case
             for site, folder in present.items()
@@ -118,12 +119,14 @@ class Prostate:
             raise ConfigError(f"data.root: not set; give the folder of {self.name!r}, laid out as {LAYOUT}")
         folder = Path(self.root).expanduser().absolute()
         if not folder.is_dir():
-            raise DataError(f"data.root: folder {folder} does not exist; give the one laid out as {LAYOUT}")
+            raise DataError(
+                f"data.root: folder {folder} does not exist; give the folder laid out as {LAYOUT}"
+            )
         return folder
 
 
 def _cases_of(folder: Path) -> dict[str, Case]:
-    """Cases of a site by name; `_segmentation` may have a capital S."""
+    """Cases of a site by name; `_Segmentation` counts as `_segmentation`."""
     files = {path.name.lower().removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
     cases = {}
     for name, path in files.items():
@@ -140,22 +143,30 @@ def _volume(case: Case) -> Volume:
     image, mask = (_read(path, BadImageError) for path in (case.image, case.mask))
     try:
         return make_volume(image, mask)
-    except ValueError as error:
-        raise BadImageError(f"{case.image}: {error}") from error
+    except ValueError as err:
+        raise BadImageError(f"{case.image}: {err}") from err
 
 
 def _read(path: Path, kind: type[DataError]) -> NDArray[Any]:
-    """A volume with rows first, shape (H, W, D)."""
+    """Read a NIfTI volume as an array of shape (H, W, D).
+
+    Args:
+        path: The file.
+        kind: Type of the error to raise if the file cannot be read.
+
+    Raises:
+        ConfigError: nibabel is not installed.
+    """
     try:
         import nibabel
-    except ImportError as error:
+    except ImportError as err:
         message = "data.reader: 'prostate' needs nibabel; install rayfed-sim[segmentation]"
-        raise ConfigError(message) from error
+        raise ConfigError(message) from err
     broken = (OSError, EOFError, ValueError, zlib.error, nibabel.filebasedimages.ImageFileError)
     try:
         volume = np.asanyarray(nibabel.Nifti1Image.from_filename(path).dataobj)
-    except broken as error:
-        raise kind(f"{path} is not a NIfTI volume ({error})") from error
+    except broken as err:
+        raise kind(f"{path} is not a NIfTI volume ({err})") from err
     return volume.swapaxes(0, 1)
 
 

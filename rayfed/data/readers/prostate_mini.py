@@ -1,4 +1,4 @@
-"""Made-up volumes in place of Fed-Prostate's: needs no download, see `rayfed.data.embedded.prostate_mini`."""
+"""The embedded data set prostate-mini: synthetic volumes, see `rayfed.data.embedded.prostate_mini`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.objective import SEGMENTATION
 
 @dataclass(frozen=True, kw_only=True)
 class ProstateMini:
-    """Six sites with 8 to 10 patients each, about 5 slices of 48 x 48 pixels a patient."""
+    """Six sites with 8 to 10 patients each, and about 5 slices of 48 x 48 pixels for each patient."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaking role: windows of 80 characters, and the character that follows.
+"""Shakespeare's plays by speaking role: windows of 80 characters and the character after each of them.
 
 The data set of LEAF (Caldas et al., 2018) as q-FFL and FFT-GP use it: 31 roles, each a client.
 """
@@ -23,20 +23,23 @@ from rayfed.objective import NEXT_CHARACTER
 from rayfed.seeds import generator
 
 ALPHABET = "\n !\"&'(),-." + digits + ":;>?" + ascii_uppercase + "[]" + ascii_lowercase + "}"
-"""LEAF's; any other character counts as the last one."""
+"""The alphabet of LEAF; any other character becomes the last one."""
 NAMES = {"\n": "newline", " ": "space"}
-ROLES, FEWEST = 31, 64
-"""Roles that take part, of those with at least so many windows."""
+"""Class names of characters that cannot be printed."""
+ROLES = 31
+"""Number of roles that are chosen, as in the papers."""
+FEWEST = 64
+"""Smallest number of windows of a role that can be chosen."""
 FILE = "input.txt"
 LAYOUT = f"{FILE} (speeches between blank lines, each begins with `<role>:`), or <role>.txt for each role"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shakespeare:
-    """All windows of the roles that `data.domains` lists, or of 31 drawn once with a seed of their own.
+    """Reads all windows of the roles in `data.domains`, or of 31 roles that a fixed seed chooses.
 
-    Line breaks become spaces and runs of spaces one, as in LEAF. The windows of a role overlap, in whatever
-    split they end up; the papers' splits do the same.
+    Line breaks become spaces and several spaces become one, as in LEAF. The windows of a role overlap, also
+    those of different splits, as in the papers.
     """
 
     name: str
@@ -54,7 +57,9 @@ class Shakespeare:
 
     def scan(self) -> Listing:
         chosen = self._chosen()
-        keys, labels, domain = [], [], []
+        keys: list[str] = []
+        labels: list[NDArray[np.int64]] = []
+        domain: list[NDArray[np.int64]] = []
         for place, role in enumerate(chosen):
             text = self._texts[role]
             keys += [f"{role}/{start}" for start in range(len(text) - WINDOW)]
@@ -92,13 +97,13 @@ class Shakespeare:
 
     @cached_property
     def _texts(self) -> dict[str, NDArray[np.uint8]]:
-        """Places in the alphabet, by role."""
+        """Text of each role as indices into the alphabet, uint8."""
         code = {character: place for place, character in enumerate(ALPHABET)}
-        found = {}
+        texts = {}
         for role, text in _speeches(self._files).items():
             plain = re.sub(r"  +", " ", text.replace("\n", " "))
-            found[role] = np.array([code.get(character, SYMBOLS - 1) for character in plain], dtype=np.uint8)
-        return found
+            texts[role] = np.array([code.get(character, SYMBOLS - 1) for character in plain], dtype=np.uint8)
+        return texts
 
     @cached_property
     def _files(self) -> list[Path]:
@@ -112,19 +117,19 @@ class Shakespeare:
 
 
 def _speeches(files: list[Path]) -> dict[str, str]:
-    """All that a role says, by role, speeches joined by line breaks."""
+    """Text of each role: its speeches, joined by line breaks."""
     try:
         texts = {path: path.read_text(encoding="utf-8") for path in files}
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.root: a text cannot be read ({error})") from error
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"data.root: a text cannot be read ({err})") from err
     if len(files) > 1 or files[0].name != FILE:
         return {path.stem: text for path, text in texts.items()}
-    found: dict[str, list[str]] = {}
+    speeches: dict[str, list[str]] = {}
     for block in re.split(r"\n\s*\n", texts[files[0]]):
         role, colon, speech = block.strip().partition(":\n")
         if colon:
-            found.setdefault(role.replace(" ", "_"), []).append(speech)
-    return {role: "\n".join(speeches) for role, speeches in found.items()}
+            speeches.setdefault(role.replace(" ", "_"), []).append(speech)
+    return {role: "\n".join(own) for role, own in speeches.items()}
 
 
 READER = Shakespeare

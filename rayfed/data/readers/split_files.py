@@ -1,10 +1,10 @@
-"""Images in folders, with lists of those for training and those for testing: DomainNet, NICO++, PACS.
+"""Images in folders with lists of the training and the test images: DomainNet, NICO++, PACS.
 
   <root>/<domain>_train.txt, <root>/<domain>_test.txt     lines `<path below the root> <label>`
 
-The lists may also be in one of FOLDERS below the root, and end like those of PACS, see SUFFIXES. A path ends
-with `<domain>/<class>/<image>`; names may have spaces. Only listed images count; domains are those that have
-both lists. Classes are in the order of the labels.
+The lists may also be in one of LIST_FOLDERS below the root, and have the endings of PACS, see SUFFIXES. A
+path ends with `<domain>/<class>/<image>`; names may contain spaces. Images that are not listed are ignored,
+and so are domains without both lists. Classes are in the order of the labels.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from rayfed.data.source import Listing, check_inside, choose_classes, read_list
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<domain>_train.txt and <domain>_test.txt with lines `<domain>/<class>/<image> <label>`"
-FOLDERS = ("splits", "NICO_DG_official", "Train val splits and h5py files pre-read", ".")
-"""Where lists are, below the root: FedRA's DomainNet; NICO++; PACS; DomainNet."""
+LIST_FOLDERS = ("splits", "NICO_DG_official", "Train val splits and h5py files pre-read", ".")
+"""Folders of the lists below the root: of FedRA's DomainNet, NICO++, PACS, DomainNet."""
 SUFFIXES = (("_train.txt", "_test.txt"), ("_train_kfold.txt", "_crossval_kfold.txt"))
-"""What names of lists end with. PACS' `_test_kfold.txt` lists whole domains, so it is not read."""
+"""Endings of the lists for training and for testing.
+
+`_test_kfold.txt` of PACS is not read, because it lists all images of a domain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListedImage:
     """One line of a list."""
 
     domain: str
@@ -45,14 +48,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFiles:
-    """Reads lists of images; of `classes` only, or of so many first labels, where it is given."""
+    """Reads listed images; `classes` selects classes by name, or the first ones by number."""
 
     name: str
     root: str | None
     classes: Sequence[str] | int | None = None
 
     def fingerprint(self) -> str:
-        """Of the lists and the chosen classes: released images do not change."""
+        """A hash of the lists and the chosen classes, not of the images, as released images do not change."""
         rows, classes = self._chosen
         text = "\n".join([*classes, *(f"{row.path}\t{row.is_test}" for row in rows)])
         return f"split_files/2:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -84,7 +87,7 @@ class SplitFiles:
         return folder
 
     @cached_property
-    def _chosen(self) -> tuple[list[Row], list[str]]:
+    def _chosen(self) -> tuple[list[ListedImage], list[str]]:
         rows = [row for lists in _lists(self._folder()) for row in _read(*lists)]
         if not rows:
             raise DataError(f"data.root: no lists with images in {self._folder()}; expected {LAYOUT}")
@@ -94,8 +97,8 @@ class SplitFiles:
 
 
 def _lists(root: Path) -> Iterator[tuple[Path, str, bool]]:
-    """The lists that there are: path, domain, whether it is for testing."""
-    for folder in FOLDERS:
+    """The lists below the root: path, domain, and whether it lists test images."""
+    for folder in LIST_FOLDERS:
         for train, test in SUFFIXES:
             names = sorted(path.name.removesuffix(train) for path in (root / folder).glob(f"*{train}"))
             domains = [name for name in names if (root / folder / f"{name}{test}").is_file()]
@@ -106,7 +109,7 @@ def _lists(root: Path) -> Iterator[tuple[Path, str, bool]]:
                 return
 
 
-def _read(path: Path, domain: str, is_test: bool) -> Iterator[Row]:
+def _read(path: Path, domain: str, is_test: bool) -> Iterator[ListedImage]:
     for number, line in enumerate(read_list(path), 1):
         if not line.strip():
             continue
@@ -114,19 +117,23 @@ def _read(path: Path, domain: str, is_test: bool) -> Iterator[Row]:
         if file.count("/") < 2 or not label.isdecimal():
             raise DataError(f"data.root: line {number} of {path} is not `<domain>/<class>/<image> <label>`")
         check_inside(file, f"line {number} of {path}")
-        yield Row(domain, int(label), file, is_test)
+        yield ListedImage(domain, int(label), file, is_test)
 
 
-def _by_label(rows: Sequence[Row]) -> list[str]:
-    """Class names in the order of their labels, which must be one to one."""
+def _by_label(rows: Sequence[ListedImage]) -> list[str]:
+    """Class names in the order of their labels.
+
+    Raises:
+        DataError: A label has two class names, or a class has two labels.
+    """
     names: dict[int, str] = {}
     for row in rows:
         if names.setdefault(row.label, row.class_name) != row.class_name:
             raise DataError(
-                f"data.root: label {row.label} is {names[row.label]!r}, but {row.path} has it too"
+                f"data.root: label {row.label} is {names[row.label]!r}, but {row.path} has the same label"
             )
     if len(set(names.values())) < len(names):
-        raise DataError("data.root: the lists give one class two labels; get the lists again")
+        raise DataError("data.root: the lists give one class two labels; download the lists again")
     return [names[label] for label in sorted(names)]
 
 

@@ -1,10 +1,11 @@
-"""Terra Incognita: the four camera traps of DomainBed, from its folders or from the release itself.
+"""Terra Incognita: the four camera traps of DomainBed, from DomainBed's folders or from the release.
 
   <root>/location_{38,43,46,100}/<class>/<image>       as DomainBed builds it
   <root>/eccv_18_annotation_files/*.json               as released (COCO camera traps): images with their
   <root>/eccv_18_all_images_sm/<image>                 locations, annotations, categories
 
-Of the release, the four locations and ten categories count; an image with two of them is in both classes.
+Of the release, only the four locations and ten categories of DomainBed are read. An image with two of the
+categories is in both classes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ from rayfed.errors import DataError
 
 LOCATIONS = ("100", "38", "43", "46")
 CLASSES = ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel")
-IMAGES, ANNOTATIONS = "eccv_18_all_images_sm", "eccv_18_annotation_files"
+IMAGES = "eccv_18_all_images_sm"
+ANNOTATIONS = "eccv_18_annotation_files"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerraIncognita(ImageFolder):
-    """Reads DomainBed's folders where there are some, else the release."""
+    """Reads DomainBed's folders if there are any, else the release."""
 
     def fingerprint(self) -> str:
-        """Of the annotation files and the chosen classes: released images do not change."""
+        """A hash of the annotation files and the chosen classes; released images do not change.
+
+        For DomainBed's folders it is a hash of all image files.
+        """
         if not self._lists:
             return super().fingerprint()
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._lists]
@@ -73,14 +78,14 @@ class TerraIncognita(ImageFolder):
 
 
 def _read(path: Path) -> list[tuple[str, str, str]]:
-    """Domain, class and file of every image of an annotation file that counts."""
+    """Domain, class and file of the images in an annotation file that have a known location and category."""
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         names = {item["id"]: item["name"] for item in content["categories"]}
         images = {item["id"]: (str(item["location"]), item["file_name"]) for item in content["images"]}
         pairs = [(images[item["image_id"]], names[item["category_id"]]) for item in content["annotations"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"data.root: {path} is not a COCO camera traps file ({error!r})") from error
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise DataError(f"data.root: {path} is not a COCO camera traps file ({err!r})") from err
     rows = [
         (f"location_{number}", name, file)
         for (number, file), name in pairs

@@ -1,10 +1,10 @@
-"""VLCS in both of its public layouts.
+"""VLCS in its two public layouts.
 
   <root>/<domain>/<class>/<image>                         as in DomainBed
   <root>/<DOMAIN>/{train,crossval,test}/<0..4>/<image>    as first released, with an official test split
-  <root>/<DOMAIN>/full/<0..4>/<image>                     the same images again; read where it is alone
+  <root>/<DOMAIN>/full/<0..4>/<image>                     the same images again; read if they are alone
 
-DOMAIN is CALTECH, LABELME, PASCAL or SUN; numbers stand for bird, car, chair, dog, person.
+DOMAIN is CALTECH, LABELME, PASCAL or SUN; the numbers stand for bird, car, chair, dog, person.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALIASES = NAMES | {str(number): name for number, name in enumerate(CLASSES)}
 
 @dataclass(frozen=True, kw_only=True)
 class Vlcs(ImageFolder):
-    """Reads VLCS; names and keys are those of DomainBed, with the half in front of the file name if any."""
+    """Reads VLCS. Names and keys are those of DomainBed; those of the first release contain the split too."""
 
     aliases: dict[str, str] = field(default_factory=ALIASES.copy, init=False)
 
@@ -31,7 +31,8 @@ class Vlcs(ImageFolder):
         place = super()._place(path)
         if place is None or place.class_name not in (*HALVES, "full"):
             return place
-        half, (number, _, rest) = place.class_name, place.rest.partition("/")
+        half = place.class_name
+        number, _, rest = place.rest.partition("/")
         if not rest or (half == "full" and self._has_halves(path.split("/", 1)[0])):
             return None
         return Place(place.domain, self._name(number), f"{half}/{rest}", half == "test")
@@ -44,8 +45,8 @@ class Vlcs(ImageFolder):
         return self._inside(self._folder(), domain, half, class_name) / file
 
     def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
-        found = super()._class_names(root, domains)
-        return found - {*HALVES, "full"} | (set(CLASSES) if found & {*HALVES, "full"} else set())
+        names = super()._class_names(root, domains)
+        return names - {*HALVES, "full"} | (set(CLASSES) if names & {*HALVES, "full"} else set())
 
     def _has_halves(self, domain: str) -> bool:
         return bool({*HALVES} & {*subfolders(self._folder() / domain)})

@@ -13,6 +13,9 @@ from rayfed.data.readers.image_folder import ImageFolder
 
 PACS = Path(os.environ.get("RAYFED_SHARED", "../shared")) / "data" / "PACS"
 
+SIZE = 16
+"""Side of the prepared images, in pixels."""
+
 needs_pacs = pytest.mark.skipif(not PACS.is_dir(), reason="no data/PACS in RAYFED_SHARED")
 
 
@@ -50,3 +53,19 @@ class BlindFolder(ImageFolder):
 
     def decode(self, listing, index, size):
         raise AssertionError(f"decoded {listing.keys[index]}")
+
+
+def folder(root, kind=ImageFolder, **options):
+    return kind(name="toy", root=str(root), **options)
+
+
+def assert_right(dataset, root):
+    """Every image, label and domain is that of its key."""
+    source = folder(root)
+    listing = source.scan()
+    at = {key: index for index, key in enumerate(listing.keys)}
+    for row, key in enumerate(dataset.keys):
+        assert np.array_equal(dataset.images[row], source.decode(listing, at[key], dataset.size))
+        domain, name, _ = key.split("/", 2)
+        assert dataset.domains[dataset.domain[row]] == domain
+        assert dataset.classes[dataset.labels[row]] == name

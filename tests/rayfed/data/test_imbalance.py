@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.imbalance import client_sizes, imbalanced_counts, pools, raised, ratio_of, steps
+from rayfed.data.imbalance import (
+    client_sizes,
+    imbalanced_counts,
+    pool_sizes,
+    ratio_of,
+    size_ratios,
+    with_minimum,
+)
 from rayfed.data.partition.make import make_partition
 from rayfed.errors import ConfigError
 
@@ -111,17 +118,19 @@ V11 = [
 def test_v11_sizes(available, factor, share, within, expected):
     counts = imbalanced_counts(len(available), factor)
     ratio = ratio_of(len(available), factor)
-    used = pools(available, ratio)
+    used = pool_sizes(available, ratio)
     # The authors keep a share of each pool for training; ours cuts validation off each client instead.
     parts = [int(share * pool) for pool in used]
-    found = [client_sizes(*each) for each in zip(parts, counts, steps(counts, ratio, within), strict=True)]
+    found = [
+        client_sizes(*each) for each in zip(parts, counts, size_ratios(counts, ratio, within), strict=True)
+    ]
     assert found == expected
 
 
 def test_no_client_goes_empty():
-    assert raised([0, 0, 5, 20], 2) == [2, 2, 5, 16]
+    assert with_minimum([0, 0, 5, 20], 2) == [2, 2, 5, 16]
     with pytest.raises(ValueError, match="3 samples"):
-        raised([1, 1, 1], 2)
+        with_minimum([1, 1, 1], 2)
 
 
 def partition(factor, test=0.2, per_domain=400, order=None, within="ratio", val=0.1, seed=0):

@@ -119,14 +119,16 @@ def copied(value):
 
 CASES = [
     # Digit-Five's files.
-    Case("more images than the header promises", "images-idx3 | promises", make=mnist((0x803, 1, 4, 4))),
+    Case("more images than the header says", "images-idx3 | the header says", make=mnist((0x803, 1, 4, 4))),
     Case(
-        "fewer images than the header promises", "images-idx3 | promises", make=mnist((0x803, 10**6, 28, 28))
+        "fewer images than the header says",
+        "images-idx3 | the header says",
+        make=mnist((0x803, 10**6, 28, 28)),
     ),
     Case("a negative number of images", "images-idx3 | sizes", make=mnist((0x803, -1, 8, 8))),
     Case(
         "images that fill any memory",
-        "images-idx3 | promises",
+        "images-idx3 | the header says",
         make=mnist((0x803, 2**31 - 1, 2**31 - 1, 2**31 - 1)),
     ),
     Case("half a header", "images-idx3 | format", make=digits({IMAGES: b"\0\0", LABELS: b""})),

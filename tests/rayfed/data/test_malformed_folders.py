@@ -99,7 +99,7 @@ CASES = [
         "'sketch' | dog",
         make=images(lambda root: [file.unlink() for file in (root / "sketch" / "dog").iterdir()]),
     ),
-    Case("folders without end", "data.root | within each other", make=images(deep)),
+    Case("folders without end", "data.root | nested more than 100 deep", make=images(deep)),
     Case(
         "a name that is not UTF-8",
         "data.root | UTF-8",
@@ -159,7 +159,11 @@ CASES = [
     Case("a list with backslashes", "real_train.txt | inside", make=only("real/cat\\..\\..\\x/secret.png 0")),
     Case("a list that is not text", "real_train.txt | cannot be read", make=only(b"\xff\xfe\0")),
     Case("a list of something else", "line 5 | real_train.txt", make=only("a,b,c")),
-    Case("a list of images that are gone", "real/cat/99.png | gone", make=only("real/cat/99.png 0")),
+    Case(
+        "a list of images that are gone",
+        "real/cat/99.png | does not exist any more",
+        make=only("real/cat/99.png 0"),
+    ),
     Case("a class nobody else has", "empty class | cow", make=only("real/cow/1.png 2")),
 ]
 

@@ -13,7 +13,8 @@ from scipy.io import savemat
 
 from rayfed.data import load
 from rayfed.data.formats.digit_files import read_idx, read_mat, read_pickles
-from rayfed.data.shards import open_dataset, prepare
+from rayfed.data.preparation import prepare
+from rayfed.data.shards import open_dataset
 from rayfed.data.source import Listing
 from tests.rayfed.data.folders import make_folder
 from tests.rayfed.data.test_load import config

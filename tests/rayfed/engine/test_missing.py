@@ -8,7 +8,7 @@ from rayfed.engine.loop import run
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest, mean_by_name
 from rayfed.heterogeneity.faults import Faults, Profile
-from rayfed.heterogeneity.traces import Said
+from rayfed.heterogeneity.traces import TraceEntry
 from tests.rayfed.heterogeneity.test_faults import rounds_of, setup_of
 
 
@@ -28,8 +28,8 @@ def test_who_drops_out_might_as_well_not_have_been_drawn(cache, algorithm):
     )
     first, *_, last = setup.experiment.clients
     gone = ((0, first), (1, last))
-    dropped = rounds_of(setup, faults=traced(setup, {key: Said(dropout=True) for key in gone}))
-    absent = rounds_of(setup, faults=traced(setup, {key: Said(available=False) for key in gone}))
+    dropped = rounds_of(setup, faults=traced(setup, {key: TraceEntry(dropout=True) for key in gone}))
+    absent = rounds_of(setup, faults=traced(setup, {key: TraceEntry(available=False) for key in gone}))
     assert digest(dropped[-1].state.params) == digest(absent[-1].state.params)
     assert digest(dropped[-1].state.params) != digest(rounds_of(setup, faults=None)[-1].state.params)
     assert [d.ledger.missing for d in dropped] == [[first], [last]]

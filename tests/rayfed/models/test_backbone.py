@@ -8,9 +8,10 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 
 from rayfed.errors import ConfigError
-from rayfed.models.backbone import Backbone, global_name
+from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
+from rayfed.models.named_tensors import global_name
 from tests.rayfed.models.small import CLASSES, DEPTH_OPTION, NETS, TRANSFORMERS, images, small
 
 
@@ -94,7 +95,7 @@ def test_a_model_without_uniform_blocks_refuses_selection_by_name():
 @pytest.mark.parametrize("kind", NETS)
 def test_global_names_are_a_bijection(kind):
     model = small(kind)
-    slots = model.slots()
+    slots = model.tensors()
     parameters = dict(model.named_parameters())
     named = {s.path: s.tensor for s in slots.values() if not s.is_buffer}
     assert named.keys() == parameters.keys()
@@ -104,7 +105,7 @@ def test_global_names_are_a_bijection(kind):
 
 
 def test_block_names_carry_the_global_index():
-    slots = small("vit").slots()
+    slots = small("vit").tensors()
     assert slots["blocks.3.attn.proj.weight"].block == 3
     assert slots["patch_embed.proj.weight"].block is None
 
@@ -113,8 +114,8 @@ def test_stages_that_differ_are_not_called_blocks():
     config = ModelConfig(name="mobilenetv2_035", pretrained=False, size=32)
     model = build_backbone(config, CLASSES, 0)
     assert model.num_blocks == 0
-    assert model.slots()["stages.0.0.conv_dw.weight"].path == "net.blocks.0.0.conv_dw.weight"
-    assert not any(n.startswith("blocks.") for n in model.slots())
+    assert model.tensors()["stages.0.0.conv_dw.weight"].path == "net.blocks.0.0.conv_dw.weight"
+    assert not any(n.startswith("blocks.") for n in model.tensors())
 
 
 @pytest.mark.parametrize(
@@ -139,23 +140,23 @@ def test_two_tensors_with_one_name_are_an_error():
     net.a.lora_A, net.a.base_layer = nn.Linear(2, 2), nn.Module()
     net.a.base_layer.lora_A = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match=r"would both be called 'a\.lora_A\.weight'"):
-        Backbone(net, nn.Linear(2, 2)).slots()
+        Backbone(net, nn.Linear(2, 2)).tensors()
 
 
 def test_copies_have_their_own_table():
     model = small("vit")
-    original = model.slots()["head.weight"].tensor
+    original = model.tensors()["head.weight"].tensor
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        found = twin.slots()["head.weight"].tensor
+        found = twin.tensors()["head.weight"].tensor
         assert found is twin.head.weight
         assert found is not original
 
 
 def test_the_table_follows_replaced_parameters():
     model = small("vit")
-    model.slots()
+    model.tensors()
     model.head.weight = nn.Parameter(torch.zeros_like(model.head.weight))
-    assert model.slots()["head.weight"].tensor is model.head.weight
+    assert model.tensors()["head.weight"].tensor is model.head.weight
 
 
 def test_functional_call_by_global_name():

@@ -214,8 +214,8 @@ def test_alexnet_by_name():
         out = model(torch.zeros(2, 3, 224, 224))
     assert out.shape == (2, CLASSES)
     assert (model.width, model.size) == (4096, 224)
-    assert {"classifier.4.weight", "head.weight"} <= model.slots().keys()
-    assert "classifier.6.weight" not in model.slots()
+    assert {"classifier.4.weight", "head.weight"} <= model.tensors().keys()
+    assert "classifier.6.weight" not in model.tensors()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "model").glob("*.yaml")), ids=lambda p: p.stem)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from rayfed.errors import ConfigError
-from rayfed.models import clip
+from rayfed.models import clip, open_clip_models
 from rayfed.models.build import build_backbone
 from rayfed.models.captions import CONTEXT, VOCABULARY, Captioner, class_names, tokenize
 from rayfed.models.config import ModelConfig
@@ -53,7 +53,7 @@ def test_scores_are_those_of_open_clip():
     assert torch.equal(model.features(x), whole.encode_image(x))
     assert torch.equal(model.class_features(), whole.encode_text(texts))
     assert model.num_blocks == 2
-    assert all(n.startswith(("blocks.", "visual.", "text.", "head.")) for n in model.slots())
+    assert all(n.startswith(("blocks.", "visual.", "text.", "head.")) for n in model.tensors())
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def test_frozen_features_are_those_of_the_network_unless_it_trains():
     assert not full.has_frozen_features
     x = images(3)
     fresh = frozen(x)
-    frozen.note_frozen(x, 2 * frozen.net(x))
+    frozen.remember_frozen_features(x, 2 * frozen.net(x))
     assert not torch.equal(frozen.features(x), fresh)  # what was noted is used
     probe = x.clone().requires_grad_()
     assert torch.autograd.grad(frozen(probe).sum(), probe)[0].abs().sum() > 0
@@ -131,7 +131,7 @@ def test_errors_name_the_key():
         build(ModelConfig(name="open_clip/coca_ViT-B-32", pretrained=False))
     with pytest.raises(ConfigError, match=r"model\.template: 'a dog' has no \{\}"):
         build(ModelConfig(name="clip_mini", pretrained=False, template="a dog"))
-    with pytest.raises(ConfigError, match=r"model\.size: 64 is not 32"):
+    with pytest.raises(ConfigError, match=r"model\.size: 64 is not allowed: 'clip_mini' takes 32 only"):
         build(ModelConfig(name="clip_mini", pretrained=False, size=64))
     with pytest.raises(ConfigError, match=r"tuning\.length: 30 leaves no room"):
         apply_tuning(build(), TextPrompt(length=30), 0)
@@ -142,11 +142,11 @@ def test_errors_name_the_key():
 
 def test_published_weights_that_cannot_be_had_are_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    known = clip.known("open_clip/ViT-B-32-quickgelu", "openai")
+    known = open_clip_models.find_model("open_clip/ViT-B-32-quickgelu", "openai")
     assert (known.is_tag, known.size, known.width) == (True, 224, 512)
     assert known.published.repository == "timm/vit_base_patch32_clip_224.openai"
     assert known.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
-    assert not clip.known("open_clip/ViT-B-32-quickgelu", "no_such.safetensors").is_tag
+    assert not open_clip_models.find_model("open_clip/ViT-B-32-quickgelu", "no_such.safetensors").is_tag
 
 
 def test_a_local_file_is_read(tmp_path):

@@ -110,7 +110,7 @@ def test_one_domain_misspelt(run, root):
         "problem: domain 'art_painting' is missing; 'art_paintings' is there: rename it to 'art_painting'"
     )
     assert len(err.splitlines()) == 2
-    assert "'art_paintings' is no domain of this data set" in out
+    assert "'art_paintings' is not a domain of this data set and is ignored" in out
 
 
 def test_one_domain_missing(run, root):
@@ -125,7 +125,7 @@ def test_a_stranger_among_the_classes(run, root):
     shutil.copytree(root / "photo" / "dog", root / "photo" / "zebra")
     code, _, err = run("pacs", "--root", str(root))
     assert code == 2
-    assert "problem: class photo/zebra is none of this data set; remove it" in err
+    assert "problem: class photo/zebra is not a class of this data set; remove it" in err
 
 
 def test_the_folder_above_and_no_folder(run, root, tmp_path):

@@ -56,7 +56,7 @@ def tuned(kind, tuning, seed=0):
 @pytest.mark.parametrize(("kind", "tuning", "names"), SCHEMES, ids=ids)
 def test_a_scheme_trains_exactly_its_own_tensors(kind, tuning, names):
     model = tuned(kind, tuning)
-    expected = {n for n, s in model.slots().items() if not s.is_buffer} if names is None else names
+    expected = {n for n, s in model.tensors().items() if not s.is_buffer} if names is None else names
     assert trainable(model).keys() == expected
     before = {n: t.clone() for n, t in model.state_dict().items()}
     optimizer = torch.optim.SGD(trainable(model).values(), lr=1.0)
@@ -241,7 +241,7 @@ def test_schemes_are_found_by_file_name():
     [
         ("loar", "tuning.name: 'loar' does not exist; did you mean 'lora'"),
         ("base", "does not exist"),
-        ("nowhere.at_all:X", "does not exist"),
+        ("nowhere.at_all:X", "there is no module 'nowhere'; install its package"),
         ("rayfed.tuning.lora:SITES", r"is not a tuning scheme, which is a class with apply\(\)"),
     ],
 )

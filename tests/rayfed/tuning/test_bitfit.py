@@ -15,7 +15,7 @@ def test_biases_and_the_head_train_and_travel(kind):
     model = apply_tuning(small(kind), BitFit(), 0)
     names = set(trainable(model))
     assert {name for name in names if not name.startswith("head.")} == {
-        name for name in small(kind).slots() if name.endswith("bias") and not name.startswith("head.")
+        name for name in small(kind).tensors() if name.endswith("bias") and not name.startswith("head.")
     }
     assert {name for name in names if name.startswith("head.")} == {"head.weight", "head.bias"}
     assert set(export(model)) == names  # BatchNorm statistics stay: a bias alone does not train the layer
@@ -39,9 +39,9 @@ def test_a_model_without_biases_is_refused():
 
 def test_nothing_else_changes_in_training():
     model = apply_tuning(small("vit"), BitFit(), 0)
-    before = {name: slot.tensor.detach().clone() for name, slot in model.slots().items()}
+    before = {name: slot.tensor.detach().clone() for name, slot in model.tensors().items()}
     torch.nn.functional.cross_entropy(model(torch.rand(2, 3, 32, 32)), torch.tensor([0, 1])).backward()
     torch.optim.SGD(trainable(model).values(), lr=1.0).step()
-    changed = {name for name, slot in model.slots().items() if not torch.equal(slot.tensor, before[name])}
+    changed = {name for name, slot in model.tensors().items() if not torch.equal(slot.tensor, before[name])}
     assert changed
     assert changed <= set(trainable(model))

@@ -89,7 +89,7 @@ def test_without_customisation_it_is_a_visual_prompt():
 def test_only_the_tuned_part_gets_gradients():
     model = make().train()
     model(images(4)).square().sum().backward()
-    assert {n for n, s in model.slots().items() if s.tensor.grad is not None} == set(export(model))
+    assert {n for n, s in model.tensors().items() if s.tensor.grad is not None} == set(export(model))
     assert not model.frozen_features(images(4)).requires_grad
 
 
@@ -102,7 +102,7 @@ def test_remembered_features_are_those_of_this_very_batch():
     model.active = (0, 2)
     assert not torch.allclose(model.frozen_features(x), first)
     x = images(4, seed=2)
-    model.note_frozen(x, torch.zeros(4, 64))
+    model.remember_frozen_features(x, torch.zeros(4, 64))
     torch.testing.assert_close(model.encode(x)[1], model.gc_net(torch.zeros(4, 64)))
 
 

@@ -51,7 +51,7 @@ def test_lora_parameter_counts(name, tuning, expected):
 
 def test_block_and_backbone_counts_of_vit_b():
     model = on_meta("vit_base_patch16_224.augreg2_in21k_ft_in1k", Lora())
-    frozen = {n: s.tensor.numel() for n, s in model.slots().items() if not s.is_trained}
+    frozen = {n: s.tensor.numel() for n, s in model.tensors().items() if not s.is_trained}
     assert sum(v for n, v in frozen.items() if n.startswith("blocks.0.")) == 7_087_872
     assert sum(v for n, v in frozen.items() if not n.startswith("blocks.")) == 744_192
 

@@ -10,9 +10,9 @@ import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.manifest import read_digests, save_manifest
+from rayfed.data.partition.manifest import save_manifest
 from rayfed.errors import ConfigError
-from tests.rayfed.data.partition.test_make import DOMAINS, as_dataset, config, make_data
+from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, config, digests_of, make_data
 
 KEYS = as_dataset(make_data()).keys
 
@@ -138,13 +138,13 @@ BAD = {
     "f.json": ('{"a": [true]}', "'a' has True"),
     "g.json": ('{"a": ["art/0/1.png"]}', "'a' has 'art/0/1.png'"),
     "h.json": ('{"a": [1, 1]}', "sample 1 is listed for 'a' and for 'a'"),
-    "i.json": ('{"../../etc": [1]}', "'../../etc' is no name of a client"),
-    "j.json": ('{"a/b": [1]}', "'a/b' is no name of a client"),
+    "i.json": ('{"../../etc": [1]}', "'../../etc' is not a name for a client"),
+    "j.json": ('{"a/b": [1]}', "'a/b' is not a name for a client"),
     "k.json": ('{"a": {"trian": [1]}}', "split 'trian'; allowed: train, val, test"),
     "l.json": ('{"a": {"test": [1]}}', "client 'a' has nothing to train on"),
     "m.json": ("{}", "lists no samples"),
     "a.csv": ("who,sample\na,1\n", "no column client"),
-    "b.csv": ("client,sample\n,1\n", "'' is no name of a client"),
+    "b.csv": ("client,sample\n,1\n", "'' is not a name for a client"),
     "c.csv": ("client,sample\na\n", "'a' has ''"),
     "d.csv": ("client,sample,split\na,1,train\na,2,\n", "with and without a split"),
     "a.parquet": ("PAR1", "a.parquet is not a partition"),
@@ -169,7 +169,7 @@ def test_a_run_loads_the_partition_of_another(small, tmp_path):
     assert "figures/partition.png" in (first.path / "report.md").read_text()
     saved = f"data.partition={first.path / 'partition.parquet'}"
     other = small(saved, "rounds=1", "seed=1")  # another seed, but the same clients
-    assert read_digests(first.path / "partition.parquet") == read_digests(other.path / "partition.parquet")
+    assert digests_of(first.path / "partition.parquet") == digests_of(other.path / "partition.parquet")
     assert f"file: {first.path}" in (other.path / "config.yaml").read_text()
 
 

@@ -1,60 +1,10 @@
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.partition.dealing import deal_by_dirichlet, deal_evenly, stratified_order
-from rayfed.data.partition.make import Partition, make_partition
-from rayfed.data.partition.manifest import client_rows, describe, read_digests, save_manifest
-from rayfed.data.shards import Dataset
 from rayfed.errors import ConfigError
-from rayfed.seeds import generator
-
-DOMAINS = ("art", "cartoon", "photo", "sketch")
-CLASSES = tuple("abcdefg")
-
-
-def make_data(sizes=(200, 150, 120, 300), num_classes=7, num_test=20):
-    """Labels cycle within a domain; the last samples of each domain are its own test split."""
-    labels = np.concatenate([np.arange(size) % num_classes for size in sizes]).astype(np.int64)
-    domain = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64)
-    test = np.concatenate([np.arange(size) >= size - num_test for size in sizes])
-    return labels, domain, test
-
-
-def config(scheme="by_domain", clients=1, **options) -> DataConfig:
-    own = {key: options.pop(key) for key in ("alpha", "min_samples", "pooled") if key in options}
-    partition = PartitionConfig(scheme=scheme, clients_per_domain=clients, **own)
-    return DataConfig(name="toy", reader="image_folder", partition=partition, **options)
-
-
-def part(cfg, data=None, domains=DOMAINS, seed=0) -> Partition:
-    return make_partition(*(data or make_data()), domains, cfg, seed)
-
-
-def as_dataset(data) -> Dataset:
-    labels, domain, test = data
-    keys = [f"{DOMAINS[d]}/{c}/{i}.png" for i, (c, d) in enumerate(zip(labels, domain, strict=True))]
-    return Dataset(
-        name="toy",
-        classes=CLASSES,
-        domains=DOMAINS,
-        images=np.zeros((len(labels), 1, 1, 3), dtype=np.uint8),
-        labels=labels,
-        domain=domain,
-        test=test,
-        digest="0" * 64,
-        skipped=0,
-        size=1,
-        path=Path("toy.arrow"),
-        key_column=pa.array(keys),
-    )
-
+from tests.rayfed.data.partition.toy import DOMAINS, config, make_data, part
 
 EVERY = [
     config(),
@@ -209,44 +159,6 @@ def test_small_alpha_is_skewed_and_large_alpha_is_not():
     assert top_share(0.1) > 0.4
 
 
-def test_sizes_under_the_cap_are_as_the_spec_says():
-    # With balanced classes the smallest client has 0.165 to 0.20 of a domain, the largest 0.205 on average.
-    labels = np.repeat(np.arange(100), 20)
-    sizes = []
-    for seed in range(20):
-        parts = deal_by_dirichlet(labels, 5, 0.5, 10, generator(seed))
-        sizes.append(sorted(len(p) / len(labels) for p in parts))
-    assert min(s[0] for s in sizes) > 0.15
-    assert abs(np.mean([s[-1] for s in sizes]) - 0.205) < 0.005
-
-
-def test_one_class_only_is_repaired():
-    # One class is one draw; with alpha 0.01 one part takes nearly all of it in each of the 100 tries.
-    parts = deal_by_dirichlet(np.zeros(50, dtype=np.int64), 5, 0.01, 10, generator(0))
-    assert [len(p) for p in parts] == [10] * 5
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(50))
-
-
-def test_tiny_alpha_and_many_parts():
-    labels = np.arange(1000) % 3
-    parts = deal_by_dirichlet(labels, 100, 1e-4, 10, generator(0))
-    assert [len(p) for p in parts] == [10] * 100
-    with pytest.raises(ValueError, match="1000 samples"):
-        deal_by_dirichlet(labels, 101, 1e-4, 10, generator(0))
-
-
-def test_even_deal_and_stratified_order_are_permutations():
-    parts = deal_evenly(10, 3, generator(0))
-    assert sorted(map(len, parts)) == [3, 3, 4]
-    assert sorted(np.concatenate(parts)) == list(range(10))
-    strata = np.array([0] * 90 + [1] * 9 + [2])
-    order = stratified_order(strata, generator(1))
-    assert sorted(order) == list(range(100))
-    for length in (20, 50, 80):
-        assert abs((strata[order[:length]] == 1).sum() - 0.09 * length) <= 1
-        assert abs((strata[order[:length]] == 0).sum() - 0.9 * length) <= 2
-
-
 def test_domain_tests():
     result = part(config(clients=3))
     tests = result.domain_tests()
@@ -317,77 +229,3 @@ def test_what_is_said_to_fit_does_fit():
         part(config("dirichlet", [1, 1, 11, 1], min_samples=9))
     result = part(config("dirichlet", [1, 1, 10, 1], min_samples=9))
     assert min(len(c.train) for c in result.clients) >= 9
-
-
-@pytest.mark.parametrize("cfg", [config(clients=2), config("dirichlet", 3, test="official", held_out="art")])
-def test_manifest(cfg, tmp_path):
-    data = make_data()
-    result, dataset = part(cfg), as_dataset(make_data())
-    path = tmp_path / "partition.parquet"
-    save_manifest(result, path, dataset)
-    assert list(tmp_path.iterdir()) == [path]
-    assert read_digests(path) == {"partition": result.digest, "data": "0" * 64, "classes": list(CLASSES)}
-    rows = pq.read_table(path).to_pylist()
-    assert set(rows[0]) == {"key", "index", "label", "domain", "client", "split"}
-    assert len({row["index"] for row in rows}) == len(rows) == len(data[0])
-    for row in rows:
-        assert row["key"] == dataset.keys[row["index"]]
-        assert row["label"] == data[0][row["index"]]
-        assert row["domain"] == DOMAINS[data[1][row["index"]]]
-    for client in result.clients:
-        for split in ("train", "val", "test"):
-            if split == "test" and result.official_test:
-                continue
-            mine = [row["index"] for row in rows if (row["client"], row["split"]) == (client.id, split)]
-            assert mine == getattr(client, split).tolist()
-    if result.official_test:
-        nobodys = [(row["client"], row["split"]) for row in rows if row["split"] in ("test", "held_out")]
-        assert set(nobodys) == {("", "test"), ("", "held_out")}
-
-
-def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
-    path = tmp_path / "partition.parquet"
-    save_manifest(part(config()), path, as_dataset(make_data()))
-    before = path.read_bytes()
-
-    def fail(table, where):
-        where.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(pq, "write_table", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_manifest(part(config(clients=2)), path, as_dataset(make_data()))
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_table_and_description():
-    data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
-    result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)
-    rows = client_rows(result, data[0], CLASSES)
-    assert len(rows) == 25
-    counts = {key: rows[0][key] for key in ("client", "domain", "train", "val", "test")}
-    assert counts == {"client": "c00-art", "domain": "art", "train": 2, "val": 1, "test": 1}
-    mine = data[0][result.clients[0].train]
-    assert rows[0]["classes"] == len(set(mine))
-    assert rows[0]["top"] == f"{CLASSES[np.bincount(mine).argmax()]} {np.bincount(mine).max() / 2:.0%}"
-    text = describe(result, as_dataset(data))
-    lines = text.splitlines()
-    assert lines[0].split() == ["client", "domain", "train", "val", "test", "classes", "top"]
-    assert len(lines) == 1 + 20 + 1 + 1
-    assert lines[21] == "... and 5 more clients"
-    assert lines[22] == "toy: 25 clients in 4 domains, 7 classes; 524 train, 25 val, 25 test"
-    assert lines[1].index(" art ") == lines[0].index(" domain ")
-    held = describe(part(config(held_out="art", pooled=True, test="official")), as_dataset(make_data()))
-    assert "held out: art (200)" in held
-    assert "official" in held
-    assert "pooled" in held
-
-
-def test_large_domains_take_bounded_time():
-    labels = np.arange(60_000) % 345
-    began = time.perf_counter()
-    deal_by_dirichlet(
-        labels, 5, 0.001, 12_000, generator(0)
-    )  # equal parts or nothing: all tries, then repair
-    assert time.perf_counter() - began < 20

@@ -148,7 +148,7 @@ def test_link_to_nothing_is_a_bad_image(tmp_path):
     root = make_folder(tmp_path, domains=("d",), classes=("c",), count=1)
     (root / "d" / "c" / "1.png").symlink_to(root / "gone.png")
     listing = folder(root).scan()
-    with pytest.raises(BadImageError, match=r"1\.png is gone"):
+    with pytest.raises(BadImageError, match=r"1\.png does not exist any more"):
         folder(root).decode(listing, 1, 16)
 
 

@@ -64,7 +64,7 @@ def test_bad_lists_are_explained(tmp_path):
         ("real/bird/x.png one", "line 1"),
         ("/etc/bird/x.png 1", "not a path inside the folder"),
         ("real/../../bird/x.png 1", "not a path inside the folder"),
-        ("real/bird/x.png 0", "label 0 is 'zebra', but real/bird/x.png has it too"),
+        ("real/bird/x.png 0", "label 0 is 'zebra', but real/bird/x.png has the same label"),
         ("real/bird/x.png 7", "one class two labels"),
     ):
         (tmp_path / "real_test.txt").write_text(line + "\n")

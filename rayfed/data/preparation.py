@@ -1,0 +1,256 @@
+"""Prepare a data set: decode its inputs once and write them into an Arrow file in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rayfed.data.formats import arrow_file
+from rayfed.data.shards import open_dataset
+from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
+from rayfed.errors import ConfigError, DataError
+from rayfed.objective import objective
+
+FORMAT = 1
+"""Version of the file format; must be raised when the same data give another file."""
+
+MAX_NAMED = 5
+"""Number of skipped images that are named in the log as warnings."""
+
+OnBadImage = Literal["stop", "skip"]
+
+Watch = Callable[[int, BadImageError | None], None]
+"""Called for every image in order, with its index in the listing and the error if it cannot be decoded."""
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    source: Source,
+    size: int,
+    cache: Path,
+    on_bad_image: OnBadImage = "stop",
+    check: Callable[[Listing], None] = lambda listing: None,
+    watch: Watch | None = None,
+) -> Path:
+    """Decode a data set into an Arrow file, unless the file exists already.
+
+    Two processes may call this for the same data at the same time: one decodes, the other waits and uses the
+    result. A process that is killed leaves a temporary file only, which the next one deletes.
+
+    Args:
+        source: The reader.
+        size: Height and width of the images in pixels, or characters in a window.
+        cache: Folder of the prepared data sets.
+        on_bad_image: `stop` raises on the first image that cannot be decoded, `skip` leaves such images out.
+        check: Called with the listing before the first image is decoded; raises an error if the listing
+            cannot be used. Not called if the file exists.
+        watch: Called after each decoded image. With it, `stop` decodes all images before it raises.
+
+    Returns:
+        Path of the Arrow file.
+
+    Raises:
+        DataError: An image (`stop`) or every image cannot be decoded, or the data changed while being read.
+        ConfigError: The cache has too little space or cannot be written.
+    """
+    fingerprint = source.fingerprint()
+    path = _path(source.name, fingerprint, size, cache, on_bad_image)
+    if _is_whole(path):
+        return path
+    with _lock(path.with_suffix(".lock")):
+        if not _is_whole(path):
+            # Only the process with the lock writes these files, so they are left from one that was killed.
+            for stale in path.parent.glob(f"{path.stem}.*.tmp"):
+                stale.unlink(missing_ok=True)
+            listing = source.scan()
+            check(listing)
+            if listing.fingerprint != fingerprint:
+                raise DataError(f"data set {source.name!r} is being changed; run again when it is complete")
+            _Preparation(source, listing, size, on_bad_image, watch).build(path)
+    return path
+
+
+def _path(name: str, fingerprint: str, size: int, cache: Path, on_bad_image: str) -> Path:
+    decoder = f"pillow {metadata.version('pillow')}"  # another version may decode other pixels
+    identity = json.dumps([FORMAT, decoder, name, fingerprint, size, on_bad_image])
+    safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+    return cache / f"{safe_name}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.arrow"
+
+
+def _is_whole(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        open_dataset(path)
+    except DataError as err:
+        log.warning("preparing the data again: %s", err)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the system releases it when the process ends, however it ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process prepares the same data; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """Decodes the images of a listing and writes the file; fields as the arguments of `prepare`."""
+
+    source: Source
+    listing: Listing
+    size: int
+    on_bad_image: OnBadImage
+    watch: Watch | None
+
+    def build(self, path: Path) -> None:
+        """Write a temporary file and rename it to `path` when it is complete."""
+        name = self.source.name
+        num_images = len(self.listing.labels)
+        began = time.monotonic()
+        _check_room(path.parent, num_images * objective(task_of(self.source)).layout(self.size).itemsize)
+        log.info("preparing %s: %d images of %d pixels into %s", name, num_images, self.size, path)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.write(temporary)
+            # Images were read after the fingerprint was taken, so one of them may have been replaced since.
+            if self.listing.fingerprint != self.source.fingerprint():
+                raise DataError(f"data set {name!r} changed while it was being prepared; run again")
+            temporary.replace(path)
+        except OSError as err:
+            raise ConfigError(
+                f"data.cache: cannot write {path} ({err.strerror}); free some room, or set another data.cache"
+            ) from err
+        finally:
+            temporary.unlink(missing_ok=True)
+        log.info("prepared %s in %.1f s", name, time.monotonic() - began)
+
+    def write(self, path: Path) -> None:
+        """Write the images as they are decoded, then the columns and metadata around them."""
+        layout = objective(task_of(self.source)).layout(self.size)
+        about = self.about()
+        # The text has the same length with any digest and count, because the images follow it in the file.
+        placeholder = _text(about, "0" * 64, 0)
+        start = arrow_file.image_start(arrow_file.make_schema(layout.itemsize, placeholder))
+        content = hashlib.sha256()
+        kept: list[int] = []
+        with path.open("wb") as file:
+            file.seek(start)
+            for index, decoded in self.decoded():
+                row = arrow_file.packed(decoded, layout)
+                file.write(row)
+                content.update(row)
+                kept.append(index)
+            self.check_kept(len(kept))
+            columns = {
+                "label": self.listing.labels[kept],
+                "domain": self.listing.domain[kept],
+                "test": self.listing.test[kept].astype(np.uint8),
+                "key": [self.listing.keys[index] for index in kept],
+            }
+            _add_columns(content, about, columns)
+            file.flush()
+            text = _text(about, content.hexdigest(), len(self.listing.labels) - len(kept))
+            arrow_file.finish(path, arrow_file.make_schema(layout.itemsize, text), columns)
+            os.fsync(file.fileno())
+
+    def about(self) -> dict[str, Any]:
+        """The metadata of the data set that the file holds, without its digest."""
+        return {
+            "name": self.source.name,
+            "classes": self.listing.classes,
+            "domains": self.listing.domains,
+            "size": self.size,
+            "fingerprint": self.listing.fingerprint,
+            "task": task_of(self.source),
+            "grouped": self.listing.grouped,
+        }
+
+    def check_kept(self, num_kept: int) -> None:
+        """Raise DataError if no image was decoded, or under `stop` not every image."""
+        total = len(self.listing.labels)
+        if not num_kept:
+            raise DataError(f"none of the {total} images of {self.source.name!r} can be decoded")
+        if self.on_bad_image == "stop" and num_kept < total:
+            bad = total - num_kept
+            raise DataError(f"{bad} of the {total} images of {self.source.name!r} cannot be decoded")
+
+    def decoded(self) -> Iterator[tuple[int, Decoded]]:
+        """Index and arrays of each image that can be decoded, in order."""
+        skipped = 0
+        with contextlib.closing(self.decoding()) as pending:
+            for index, future in pending:
+                try:
+                    yield index, future.result()
+                    if self.watch:
+                        self.watch(index, None)
+                except BadImageError as err:
+                    if self.watch:
+                        self.watch(index, err)
+                        continue
+                    if self.on_bad_image == "stop":
+                        raise
+                    skipped += 1
+                    log.log(logging.WARNING if skipped <= MAX_NAMED else logging.DEBUG, "skipped: %s", err)
+
+    def decoding(self) -> Generator[tuple[int, Future[Decoded]], None, None]:
+        """Index and future of each image, in order; threads decode up to 8 images each in advance.
+
+        Threads help because Pillow releases the interpreter lock while it decodes.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = min(8, cores)
+        total = len(self.listing.labels)
+        ahead: deque[Future[Decoded]] = deque()
+        with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+            try:
+                for index in range(total + 8 * threads):
+                    if index < total:
+                        ahead.append(pool.submit(self.source.decode, self.listing, index, self.size))
+                    if 0 <= (done := index - 8 * threads) < total:
+                        yield done, ahead.popleft()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        need = f"needs {num_bytes / 1e9:.1f} GB for decoded images, {free / 1e9:.1f} GB are free"
+        raise ConfigError(f"data.cache: {folder} {need}; set data.cache to a larger disk")
+
+
+def _text(about: dict[str, Any], digest: str, skipped: int) -> str:
+    return json.dumps(about | {"digest": digest, "skipped": f"{skipped:012d}"})
+
+
+def _add_columns(content: Any, about: dict[str, Any], columns: dict[str, Any]) -> None:
+    """Add keys, labels, domains and test flags to the hash of the images."""
+    names = [about["classes"], about["domains"], about["size"], columns["key"]]
+    content.update(json.dumps(names).encode())
+    for name in ("label", "domain", "test"):
+        content.update(columns[name].tobytes())

@@ -1,0 +1,109 @@
+"""Global names of a model's tensors: independent of wrappers, of the adapter library and of the process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rayfed.models.modes import is_trained_norm
+from rayfed.types import RESIDUAL, STATISTICS, block_of
+
+RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
+"""Attribute name of the residual matrix of an adapted layer."""
+
+_ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+\.weight$")
+
+
+def global_name(module_name: str) -> str:
+    """Translate the name of a tensor in a module into its global name, which messages and files use.
+
+    >>> global_name("net.blocks.3.attn.proj.base_layer.weight")
+    'blocks.3.attn.proj.weight'
+    >>> global_name("net.blocks.3.attn.proj.lora_A.default.weight")
+    'blocks.3.attn.proj.lora_A'
+    >>> global_name("net.blocks.prompt"), global_name("head.bias")
+    ('prompt', 'head.bias')
+    """
+    name = module_name.removeprefix("net.").replace(".base_layer.", ".")
+    return "prompt" if name == "blocks.prompt" else _ADAPTER.sub(r".\1", name)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """The module and attribute that hold a named tensor.
+
+    `tensor` reads the attribute anew at each access, so it stays correct after the tensor was replaced.
+
+    Attributes:
+        module: The module that owns the tensor.
+        leaf: Name of the attribute of that module.
+        block: Index of the block the tensor belongs to; None outside the blocks.
+        is_buffer: True for a running statistic of BatchNorm or a LoRA residual; False for a parameter.
+        path: Name of the tensor in the state dict of the Backbone.
+    """
+
+    module: nn.Module
+    leaf: str
+    block: int | None
+    is_buffer: bool
+    path: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that the module holds now."""
+        tensor = (self.module._buffers if self.is_buffer else self.module._parameters)[self.leaf]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the tensor changes in an experiment.
+
+        A parameter is trained when it requires gradients; a BatchNorm statistic when the affine parameters
+        of its layer do; a LoRA residual always, because the server changes it and clients load it.
+        """
+        if self.leaf == RESIDUAL_LEAF:
+            return True
+        return is_trained_norm(self.module) if self.is_buffer else self.tensor.requires_grad
+
+
+def find_tensors(model: nn.Module, has_blocks: bool) -> dict[str, NamedTensor]:
+    """Collect the parameters, BatchNorm statistics and LoRA residuals of a model by global name.
+
+    Args:
+        model: The Backbone.
+        has_blocks: Whether its `blocks` can be selected. Otherwise a name that begins with `blocks.` becomes
+            `stages.`, because `blocks.<j>.` always means a block that can be selected.
+
+    Raises:
+        RuntimeError: Two tensors would have the same global name.
+    """
+    tensors: dict[str, NamedTensor] = {}
+    for name, entry in _walk(model, has_blocks):
+        if name in tensors:
+            raise RuntimeError(f"{tensors[name].path} and {entry.path} would both be called {name!r}")
+        tensors[name] = entry
+    return tensors
+
+
+def _walk(model: nn.Module, has_blocks: bool) -> Iterator[tuple[str, NamedTensor]]:
+    seen: set[Tensor] = set()
+    for prefix, module in model.named_modules():
+        tensors = {leaf: (p, False) for leaf, p in module._parameters.items()}
+        if isinstance(module, _BatchNorm):
+            tensors |= {leaf: (module._buffers[leaf], True) for leaf in STATISTICS}
+        if RESIDUAL_LEAF in module._buffers:
+            tensors[RESIDUAL_LEAF] = (module._buffers[RESIDUAL_LEAF], True)
+        for leaf, (tensor, is_buffer) in tensors.items():
+            if tensor is None or tensor in seen:  # absent, or tied to a tensor that already has a name
+                continue
+            seen.add(tensor)
+            path = f"{prefix}.{leaf}" if prefix else leaf
+            name = global_name(path)
+            if name.startswith("blocks.") and not has_blocks:
+                name = f"stages.{name.removeprefix('blocks.')}"
+            yield name, NamedTensor(module, leaf, block_of(name), is_buffer, path)

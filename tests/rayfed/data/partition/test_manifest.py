@@ -1,0 +1,71 @@
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rayfed.data.partition.manifest import client_rows, describe, save_manifest
+from tests.rayfed.data.partition.toy import CLASSES, DOMAINS, as_dataset, config, digests_of, make_data, part
+
+
+@pytest.mark.parametrize("cfg", [config(clients=2), config("dirichlet", 3, test="official", held_out="art")])
+def test_manifest(cfg, tmp_path):
+    data = make_data()
+    result, dataset = part(cfg), as_dataset(make_data())
+    path = tmp_path / "partition.parquet"
+    save_manifest(result, path, dataset)
+    assert list(tmp_path.iterdir()) == [path]
+    assert digests_of(path) == {"partition": result.digest, "data": "0" * 64, "classes": list(CLASSES)}
+    rows = pq.read_table(path).to_pylist()
+    assert set(rows[0]) == {"key", "index", "label", "domain", "client", "split"}
+    assert len({row["index"] for row in rows}) == len(rows) == len(data[0])
+    for row in rows:
+        assert row["key"] == dataset.keys[row["index"]]
+        assert row["label"] == data[0][row["index"]]
+        assert row["domain"] == DOMAINS[data[1][row["index"]]]
+    for client in result.clients:
+        for split in ("train", "val", "test"):
+            if split == "test" and result.official_test:
+                continue
+            mine = [row["index"] for row in rows if (row["client"], row["split"]) == (client.id, split)]
+            assert mine == getattr(client, split).tolist()
+    if result.official_test:
+        nobodys = [(row["client"], row["split"]) for row in rows if row["split"] in ("test", "held_out")]
+        assert set(nobodys) == {("", "test"), ("", "held_out")}
+
+
+def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "partition.parquet"
+    save_manifest(part(config()), path, as_dataset(make_data()))
+    before = path.read_bytes()
+
+    def fail(table, where):
+        where.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_manifest(part(config(clients=2)), path, as_dataset(make_data()))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_table_and_description():
+    data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
+    result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)
+    rows = client_rows(result, data[0], CLASSES)
+    assert len(rows) == 25
+    counts = {key: rows[0][key] for key in ("client", "domain", "train", "val", "test")}
+    assert counts == {"client": "c00-art", "domain": "art", "train": 2, "val": 1, "test": 1}
+    mine = data[0][result.clients[0].train]
+    assert rows[0]["classes"] == len(set(mine))
+    assert rows[0]["top"] == f"{CLASSES[np.bincount(mine).argmax()]} {np.bincount(mine).max() / 2:.0%}"
+    text = describe(result, as_dataset(data))
+    lines = text.splitlines()
+    assert lines[0].split() == ["client", "domain", "train", "val", "test", "classes", "top"]
+    assert len(lines) == 1 + 20 + 1 + 1
+    assert lines[21] == "... and 5 more clients"
+    assert lines[22] == "toy: 25 clients in 4 domains, 7 classes; 524 train, 25 val, 25 test"
+    assert lines[1].index(" art ") == lines[0].index(" domain ")
+    held = describe(part(config(held_out="art", pooled=True, test="official")), as_dataset(make_data()))
+    assert "held out: art (200)" in held
+    assert "official" in held
+    assert "pooled: one client trains on the train and val samples of all" in held
