@@ -120,12 +120,17 @@ def _pieces(partition: Partition) -> Iterator[tuple[str, str, NDArray[np.int64]]
         yield "", "held_out", own
 
 
+def with_digests(partition: Partition, dataset: Dataset) -> pa.Table:
+    """The rows of the manifest with the digests of partition and data."""
+    about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
+    return to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
+
+
 def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
     """Write the manifest as parquet, whole or not at all, with the digests of partition and data."""
     import pyarrow.parquet as pq
 
-    about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
-    table = to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
+    table = with_digests(partition, dataset)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(table, temporary)
