@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.config.schema import Config
 from rayfed.engine.recorded import Keeping, Watch, conduct
 from rayfed.engine.setup import Setup
-from rayfed.experiment.simulate import record
+from rayfed.experiment.begin import begin
 from rayfed.federation.executor import Executor
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look
@@ -45,7 +45,7 @@ def rows_of(
     sweep = path.parents[2]
     seen = "" if before else look(path, overwrite=True)
     with claim_again(path) if before else claim(path, seen, overwrite=True, part_of=sweep) as own:
-        record(config, setup, own, lambda _: None, before)
+        begin(config, setup, own, lambda _: None, before)
         history = History(path)
         keeping = Keeping.of(setup, config, path, resume=before, claim=own.token)
         checkpoints = Checkpoints(path, config.checkpoint.keep, keeping.basis)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.data.cache import temporaries
 from rayfed.data.formats import arrow_file
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
@@ -135,7 +136,7 @@ def prepare(
     with _lock(path.with_suffix(".lock")):
         if not _is_whole(path):
             # Only who holds the lock writes these, so they are from a process that was killed.
-            for stale in path.parent.glob(f"{path.stem}.*.tmp"):
+            for stale in temporaries(path):
                 stale.unlink(missing_ok=True)
             listing = source.scan()
             check(listing)

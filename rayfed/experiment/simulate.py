@@ -142,7 +142,7 @@ class Plan:
 
 
 def _plan(config: Config, path: Path) -> Plan:
-    """Prepare an experiment, and all that belong to it to be sure that they can be run; `path` is not touched.
+    """Prepare an experiment, and once all that belong to it to be sure of them; `path` is not touched.
 
     Raises:
         ConfigError: One of them cannot be run.
@@ -166,6 +166,7 @@ def _plan(config: Config, path: Path) -> Plan:
 
 def _work(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> Result:
     """Run what was checked, in a folder that is ours."""
+    from rayfed.experiment.begin import begin
     from rayfed.record.folder import finished
 
     if plan.setup is None:
@@ -175,7 +176,7 @@ def _work(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) ->
     if digest:
         claim.take_over()
     else:
-        record(config, plan.setup, claim, show.tell, resume)
+        begin(config, plan.setup, claim, show.tell, resume)
         digest = _conduct(config, plan.setup, claim, show, resume)
     _save_adapters(config, plan.setup, Result(path, digest))
     for name, other in plan.others.items():
@@ -260,42 +261,6 @@ def _each_domain_out(
     write_text(path / "report.md", table.markdown())
     show.tell("\n" + table.text())
     return Result(path, hashlib.sha256("".join(r.sha256 for r in done.values()).encode()).hexdigest())
-
-
-def record(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
-    """Write what will be run, and show who has what.
-
-    Raises:
-        ConfigError: The run that is continued had other data or another config, or lost its checkpoints.
-    """
-    from rayfed.config.schema import to_dict
-    from rayfed.data.partition.manifest import describe, with_digests
-    from rayfed.engine.recorded import basis_of
-    from rayfed.objective import objective
-    from rayfed.record.checkpoint import Checkpoints
-    from rayfed.record.files import write_table
-    from rayfed.record.folder import begun_with, describe_run, rounds_on_disk
-
-    partition, dataset, path = setup.partition, setup.dataset, claim.path
-    basis = basis_of(config, setup)
-    facts = {
-        **basis.data,
-        "bad_images_skipped": dataset.skipped,
-        "task": dataset.task,
-        "examples": objective(dataset.task).examples,
-        "tensors_trained": len(setup.start),
-        "numbers_trained": sum(v.numel() for v in setup.start.values()),
-        "threads": config.cluster.threads,
-    }
-    if resume:
-        begun_with(path, facts)
-        Checkpoints(path, basis=basis).check(rounds_on_disk(path))
-        claim.take_over()
-    describe_run(path, to_dict(config), facts)
-    write_table(path / "partition.parquet", with_digests(partition, dataset))
-    tell(describe(partition, dataset))
-    if dataset.skipped:
-        tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
 
 def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints of a federation: the server's state and every client's private store, on disk and back.
 
 Safetensors and JSON only, so that reading one runs no code. A checkpoint is complete when its JSON file is
-there; what it refers to is named by its content, so that a store that has not changed is written once. It holds
-the digests of what it stands on, so that an edit is noticed: its facts, the history of its rounds, config, data.
+there; what it refers to is named by its content, so that a store that has not changed is written once. It
+holds digests of what it stands on, so that an edit is noticed: its facts, the history of its rounds, config
+and data.
 """
 
 from __future__ import annotations

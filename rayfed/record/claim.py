@@ -1,8 +1,8 @@
 """Whose folder the output of a run is: what may be begun in it, continued in it, and removed from it.
 
 Nothing is made before the input is known to be right, and nothing is removed that the list of the run's files
-(`rayfed.record.ownership`) does not name. A command looks into the folder, prepares, locks it, looks again, and
-only then writes; the marker holds another text for every command, so that one that was overtaken notices.
+(`rayfed.record.ownership`) does not name. A command looks into the folder, prepares, locks it, looks again,
+and only then writes; the marker holds another text for every command, so that one that was overtaken notices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Removes from a folder what the list of its run names, and nothing else. Whoever calls this holds the locks."""
+"""Removes from a folder what the list of its run names, and nothing else; the caller holds the locks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mark_of(path: Path) -> Mark | None:
 
 
 def clear(root: Path) -> None:
-    """Remove what the list of a folder names, its parts included, and begin a new list. No link is followed."""
+    """Remove what the list of a folder names, its parts included, and begin a new list; follow no link."""
     for part in parts(root):
         clear(part)
         remove_kept(part)

@@ -1,4 +1,4 @@
-"""Run folders of versions that wrote neither marker nor list of files: they are continued, but never cleared."""
+"""Run folders of versions that wrote neither marker nor list of files: continued, but never cleared."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class History:
             digest: Of its file.
 
         Raises:
-            DamagedError: One is missing or was changed; names it. Files of an earlier version are not checked.
+            DamagedError: One is missing or was changed; names it. An earlier version's files are not checked.
         """
         for number in range(round, 0, -1):
             if not digest:

@@ -1,7 +1,7 @@
 """Who may write in a folder: one command at a time, and with it the process that it lets write the rounds.
 
 A command holds COMMAND until its end. The process that writes rounds, which with Ray is another one, holds
-WRITER. Whoever wants the folder needs both, so a driver that outlives its command still protects what it writes.
+WRITER. Whoever wants the folder needs both, so a driver that outlives its command protects what it writes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _try(path: Path) -> int | None:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A run that is refused takes its new folder away and the lock with it; then this one protects nothing.
+        # A run that is refused removes its new folder and the lock with it; then this one protects nothing.
         held = os.path.samestat(os.fstat(number), path.lstat())
     except (BlockingIOError, FileNotFoundError):
         return None

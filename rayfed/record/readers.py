@@ -1,4 +1,4 @@
-"""Reads the files of a run folder, which anybody may have changed: the right kind of content, or one error."""
+"""Reads the files of a run folder, which anybody may have changed: the right kind of content or an error."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class Basis:
         """
         where = f"when round {facts['round']} of {path} was saved"
         advice = "put it back or start a new run"
-        for key, old, new in changes(facts["config"], self.config):
+        now = json.loads(json.dumps(self.config))  # keys as they are in the checkpoint
+        for key, old, new in changes(facts["config"], now):
             if key != "rounds":  # more of them is what a run is continued for
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, new in changes(facts["data"], self.data):
