@@ -217,8 +217,8 @@ def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: boo
 
     path, digest = claim.path, ""
     shown = path if show.as_json else None
-    rounds = launch(setup, config, path, show.tell, resume, claim.token)
     try:
+        rounds = launch(setup, config, path, show.tell, resume, claim.token)
         for row in follow(rounds, config.rounds, show.quiet, shown):
             digest = row.get("sha256", digest)
             _look_for_stop()

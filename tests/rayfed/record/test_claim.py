@@ -39,7 +39,7 @@ TREES = st.dictionaries(PATHS, st.sampled_from(["file", "folder", "link"]), max_
 def plant(root, tree):
     """Make files, folders and links to a folder outside; one within a file is left out."""
     outside = root.parent / "outside"
-    outside.mkdir(exist_ok=True)
+    outside.mkdir(parents=True, exist_ok=True)
     (outside / "precious").write_text("outside")
     for name, kind in tree.items():
         with suppress(OSError):
@@ -54,7 +54,7 @@ def plant(root, tree):
 
 
 def pictured(root):
-    """Every file, folder and link below a folder, with its content; our marker, list and locks are left out."""
+    """Every file, folder and link below a folder, with its content."""
     found = {}
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
