@@ -75,7 +75,7 @@ class Claim:
         self.writers.close()
 
     def take_over(self) -> None:
-        """Go on with what is there; a run without a marker gets one, and a list.
+        """Go on with what is there; a run without a marker, or whose list was lost, gets a new one.
 
         Raises:
             ConfigError: It cannot be written.
@@ -84,9 +84,12 @@ class Claim:
             mark = mark_of(self.path)
             forget_names(self.path)
             names = names_of(self.path)
-            if mark is None:
+            lost = mark is None or any(
+                (self.path / name).exists() and not names.has(name) for name in earlier.ALWAYS
+            )
+            if lost:
                 names.adopt(earlier.names(self.path))
-            adopted = mark is None or mark.adopted
+            adopted = lost or (mark is not None and mark.adopted)
             write_mark(self.path, Mark(kind=self.kind, claim=self.token, adopted=adopted))
             drop_temporaries(self.path)
             names.tidy()

@@ -9,8 +9,11 @@ from typing import Any
 
 from rayfed.record.readers import DamagedError, read_json, read_rows, read_yaml
 
+ALWAYS = ("config.yaml", "environment.json", "result.json", "partition.parquet")
+"""What every run writes."""
+
 FILES = (
-    *("config.yaml", "environment.json", "result.json", "progress.csv", "partition.parquet", "report.md"),
+    *(*ALWAYS, "progress.csv", "report.md"),
     *("events.jsonl", "events.parquet", "trackers.json", "rounds.parquet", "clients.parquet"),
     *("transfers.parquet", "model/params.safetensors"),
     *("model/adapter_config.json", "model/adapter_model.safetensors", "model/README.md"),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from rayfed.errors import StorageError
+from rayfed.errors import ConfigError, StorageError
 from rayfed.record.readers import DamagedError, read_json
 
 MARKER = ".rayfed-run.json"
@@ -23,6 +23,11 @@ NAMES = ".rayfed-files"
 FORMAT = 1
 SAVED = "!checkpoint"
 """A line of the list that is no file: a checkpoint has been complete in this folder."""
+
+
+class InTheWayError(ConfigError, StorageError):
+    """Something that is not of the run is where the run must write; it stays as it is."""
+
 
 _unowned: set[str] = set()
 """What this process wrote where there is no marker."""
@@ -184,7 +189,7 @@ def note(path: Path) -> None:
     """Add a file that is about to be written to the list of its run.
 
     Raises:
-        StorageError: The file was there before and is not of this run, or a folder above it is a link.
+        InTheWayError: The file was there before and is not of this run, or a folder above it is a link.
         OSError: The list cannot be written.
     """
     root = owner(path)
@@ -194,11 +199,11 @@ def note(path: Path) -> None:
     names, name = names_of(root), path.absolute().relative_to(root).as_posix()
     _refuse_links(root, path)
     if path.is_symlink() or path.is_dir():
-        raise StorageError(f"cannot write {path}: a link or a folder is in its place; move it away")
+        raise InTheWayError(f"cannot write {path}: a link or a folder is in its place; move it away")
     if names.has(name):
         return
     if os.path.lexists(path) and not _is_adopted(root):
-        raise StorageError(f"cannot write {path}: it was there before and is not of this run; move it away")
+        raise InTheWayError(f"cannot write {path}: it was there before and is not of this run; move it away")
     names.add(name)
 
 
@@ -206,7 +211,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, and add those that were not there to the list of the run.
 
     Raises:
-        StorageError: A folder above it within the run is a link.
+        InTheWayError: A folder above it within the run is a link.
         OSError: It cannot be made.
     """
     root = owner(path)
@@ -282,7 +287,7 @@ def no_link_above(root: Path, path: Path) -> bool:
 
 def _refuse_links(root: Path, path: Path) -> None:
     if not no_link_above(root, path):
-        raise StorageError(f"cannot write {path}: a folder above it is a link, and a run follows none")
+        raise InTheWayError(f"cannot write {path}: a folder above it is a link, and a run follows none")
 
 
 def _is_adopted(root: Path) -> bool:
