@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rayfed.config.changes import HARMLESS, changes
 from rayfed.errors import ConfigError
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -21,22 +22,6 @@ Goes on from the last checkpoint of the run in DIR, to the same tensors and tabl
 Overrides may change where it runs and how it is kept, for example
   python -m rayfed.resume runs/mine rounds=+20 cluster.actors=4
 """
-
-HARMLESS = (
-    "cluster",
-    "checkpoint",
-    "failures",
-    "tensorboard",
-    "trackers",
-    "output",
-    "overwrite",
-    "data.root",
-    "data.cache",
-)
-"""Keys that may change: where it runs, how it is kept, and where the same images are now."""
-
-BINDING = ("cluster.threads",)
-"""Keys below those that may not: float sums depend on them."""
 
 
 def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -54,12 +39,11 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
     before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]
     config = load_run(path, [text for text in overrides if text not in more])
-    for key, old, new in _changes(to_dict(before), to_dict(config)):
-        if not _under(key, HARMLESS) or _under(key, BINDING):
-            raise ConfigError(
-                f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
-                f"run, or change only {', '.join(HARMLESS)} and rounds"
-            )
+    for key, old, new in changes(to_dict(before), to_dict(config)):
+        raise ConfigError(
+            f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
+            f"run, or change only {', '.join(HARMLESS)} and rounds"
+        )
     rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
     return replace(config, rounds=rounds, output=str(path), overwrite=False)
 
@@ -76,18 +60,6 @@ def _rounds(text: str, before: int) -> int:
     return rounds
 
 
-def _under(key: str, prefixes: Sequence[str]) -> bool:
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
-
-
-def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in {**old, **new}:
-            yield from _changes(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
-    elif old != new:
-        yield key, old, new
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.resume", USAGE)
@@ -99,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         from rayfed.experiment.simulate import execute
+        from rayfed.record.claim import claim_again
 
-        execute(continued(args.run, args.overrides), args.quiet, resume=True, as_json=args.json)
+        with claim_again(args.run) as claim:
+            execute(continued(args.run, args.overrides), args.quiet, as_json=args.json, claim=claim)
 
     return guarded(work, args.debug, "finished rounds are kept")
 

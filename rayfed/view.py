@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import ConfigError
+from rayfed.record.lock import is_locked
+from rayfed.record.readers import read_rows, read_yaml, reading
 from rayfed.terminal.console import follow, say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -40,9 +41,10 @@ def view(path: Path, following: bool = False) -> None:
     from rayfed.report.table import final_table, last_evaluated
 
     rounds = planned(path)
-    seen = list(follow(_rows(path, rounds, following), rounds))
-    if last_evaluated(seen):
-        say("\n" + final_table(path).text())
+    with reading(path):
+        seen = list(follow(_rows(path, rounds, following), rounds))
+        if last_evaluated(seen):
+            say("\n" + final_table(path).text())
     if not is_finished(path, seen, rounds):
         say(
             f"{path}: {len(seen)} of {rounds} rounds"
@@ -56,15 +58,9 @@ def planned(path: Path) -> int:
     Raises:
         ConfigError: There is no run, or one made of others.
     """
-    import yaml
-
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text())
+    with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
+        config = read_yaml(path / "config.yaml")
         rounds, protocol = int(config["rounds"]), config.get("protocol", "single")
-    except OSError as err:
-        raise ConfigError(f"{path}: holds no run (config.yaml cannot be read: {err.strerror})") from err
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as err:
-        raise ConfigError(f"{path}: holds no run (config.yaml is not that of a run)") from err
     if protocol == "leave_one_out":
         folds = ", ".join(sorted(p.parent.name for p in path.glob("*/config.yaml")))
         raise ConfigError(f"{path}: holds a run for each domain; look at one of {folds}")
@@ -77,15 +73,7 @@ def read(path: Path) -> list[Row]:
     Raises:
         ConfigError: result.json is damaged.
     """
-    try:
-        rows = [json.loads(text) for text in (path / "result.json").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as err:
-        raise ConfigError(f"{path}: result.json cannot be read: {err}") from err
-    if not all(isinstance(row, dict) and "round" in row for row in rows):
-        raise ConfigError(f"{path}: result.json is not that of a run")
-    return rows
+    return read_rows(path) if os.path.lexists(path / "result.json") else []
 
 
 def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
@@ -96,16 +84,7 @@ def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
 
 def is_running(path: Path) -> bool:
     """Whether a process of this machine writes the run."""
-    from rayfed.record.folder import LOCK
-
-    try:
-        with (path / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    return is_locked(path)
 
 
 def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:

@@ -15,7 +15,9 @@ import yaml
 from rayfed.config.schema import Config, to_dict
 from rayfed.errors import ConfigError
 from rayfed.record import tracking
+from rayfed.record.claim import look
 from rayfed.record.files import write_text
+from rayfed.record.readers import read_yaml, reading
 from tune.experiment import Base
 from tune.searcher import check_parts
 from tune.space import Space, Values
@@ -118,15 +120,11 @@ def new_folder(sweep: Sweep) -> Path:
     """The folder of a new sweep, absolute.
 
     Raises:
-        ConfigError: The folder holds a sweep already.
+        ConfigError: The folder holds a sweep already, or anything else.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}").absolute()
-    if (path / MANIFEST).exists():
-        raise ConfigError(
-            f"output: {str(path)!r} already holds a sweep; choose another folder, or continue it with "
-            f"resume={path}"
-        )
+    look(path, kind="sweep")
     return path
 
 
@@ -137,14 +135,12 @@ def continued(path: Path) -> tuple[Search, Path]:
         ConfigError: The folder holds no sweep.
     """
     path = path.absolute()
-    try:
-        tree = yaml.safe_load((path / MANIFEST).read_text())
+    with reading(path, f"resume: {str(path)!r} holds no sweep to continue"):
+        tree = read_yaml(path / MANIFEST)
         sweep = make_sweep(tree["sweep"])
         overrides = tuple(tree["overrides"])
         file = tree["file"]
         here = Path(tree["here"])
-    except (OSError, yaml.YAMLError, TypeError, KeyError) as err:
-        raise ConfigError(f"resume: {str(path)!r} holds no sweep to continue: {err}") from err
     here = here if here.is_dir() else Path.cwd()
     with contextlib.chdir(here):
         return check_sweep(sweep, overrides, file, path), here
@@ -152,7 +148,6 @@ def continued(path: Path) -> tuple[Search, Path]:
 
 def describe(search: Search) -> None:
     """Write the manifest sweep.yaml, from which `resume` continues."""
-    search.path.mkdir(parents=True, exist_ok=True)
     tree = {
         "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(search.sweep)))),
         "overrides": list(search.base.overrides),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rayfed.config.schema import Config, to_dict
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import connection, node_resources
+from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say
 from tune.checks import Search, check_sweep, continued, describe, new_folder
@@ -65,9 +68,10 @@ def search(
     path = new_folder(sweep)
     if not isinstance(config, Config):
         return run(check_sweep(sweep, tuple(config), None, path), quiet)[0]
-    path.mkdir(parents=True, exist_ok=True)
-    write_text(path / BASE, yaml.safe_dump(to_dict(config), sort_keys=False))
-    return run(check_sweep(sweep, (), str(path / BASE), path), quiet)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / BASE
+        base.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+        return run(check_sweep(sweep, (), str(base), path), quiet)[0]
 
 
 def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
@@ -90,12 +94,17 @@ def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tu
     """
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     Progress.shown = not quiet
-    setups = [prepare(replace(found.config, seed=seed)) for seed in found.seeds]
-    with _connected(found.config) as url:
+    with ExitStack() as held:
+        if again:
+            held.enter_context(claim_again(found.path, "sweep")).take_over()
+        setups = [prepare(replace(found.config, seed=seed)) for seed in found.seeds]
+        url = held.enter_context(_connected(found.config))
         most, size = _room(found, setups[0], tell)
         if url:
             tell(f"Ray dashboard: http://{url}")
         if not again:
+            held.enter_context(claim(found.path, "", kind="sweep"))
+            found = _at_home(found)
             describe(found)
         unlock(found.path)
         common = Common(
@@ -109,13 +118,21 @@ def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tu
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
         grid = run_trials(make_tuner(found, trainable, most))
         outcomes = read_outcomes(found.path, found.sweep, found.base, found.seeds)
-    table = write(outcomes)
+        table = write(outcomes)
     missing = found.sweep.trials - len(outcomes.trials)
     if missing or any(trial.state == "unfinished" for trial in outcomes.trials):
         raise KeyboardInterrupt
     if table is not None:
         report(outcomes, table, draw_figures(outcomes))
     return grid, outcomes
+
+
+def _at_home(found: Search) -> Search:
+    """The same, with a copy of the file that it starts from in the folder of the sweep, for `resume`."""
+    if not found.base.file or Path(found.base.file).name != BASE:
+        return found
+    write_text(found.path / BASE, Path(found.base.file).read_text())
+    return check_sweep(found.sweep, found.base.overrides, str(found.path / BASE), found.path)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ def draw_figures(outcomes: Outcomes) -> dict[str, Path]:
     if len(outcomes.finished) < 2:
         return {}
     drawn: dict[str, Path] = {}
-    (outcomes.path / "figures").mkdir(exist_ok=True)
     for title, figure in _figures(load_study(outcomes.path), list(outcomes.sweep.objectives)):
         path = outcomes.path / "figures" / f"{title.replace(' ', '_')}.png"
         try:

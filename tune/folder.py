@@ -9,12 +9,14 @@ from typing import Any
 from rayfed.config.schema import Config
 from rayfed.engine.recorded import Keeping, Watch, conduct
 from rayfed.engine.setup import Setup
-from rayfed.experiment.simulate import record
+from rayfed.experiment.begin import begin
 from rayfed.federation.executor import Executor
 from rayfed.record.checkpoint import Checkpoints
-from rayfed.record.folder import create, finished
+from rayfed.record.claim import claim, claim_again, look
+from rayfed.record.files import write_bytes
+from rayfed.record.folder import finished
 from rayfed.record.history import History
-from rayfed.report.table import read_rows
+from rayfed.record.readers import read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 
 Row = dict[str, Any]
@@ -40,16 +42,18 @@ def rows_of(
         yield {"sha256": digest}
         return
     before = (path / "environment.json").exists() and (path / "config.yaml").exists()
-    if not before:
-        create(path, overwrite=True)
-    record(config, setup, path, lambda _: None, before)
-    history = History(path)
-    saved = Checkpoints(path, config.checkpoint.keep).load(setup.start, history.complete)
-    if saved is not None:
-        yield from history.cut(saved.state.round + 1)
-    keeping = Keeping.of(setup, config, path, resume=True)
-    for row in conduct(setup.experiment, executor, setup.start, keeping, watch):
-        yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
+    sweep = path.parents[2]
+    seen = "" if before else look(path, overwrite=True)
+    with claim_again(path) if before else claim(path, seen, overwrite=True, part_of=sweep) as own:
+        begin(config, setup, own, lambda _: None, before)
+        history = History(path)
+        keeping = Keeping.of(setup, config, path, resume=before, claim=own.token)
+        checkpoints = Checkpoints(path, config.checkpoint.keep, keeping.basis)
+        saved = checkpoints.load(setup.start, history.complete) if before else None
+        if saved is not None:
+            yield from history.cut(saved.state.round + 1)
+        for row in conduct(setup.experiment, executor, setup.start, keeping, watch):
+            yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
 
 
 def resumable(run: Path) -> list[Path]:
@@ -61,5 +65,13 @@ def resumable(run: Path) -> list[Path]:
     last = sorted((run / "checkpoints").glob("round-*"))[-1:]
     folders = [*last, run / "checkpoints" / "stores", run / "history"]
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
-    files += [run / name for name in ("config.yaml", "environment.json")]
+    files += [run / name for name in ("config.yaml", "environment.json", "result.json")]
     return [file.relative_to(run) for file in files if file.is_file()]
+
+
+def restore(source: Path, run: Path, sweep: Path) -> None:
+    """Put a copy of what `resumable` names into a run folder, which then goes on from there."""
+    with claim(run, look(run, overwrite=True), overwrite=True, part_of=sweep):
+        for file in sorted(source.rglob("*")):
+            if file.is_file():
+                write_bytes(run / file.relative_to(source), file.read_bytes())

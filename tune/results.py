@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 from rayfed.config.schema import to_dict
 from rayfed.record.files import write_parquet, write_text
 from rayfed.record.folder import finished
-from rayfed.report.table import Table, read_rows
+from rayfed.record.readers import read_rows
+from rayfed.report.table import Table
 from tune.experiment import Base
 from tune.folder import ERROR, Row, trial_folder
 from tune.searcher import REFUSED, load_study
@@ -180,7 +181,6 @@ def write(outcomes: Outcomes) -> Table | None:
         return None
     _write_config(outcomes, best, path / "best.yaml")
     if len(outcomes.sweep.objectives) > 1:
-        (path / "front").mkdir(exist_ok=True)
         for trial in outcomes.front:
             _write_config(outcomes, trial, path / "front" / f"{trial.number:04d}.yaml")
     return table(outcomes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tune.sweep import SearcherConfig
 
 STUDY = "sweep"
 JOURNAL = "optuna.journal"
+LOCK = re.compile(r"optuna\.journal\.lock([0-9a-f-]{36}\..*)?")
 MOST_REFUSED = 200
 """Largest number of invalid proposals in a row."""
 
@@ -174,9 +176,10 @@ def open_storage(folder: Path) -> optuna.storages.BaseStorage:
 
 
 def unlock(folder: Path) -> None:
-    """Remove the lock that a killed process may have left."""
+    """Remove the lock that a killed process may have left: a link to the journal, named by Optuna."""
     for lock in folder.glob(f"{JOURNAL}.lock*"):
-        lock.unlink(missing_ok=True)
+        if LOCK.fullmatch(lock.name) and lock.is_symlink() and lock.readlink().name == JOURNAL:
+            lock.unlink(missing_ok=True)
 
 
 def load_study(folder: Path) -> optuna.Study:

@@ -24,8 +24,10 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.metrics import Metrics, labels_of
 from rayfed.federation.executor import Executor
 from rayfed.record.files import write_text
+from rayfed.record.ownership import make_folder, remove
+from rayfed.record.readers import read_json, reading
 from tune.experiment import Base
-from tune.folder import ERROR, Row, resumable, rows_of, trial_folder
+from tune.folder import ERROR, Row, restore, resumable, rows_of, trial_folder
 from tune.lanes import Lanes, Stage, share_features
 from tune.shared import FrozenWeights, joined
 
@@ -127,8 +129,8 @@ class Trial(ray.tune.Trainable):
         ]
         self._rounds = configs[0].rounds
         self._algorithm = configs[0].algorithm
-        self._path.mkdir(parents=True, exist_ok=True)
-        (self._path / ERROR).unlink(missing_ok=True)
+        make_folder(self._path)
+        remove(self._path / ERROR)
         setups = [prepare(config, self._common.frozen.build) for config in configs]
         torch.set_num_threads(setups[0].world.threads)
         executors = self._executors(configs[0], setups)
@@ -210,11 +212,12 @@ class Trial(ray.tune.Trainable):
         """Continue after the round of a checkpoint; the run folders may contain later rounds already."""
         self._end()
         source = Path(str(checkpoint))
-        self._reported = int(json.loads((source / REACHED).read_text())["round"])
+        with reading(source / REACHED):
+            self._reported = int(read_json(source / REACHED, dict)["round"])
         for folder in sorted(source.glob("seed-*")):
             here = self._path / folder.name
             if not (here / "config.yaml").exists():  # the trial was on another node
-                shutil.copytree(folder, here, dirs_exist_ok=True)
+                restore(folder, here, self._common.folder)
 
 
 def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:

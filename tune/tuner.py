@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
+from rayfed.record.ownership import unlink_plain
+from rayfed.record.readers import DamagedError, read_json
 from rayfed.record.tracking import DATABASE, URI, variables, within
 from tune.checks import Search
 from tune.progress import Progress
@@ -19,6 +21,8 @@ from tune.sweep import Sweep
 
 RAY_FOLDER = "tune"
 """Folder of Ray Tune's files inside the folder of the sweep."""
+
+SNAPSHOT = re.compile(r"experiment_state-\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}\.json")
 
 
 def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
@@ -78,10 +82,12 @@ def _drop_unreadable(folder: Path) -> None:
     Ray then uses an older snapshot; without one, Optuna's journal and the run folders hold all results.
     """
     for file in folder.glob("experiment_state*.json"):
+        if not SNAPSHOT.fullmatch(file.name):
+            continue
         try:
-            json.loads(file.read_text())
-        except (ValueError, OSError):
-            file.unlink()
+            read_json(file, dict)
+        except DamagedError:
+            unlink_plain(file)
 
 
 def run_trials(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:

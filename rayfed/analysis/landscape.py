@@ -26,7 +26,8 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import Cohort, Ledger
 from rayfed.federation.params import mean_by_name, subtract
 from rayfed.federation.visit import fit
-from rayfed.record.files import read_table, write_parquet
+from rayfed.record.files import write_parquet
+from rayfed.record.readers import read_table
 from rayfed.types import Params, ServerState, Update, is_statistic
 
 Vectors: TypeAlias = npt.NDArray[np.float64]

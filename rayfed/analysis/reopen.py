@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,8 @@ from rayfed.data.client_data import Splits
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
-from rayfed.types import ServerState, is_statistic
+from rayfed.record.readers import DamagedError, read_bytes, read_json, read_tensors, reading
+from rayfed.types import Params, ServerState, is_statistic
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -45,8 +45,6 @@ def reopen(folder: Path) -> Finished:
         ConfigError: The folder is not that of a finished run, its data have changed, or it does not contain
             the whole model.
     """
-    from safetensors.torch import load_file
-
     tensors = folder / "model" / "params.safetensors"
     if not tensors.is_file():
         folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
@@ -54,11 +52,11 @@ def reopen(folder: Path) -> Finished:
         raise ConfigError(f"{str(folder)!r} is not the folder of a finished run: no {tensors.name}{hint}")
     config = load_run(folder)
     setup = prepare(config)
-    facts = json.loads((folder / "environment.json").read_text())
+    facts = read_json(folder / "environment.json", dict)
     for what, now in (("data", setup.dataset.digest), ("partition", setup.partition.digest)):
-        if facts[f"{what}_digest"] != now:
+        if facts.get(f"{what}_digest") != now:
             raise ConfigError(f"data: the {what} of {str(folder)!r} are not the same any more; run it again")
-    params = dict(load_file(tensors))
+    params = _final_tensors(tensors, setup.start)
     if config.train.batch_norm == "local" and _has_statistics(setup):
         raise ConfigError(
             "train.batch_norm: with 'local' the statistics stay with the clients and are not in the run's "
@@ -69,6 +67,14 @@ def reopen(folder: Path) -> Finished:
         raise ConfigError(f"algorithm: {config.algorithm!r} trains nothing, so there is nothing to analyse")
     state = replace(server.start(params), round=config.rounds)
     return Finished(folder=folder, config=config, setup=setup, state=state)
+
+
+def _final_tensors(file: Path, start: Params) -> Params:
+    params = read_tensors(file)
+    shapes = {name: (value.shape, value.dtype) for name, value in params.items()}
+    if shapes != {name: (value.shape, value.dtype) for name, value in start.items()}:
+        raise DamagedError(f"{file} cannot be read: its tensors are not those of this run's model")
+    return params
 
 
 def _has_statistics(setup: Setup) -> bool:
@@ -92,7 +98,8 @@ def evenly(rows: Indices, count: int) -> Indices:
 def mention(folder: Path, title: str, picture: Path) -> None:
     """Add a figure to report.md of the run, unless it is there already."""
     report = folder / "report.md"
-    text = report.read_text() if report.exists() else ""
+    with reading(report):
+        text = read_bytes(report).decode() if report.exists() else ""
     link = f"](figures/{picture.name})"
     if link not in text:
         write_text(report, f"{text}\n![{title}{link}\n")

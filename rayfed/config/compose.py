@@ -208,7 +208,7 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
         raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
     except RecursionError as err:
         raise ConfigError(f"{key}: {str(path)!r} is nested too deeply") from err
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
+    except (yaml.YAMLError, ValueError) as err:  # such as an integer of 9,000 digits
         raise ConfigError(f"{key}: {str(path)!r} is not YAML: {_reason(err)}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"{key}: {str(path)!r} holds no keys")

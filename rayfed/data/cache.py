@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from rayfed.data.config import DataConfig
@@ -30,7 +31,7 @@ def cache_folder(config: DataConfig) -> Path:
 
 
 def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:
-    """Remove prepared data sets, except those that are being prepared at the moment.
+    """Remove prepared data sets, and no other file, except those that are being prepared at the moment.
 
     Files that were prepared from an earlier state of the data, or with another version of the decoder, are
     not used again; only this function removes them. Lock files stay, because another process may wait for
@@ -46,7 +47,7 @@ def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:
     """
     count = 0
     num_bytes = 0
-    for path in sorted(path.with_suffix(".arrow") for path in cache.glob("*-*.lock")):
+    for path in sorted(path.with_suffix(".arrow") for path in cache.glob("*-*.lock") if _is_ours(path)):
         if keep is not None and (path == keep or _subject(path) != _subject(keep)):
             continue
         with path.with_suffix(".lock").open("a") as lock:
@@ -54,12 +55,31 @@ def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            for file in (path, *cache.glob(f"{path.stem}.*.tmp")):
-                if file.exists():
+            for file in (path, *temporaries(path)):
+                if file.is_file() and not file.is_symlink():
                     count += 1
                     num_bytes += file.stat().st_size
                     file.unlink()
     return count, num_bytes
+
+
+SHARD = re.compile(r"[A-Za-z0-9_-]*-\d+-[0-9a-f]{20}")
+
+
+def _is_ours(lock: Path) -> bool:
+    """Whether a lock is that of a shard: an empty file with such a name."""
+    return (
+        bool(SHARD.fullmatch(lock.stem))
+        and not lock.is_symlink()
+        and lock.is_file()
+        and not lock.stat().st_size
+    )
+
+
+def temporaries(shard: Path) -> list[Path]:
+    """What processes have written of a shard that is not complete."""
+    pattern = re.compile(re.escape(shard.stem) + r"\.\d+\.tmp")
+    return [path for path in shard.parent.glob(f"{shard.stem}.*.tmp") if pattern.fullmatch(path.name)]
 
 
 def _subject(path: Path) -> str:

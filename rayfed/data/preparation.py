@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rayfed.data.cache import temporaries
 from rayfed.data.formats import arrow_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
@@ -77,7 +78,7 @@ def prepare(
     with _lock(path.with_suffix(".lock")):
         if not _is_whole(path):
             # Only the process with the lock writes these files, so they are left from one that was killed.
-            for stale in path.parent.glob(f"{path.stem}.*.tmp"):
+            for stale in temporaries(path):
                 stale.unlink(missing_ok=True)
             listing = source.scan()
             check(listing)

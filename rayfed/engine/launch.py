@@ -29,6 +29,7 @@ def launch(
     path: Path,
     notify: Callable[[str], None] = lambda _: None,
     resume: bool = False,
+    claim: str = "",
 ) -> Iterator[Row]:
     """Conduct an experiment where the config says; yields a row per round, then the digest.
 
@@ -38,13 +39,14 @@ def launch(
         path: Folder of the run.
         notify: Told what is being started.
         resume: Go on after the last checkpoint in the folder, if there is one.
+        claim: Of the command, in the marker of the folder.
 
     Raises:
         ConfigError: The cluster does not answer or cannot hold the actors.
         ClientError: A client failed.
         ClusterError: The driver or all client actors were lost.
     """
-    keeping = Keeping.of(setup, config, path, resume)
+    keeping = Keeping.of(setup, config, path, resume, claim)
     if config.cluster.executor == "inline":
         executor = InlineExecutor(setup.world, setup.weights, config.failures)
         yield from conduct(setup.experiment, executor, setup.start, keeping)

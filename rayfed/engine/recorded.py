@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,9 @@ from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
 from rayfed.record.checkpoint import Checkpoints, Saved
 from rayfed.record.folder import RunFolder
+from rayfed.record.history import History
 from rayfed.record.round import Round
+from rayfed.record.seal import NOTHING, Basis
 from rayfed.record.tracking import NO_TRACKING, Tracking
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Params
@@ -41,6 +44,8 @@ class Keeping:
         resume: Go on from the last checkpoint in the folder.
         tensorboard: Also write for TensorBoard.
         tracking: Also send to MLflow or W&B.
+        basis: What checkpoints stand on.
+        claim: Of the command that lets the rounds be written; empty: nobody can have taken the folder.
     """
 
     path: Path
@@ -50,9 +55,11 @@ class Keeping:
     resume: bool = False
     tensorboard: bool = True
     tracking: Tracking = NO_TRACKING
+    basis: Basis = NOTHING
+    claim: str = ""
 
     @classmethod
-    def of(cls, setup: Setup, config: Config, path: Path, resume: bool) -> Keeping:
+    def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
         """As the config says."""
         return cls(
             path=path,
@@ -62,7 +69,17 @@ class Keeping:
             resume=resume,
             tensorboard=config.tensorboard,
             tracking=Tracking.of(config.trackers, to_dict(config)),
+            basis=basis_of(config, setup),
+            claim=claim,
         )
+
+
+def basis_of(config: Config, setup: Setup) -> Basis:
+    """The config and the digests of what a run computes with."""
+    data = {"data_digest": setup.dataset.digest, "partition_digest": setup.partition.digest}
+    if config.faults.trace:
+        data["trace_digest"] = hashlib.sha256(Path(config.faults.trace).read_bytes()).hexdigest()
+    return Basis(config=to_dict(config), data=data)
 
 
 class Watch(Protocol):
@@ -98,8 +115,8 @@ def conduct(
         StorageError: Something cannot be written.
         StoppedError: The run was asked to end.
     """
-    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard, keeping.tracking)
-    checkpoints = Checkpoints(keeping.path, keeping.keep)
+    folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard, keeping.tracking, keeping.claim)
+    checkpoints = Checkpoints(keeping.path, keeping.keep, keeping.basis)
 
     def note(event: Event) -> None:
         folder.event(event)
@@ -116,7 +133,7 @@ def conduct(
             if saved:
                 saved.restore(executor)
             try:
-                keeper = _Keeper(checkpoints, executor, keeping)
+                keeper = _Keeper(checkpoints, executor, keeping, folder.history)
                 yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
@@ -182,6 +199,7 @@ class _Keeper:
     checkpoints: Checkpoints
     executor: Executor
     keeping: Keeping
+    history: History
     unsaved: tuple[Round, dict[str, Kept]] | None = None
 
     def finished(self, done: Round, due: bool) -> None:
@@ -193,5 +211,6 @@ class _Keeper:
     def save_last(self) -> None:
         if self.unsaved is not None:
             done, stores = self.unsaved
-            self.checkpoints.save(done.state, done.scores.get("personal"), stores, self.executor)
+            seal = self.history.digest(done.state.round + 1)
+            self.checkpoints.save(done.state, done.scores.get("personal"), stores, self.executor, seal)
             self.unsaved = None

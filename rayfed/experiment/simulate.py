@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from rayfed.config.schema import Config
     from rayfed.engine.setup import Setup
+    from rayfed.record.claim import Claim
     from rayfed.types import Params
 
 
@@ -40,23 +42,24 @@ class Result:
         """One row a round: the lines of result.json."""
         import pandas as pd
 
-        from rayfed.report.table import read_rows
+        from rayfed.record.readers import read_rows
 
         return pd.DataFrame(read_rows(self.path))
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The last round that was evaluated."""
-        from rayfed.report.table import last_evaluated, read_rows
+        from rayfed.record.readers import read_rows
+        from rayfed.report.table import last_evaluated
 
         return last_evaluated(read_rows(self.path))
 
     @property
     def params(self) -> Params:
         """The final trainable tensors by global name."""
-        from safetensors.torch import load_file
+        from rayfed.record.readers import read_tensors
 
-        return dict(load_file(self.path / "model" / "params.safetensors"))
+        return read_tensors(self.path / "model" / "params.safetensors")
 
 
 def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
@@ -79,67 +82,149 @@ def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
     return execute(checked, quiet)
 
 
-def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: bool = False) -> Result:
+def execute(
+    config: Config,
+    quiet: bool = False,
+    as_json: bool = False,
+    claim: Claim | None = None,
+    part_of: Path | None = None,
+) -> Result:
     """Prepare, run and report one checked config.
 
     Args:
-        config: The experiment; with `resume`, `output` is a folder that holds it already.
+        config: The experiment; with `claim`, `output` is a folder that holds it already.
         quiet: Show nothing.
-        resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
         as_json: Write one JSON object a round to standard output, and all else to standard error.
+        claim: Of the folder of a run, which goes on from its last checkpoint; a finished one is only reported
+            again. None: a new run begins.
+        part_of: Folder of the run that this one is a part of.
+
+    Raises:
+        ConfigError: Something in the input is wrong, or the folder is not ours to write to.
     """
-    from rayfed.config.variants import comparisons
-    from rayfed.engine import preflight
-    from rayfed.engine.setup import prepare
-    from rayfed.record.folder import create, discard, finished
+    from rayfed.record import claim as folders
     from rayfed.record.tracking import check
 
     check(config.trackers)
-    tell = teller(quiet, as_json)
-    if resume:
-        path = Path(str(config.output))
-    else:
-        path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
+    show = Show(quiet, as_json)
+    if claim is not None:
+        return _work(config, claim, _plan(config, claim.path), show, resume=True)
+    path = Path(config.output) if config.output else _new_folder(config)
+    seen = folders.look(path, config.overwrite)
+    plan = _plan(config, path)
+    with folders.claim(path, seen, config.overwrite, part_of) as own:
+        return _work(config, own, plan, show, resume=False)
+
+
+@dataclass(frozen=True)
+class Show:
+    """What the user sees: nothing, text, or JSON objects."""
+
+    quiet: bool
+    as_json: bool
+
+    @property
+    def tell(self) -> Callable[[str], None]:
+        return teller(self.quiet, self.as_json)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked experiment.
+
+    Attributes:
+        setup: It prepared; None for protocol=leave_one_out, which is nothing but its folds.
+        others: The folds, or the runs that it is compared with, by name.
+    """
+
+    setup: Setup | None
+    others: Mapping[str, Config]
+
+
+def _plan(config: Config, path: Path) -> Plan:
+    """Prepare an experiment, and once all that belong to it to be sure of them; `path` is not touched.
+
+    Raises:
+        ConfigError: One of them cannot be run.
+    """
+    from rayfed.config.variants import comparisons, folds
+    from rayfed.engine import preflight
+    from rayfed.engine.setup import prepare
+
     if config.protocol == "leave_one_out":
-        return _each_domain_out(config, path, quiet, resume, as_json)
-    began = time.perf_counter()
-    try:
-        others = comparisons(config, path)
-        setup = prepare(config)
-        preflight.check(config.cluster, setup, path, config.checkpoint.keep + 1)
-    except ConfigError:
-        if not resume:
-            discard(path)
-        raise
+        runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
+        for run in runs.values():
+            _plan(run, Path(str(run.output)))
+        return Plan(None, runs)
+    others = comparisons(config, path)
+    for other in others.values():
+        prepare(other)
+    setup = prepare(config)
+    preflight.check(config.cluster, setup, path, config.checkpoint.keep + 1)
+    return Plan(setup, others)
+
+
+def _work(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> Result:
+    """Run what was checked, in a folder that is ours."""
+    from rayfed.experiment.begin import begin
+    from rayfed.record.folder import finished
+
+    if plan.setup is None:
+        return _each_domain_out(config, claim, plan.others, show, resume)
+    path, began = claim.path, time.perf_counter()
     digest = finished(path, config.rounds) if resume else ""
-    if not digest:
-        record(config, setup, path, tell, resume)
-        digest = _conduct(config, setup, path, quiet, resume, as_json)
-    save = getattr(setup.world.tuning, "save", None)
-    if save is not None:
-        save(Result(path, digest).params, config.model.name, path / "model")
-    for name, other in others.items():
-        tell(f"\ncompare={name}")
-        execute(other, quiet, resume and _is_run(other), as_json)
-    _report(path, tell, tuple(others))
-    tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
+    if digest:
+        claim.take_over()
+    else:
+        begin(config, plan.setup, claim, show.tell, resume)
+        digest = _conduct(config, plan.setup, claim, show, resume)
+    _save_adapters(config, plan.setup, Result(path, digest))
+    for name, other in plan.others.items():
+        show.tell(f"\ncompare={name}")
+        _part(other, path, show, resume)
+    _report(path, show.tell, tuple(plan.others))
+    show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
 
-def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool, as_json: bool) -> str:
+def _part(config: Config, whole: Path, show: Show, resume: bool) -> Result:
+    """Run an experiment that belongs to another one, or go on with it."""
+    from rayfed.record.claim import claim_again
+
+    path = Path(str(config.output))
+    if resume and (path / "config.yaml").exists():
+        with claim_again(path) as own:
+            return execute(config, show.quiet, show.as_json, claim=own)
+    return execute(config, show.quiet, show.as_json, part_of=whole)
+
+
+def _save_adapters(config: Config, setup: Setup, result: Result) -> None:
+    """Write the adapters beside the tensors as other libraries read them, where the tuning can do so."""
+    from rayfed.record.files import write_bytes
+
+    save = getattr(setup.world.tuning, "save", None)
+    if save is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:  # a library writes them, which does not know what is ours
+        save(result.params, config.model.name, Path(folder))
+        for file in sorted(Path(folder).iterdir()):
+            write_bytes(result.path / "model" / file.name, file.read_bytes())
+
+
+def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool) -> str:
     """Run all rounds and show them; the digest of the final tensors."""
     from rayfed.engine.launch import launch
-    from rayfed.record.folder import discard
 
-    tell, digest = teller(quiet, as_json), ""
-    shown = path if as_json else None
+    path, digest = claim.path, ""
+    shown = path if show.as_json else None
     try:
-        for row in follow(launch(setup, config, path, tell, resume), config.rounds, quiet, shown):
+        rounds = launch(setup, config, path, show.tell, resume, claim.token)
+        for row in follow(rounds, config.rounds, show.quiet, shown):
             digest = row.get("sha256", digest)
             _look_for_stop()
     except ConfigError:
-        if not resume and not (path / "result.json").exists():  # refused; the same output can be used again
-            discard(path)
+        if not (path / "result.json").exists():  # refused; the same output can be used again
+            claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt):
         say(f"continue with: python -m rayfed.resume {path}", sys.stderr)
@@ -152,81 +237,42 @@ def _look_for_stop() -> None:
         raise KeyboardInterrupt
 
 
-def _each_domain_out(config: Config, path: Path, quiet: bool, resume: bool, as_json: bool) -> Result:
+def _each_domain_out(
+    config: Config, claim: Claim, runs: Mapping[str, Config], show: Show, resume: bool
+) -> Result:
     """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
     import yaml
 
     from rayfed.config.schema import to_dict
-    from rayfed.config.variants import folds
-    from rayfed.engine.setup import prepare
     from rayfed.record.files import write_text
-    from rayfed.record.folder import discard
+    from rayfed.record.readers import reading
     from rayfed.report.leave_one_out import table_of
 
-    tell = teller(quiet, as_json)
-    try:
-        runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
-    except ConfigError:
-        if not resume:
-            discard(path)
-        raise
+    path = claim.path
+    if resume:
+        claim.take_over()
     write_text(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
     done = {}
     for name, fold in runs.items():
-        tell(f"\nheld out: {name}")
-        done[name] = execute(fold, quiet, resume and _is_run(fold), as_json)
-    table = table_of(config, {name: result.path for name, result in done.items()})
+        show.tell(f"\nheld out: {name}")
+        done[name] = _part(fold, path, show, resume)
+    with reading(path):
+        table = table_of(config, {name: result.path for name, result in done.items()})
     write_text(path / "report.md", table.markdown())
-    tell("\n" + table.text())
+    show.tell("\n" + table.text())
     return Result(path, hashlib.sha256("".join(r.sha256 for r in done.values()).encode()).hexdigest())
-
-
-def _is_run(config: Config) -> bool:
-    """Whether the folder of a config already holds a run."""
-    return (Path(str(config.output)) / "config.yaml").exists()
-
-
-def record(config: Config, setup: Setup, path: Path, tell: Callable[[str], None], resume: bool) -> None:
-    """Write what will be run, and show who has what.
-
-    Raises:
-        ConfigError: The run that is continued had other data.
-    """
-    from rayfed.config.schema import to_dict
-    from rayfed.data.partition.manifest import describe, save_manifest
-    from rayfed.objective import objective
-    from rayfed.record.folder import begun_with, describe_run
-
-    partition, dataset = setup.partition, setup.dataset
-    facts = {
-        "data_digest": dataset.digest,
-        "partition_digest": partition.digest,
-        "bad_images_skipped": dataset.skipped,
-        "task": dataset.task,
-        "examples": objective(dataset.task).examples,
-        "tensors_trained": len(setup.start),
-        "numbers_trained": sum(v.numel() for v in setup.start.values()),
-        "threads": config.cluster.threads,
-    }
-    if config.faults.trace:
-        facts["trace_digest"] = hashlib.sha256(Path(config.faults.trace).read_bytes()).hexdigest()
-    if resume:
-        begun_with(path, facts)
-    describe_run(path, to_dict(config), facts)
-    save_manifest(partition, path / "partition.parquet", dataset)
-    tell(describe(partition, dataset))
-    if dataset.skipped:
-        tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
 
 def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:
     from rayfed.record.files import write_text
+    from rayfed.record.readers import reading
     from rayfed.report.comparison import with_others
     from rayfed.report.figures import draw_figures
     from rayfed.report.table import final_table
 
-    table = with_others(final_table(path), path, others)
-    pictures = (f"\n![{title}](figures/{file.name})\n" for title, file in draw_figures(path).items())
+    with reading(path):
+        table = with_others(final_table(path), path, others)
+        pictures = [f"\n![{title}](figures/{file.name})\n" for title, file in draw_figures(path).items()]
     write_text(path / "report.md", table.markdown() + "".join(pictures))
     tell("\n" + table.text())
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import StorageError
+from rayfed.record.ownership import make_folder, note, temporary
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then move it into place.
+    """Let `write` fill a temporary file on the disk of `path`, then move it into place.
+
+    In the folder of a run, the list of the run's files names it before it is there.
 
     Raises:
-        StorageError: The disk is full, or the folder cannot be written.
+        StorageError: The disk is full, the folder cannot be written, or somebody else's file is in the way.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        temporary.replace(path)
+        make_folder(path.parent)
+        note(path)
+        where = temporary(path)
+        try:
+            write(where)
+            where.replace(path)
+        finally:
+            with suppress(OSError):
+                where.unlink(missing_ok=True)
     except OSError as err:
         why = os.strerror(err.errno) if err.errno else str(err)
         raise StorageError(f"cannot write {path}: {why}") from err
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,12 +62,3 @@ def write_table(path: Path, table: pa.Table) -> None:
     import pyarrow.parquet as pq
 
     write_whole(path, lambda p: pq.write_table(table, p))
-
-
-def read_table(folder: Path, table: str) -> Sequence[Mapping[str, Any]]:
-    """Rows of `<table>.parquet` of a run, or none."""
-    import pyarrow.parquet as pq
-
-    path = folder / f"{table}.parquet"
-    rows: Sequence[Mapping[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
-    return rows

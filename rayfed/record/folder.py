@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import logging
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -21,10 +19,14 @@ from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
+from rayfed.record.history import FOLDER as HISTORY
 from rayfed.record.history import History
+from rayfed.record.lock import WRITER, locked
+from rayfed.record.ownership import note, read_mark, remove
+from rayfed.record.readers import DamagedError, read_bytes, read_json, read_rows, read_tensors, reading
 from rayfed.record.round import Round
 from rayfed.record.tensorboard import Board, Ending
-from rayfed.record.trackers import KINDS, MEMORY, Tracker
+from rayfed.record.trackers import KINDS, Tracker
 from rayfed.record.tracking import NO_TRACKING, Tracking
 from rayfed.types import Params
 
@@ -38,32 +40,6 @@ DIGESTS = {
     "partition_digest": "data.partition: the clients' images",
     "trace_digest": "faults.trace: the file",
 }
-LOCK = ".lock"
-LOCK_PATIENCE, LOCK_PAUSE = 20.0, 0.25  # seconds
-
-
-def create(path: Path, overwrite: bool = False) -> Path:
-    """Make the folder of a run and prove that it can be written.
-
-    Raises:
-        ConfigError: It holds an earlier run, or it cannot be written.
-    """
-    try:
-        if (path / "result.json").exists() or (path / "config.yaml").exists():
-            if not overwrite:
-                raise ConfigError(
-                    f"output: {str(path)!r} already holds a run; choose another folder, set overwrite=true, "
-                    f"or continue it with python -m rayfed.resume {path}"
-                )
-            _clear(path)
-        (path / "model").mkdir(parents=True, exist_ok=True)
-        write_text(path / ".writable", "")
-        (path / ".writable").unlink()
-    except OSError as err:
-        raise ConfigError(f"output: cannot write to {str(path)!r}: {err.strerror}") from err
-    except StorageError as err:
-        raise ConfigError(f"output: {err}") from err
-    return path
 
 
 def finished(path: Path, rounds: int) -> str:
@@ -72,44 +48,24 @@ def finished(path: Path, rounds: int) -> str:
     Raises:
         ConfigError: The folder says that it is finished, but cannot be read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        lines = (path / "result.json").read_text().splitlines()
-        if not (path / TENSORS).exists() or json.loads(lines[-1])["round"] < rounds:
-            return ""
-        return digest(load_file(path / TENSORS))
-    except FileNotFoundError:
+        rows = read_rows(path) if (path / "result.json").exists() else []
+    except DamagedError:
+        if (path / TENSORS).exists():
+            raise
+        return ""  # it is written again from the history
+    if not rows or rows[-1]["round"] < rounds or not (path / TENSORS).exists():
         return ""
-    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as err:
-        raise ConfigError(f"{path}: the finished run cannot be read: {err}") from err
+    return digest(read_tensors(path / TENSORS))
 
 
-def discard(path: Path) -> None:
-    """Remove what a run that never began has left, and the folder if nothing else is in it."""
-    _clear(path)
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-
-
-def _clear(path: Path) -> None:
-    """Remove the files of an earlier run, and nothing that a run does not write."""
-    for name in ("model", "figures", "tensorboard", "checkpoints", "history", "compare", "wandb"):
-        shutil.rmtree(path / name, ignore_errors=True)
-    for pattern in (
-        "*.parquet",
-        "result.json",
-        "progress.csv",
-        "config.yaml",
-        "environment.json",
-        "report.*",
-        EVENTS,
-        MEMORY,
-        LOCK,
-    ):
-        for file in path.glob(pattern):
-            file.unlink()
+def rounds_on_disk(path: Path) -> int:
+    """How many rounds a run has finished, as far as its files say."""
+    try:
+        rows = len(read_rows(path))
+    except DamagedError:
+        rows = 0
+    return max(rows, sum(1 for _ in (path / HISTORY).glob("*.json.gz")))
 
 
 def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -128,16 +84,13 @@ def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: The images or their partition are others now.
     """
-    try:
-        before = json.loads((path / "environment.json").read_text())
-    except (OSError, ValueError) as err:
-        raise ConfigError(
-            f"{path}: environment.json cannot be read, so this run cannot be continued"
-        ) from err
+    file = path / "environment.json"
+    before = read_json(file, dict)
     for key, name in DIGESTS.items():
         if before.get(key) != facts.get(key):
             raise ConfigError(f"{name} changed since the run in {path} began; put back what it began with")
-    changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
+    with reading(file):
+        changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
     if changed:
         log.warning("%s began with other versions of %s: the last bits may differ", path, ", ".join(changed))
 
@@ -151,6 +104,7 @@ class RunFolder:
         domains: Mapping[str, str],
         tensorboard: bool = True,
         tracking: Tracking = NO_TRACKING,
+        claim: str = "",
     ) -> None:
         """What it writes to.
 
@@ -159,31 +113,28 @@ class RunFolder:
             domains: Of every client.
             tensorboard: Also write for that.
             tracking: Also send to these trackers.
+            claim: Of the command that lets this process write; empty: there is no marker to compare it with.
         """
-        self.path = path
+        self.path, self._claim = path, claim
         self.history = History(path)
         self._domains = domains
         self._rows: list[dict[str, Any]] = []
+        self._noted = False  # whether the list of the run's files has the events
         trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Be the only process that writes here, as long as this lasts.
+        """Be the only process that writes rounds here, as long as this lasts.
 
         Raises:
-            ConfigError: Another process is writing this run, and does not end soon.
+            ConfigError: Another process is writing this run and does not end soon, or another command has it.
         """
-        with (self.path / LOCK).open("w") as file:
-            for _ in range(int(LOCK_PATIENCE / LOCK_PAUSE)):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:  # a killed run's driver may need a moment to end
-                    time.sleep(LOCK_PAUSE)
-            else:
+        with locked(self.path, WRITER):
+            mark = read_mark(self.path)
+            if self._claim and (mark is None or mark.claim != self._claim):
                 raise ConfigError(
-                    f"output: another process is running in {str(self.path)!r}; wait or stop it"
+                    f"output: another command has begun in {str(self.path)!r} since; wait or stop it"
                 )
             ending: Ending = "failed"
             try:
@@ -198,7 +149,7 @@ class RunFolder:
 
     def begin(self, rounds: int = 0) -> None:
         """Keep this many rounds of what is there already, and forget the others."""
-        (self.path / TENSORS).unlink(missing_ok=True)  # its presence says that the run is finished
+        remove(self.path / TENSORS)  # its presence says that the run is finished
         self._rows = self.history.cut(rounds)
         for writer in self._writers:
             writer.begin(self.history.entries())
@@ -224,6 +175,9 @@ class RunFolder:
         """Write down a failure at once: it may be the last thing this run does."""
         row = {**asdict(event), "round": event.round + 1, "time": time.time()}
         try:
+            if not self._noted:
+                note(self.path / EVENTS)
+                self._noted = True
             with (self.path / EVENTS).open("a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as err:
@@ -233,8 +187,7 @@ class RunFolder:
         """Write every table, and the events."""
         self.history.write_tables(self.path)
         if (self.path / EVENTS).exists():
-            lines = (self.path / EVENTS).read_text().splitlines()
-            write_parquet(self.path / "events.parquet", [json.loads(line) for line in lines])
+            write_parquet(self.path / "events.parquet", _events(self.path / EVENTS))
 
     def finish(self, params: Params) -> str:
         """Write the final tensors and all tables; returns the sha256 of the tensors."""
@@ -270,6 +223,16 @@ class RunFolder:
             "metric": metric,
             "value": float(value),
         }
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The events that can be read; a crash may have cut the last one off."""
+    events = []
+    for line in read_bytes(path).splitlines():
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            events += [event] if isinstance(event, dict) else []
+    return events
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayfed.errors import StorageError
+from rayfed.record.ownership import make_folder, note, remove, written
 
 FOLDER = "tensorboard"
 Entry = Mapping[str, Any]
@@ -41,11 +41,13 @@ class Board:
         from tensorboardX.record_writer import RecordWriter
 
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        for file in written(self.path):
+            remove(file)
         # TensorBoard reads files in the order of their names, and forgets one that is gone.
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         try:
-            self.path.mkdir(parents=True)
+            make_folder(self.path)
+            note(self.path / name)
             self._writer = RecordWriter(str(self.path / name))
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
             for entry in entries:

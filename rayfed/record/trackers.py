@@ -21,6 +21,7 @@ from rayfed.errors import StorageError
 from rayfed.federation.executor import Event
 from rayfed.record.files import write_text
 from rayfed.record.layout import COMPARE
+from rayfed.record.readers import DamagedError, read_json, reading
 from rayfed.record.tensorboard import Ending, Entry, scalars
 from rayfed.record.tracking import DATABASE, EXPERIMENT, PROJECT, URI, Tracking, said, within
 
@@ -241,9 +242,10 @@ def _home(run: Path) -> Path:
 
 def _recall(run: Path) -> dict[str, tuple[str, int]]:
     try:
-        tree = json.loads((run / MEMORY).read_text())
-        return {str(name): (str(own["run"]), int(own["step"])) for name, own in tree.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        tree = read_json(run / MEMORY, dict)
+        with reading(run / MEMORY):
+            return {str(name): (str(own["run"]), int(own["step"])) for name, own in tree.items()}
+    except DamagedError:
         return {}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayfed.objective import METRICS, metric_of
+from rayfed.record.readers import read_rows
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
 from rayfed.report.gap_figures import gap_variance
@@ -19,7 +20,6 @@ from rayfed.report.group_figures import (
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.partition_figure import partition_map
-from rayfed.report.table import read_rows
 
 
 def score_by_domain(folder: Path) -> Path | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.record.files import read_table
+from rayfed.record.readers import read_table
 from rayfed.report.group_figures import save_figure
 
 LABELS = {

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.files import read_table, write_whole
+from rayfed.record.files import write_whole
+from rayfed.record.readers import read_table
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -155,7 +156,6 @@ def save_figure(figure: Any, folder: Path, name: str) -> Path:
     from matplotlib import pyplot as plt
 
     figure.tight_layout()
-    (folder / "figures").mkdir(exist_ok=True)
     path = folder / "figures" / f"{name}.png"
     write_whole(path, lambda p: figure.savefig(p, dpi=120, format="png"))
     plt.close(figure)

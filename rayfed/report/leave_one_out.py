@@ -18,7 +18,8 @@ import numpy as np
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.layout import COMPARE
-from rayfed.report.table import Table, read_rows
+from rayfed.record.readers import read_rows
+from rayfed.report.table import Table
 
 MEASURES = {
     "clients": "personalization",

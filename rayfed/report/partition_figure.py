@@ -28,7 +28,6 @@ def partition_map(folder: Path) -> Path | None:
         return None
     table = pq.read_table(source, columns=["label", "domain", "client", "split"])
     classes = json.loads((table.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
-    path.parent.mkdir(exist_ok=True)
     return path if draw_partition(table, classes, path) else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
+from rayfed.record.readers import read_json, read_rows, read_yaml
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class Table:
         return "\n".join([self.title, rule, _aligned(self.columns, widths), rule, *body, rule, *self.notes])
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of result.json, one per round."""
-    return [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
-
-
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The last row with scores; empty where no round was evaluated."""
     return next((row for row in reversed(rows) if metric_of(row)), {})
@@ -55,9 +50,7 @@ def final_table(folder: Path) -> Table:
 
     With `evaluation.table: clients`, the table has one row per model with statistics over clients instead.
     """
-    import yaml
-
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = read_yaml(folder / "config.yaml")
     history = read_rows(folder)
     row = last_evaluated(history)
     metric = metric_of(row) or METRICS[0]
@@ -174,7 +167,7 @@ def test_counts(folder: Path) -> dict[str, int]:
 def _examples(folder: Path) -> str:
     """Word for the examples of the data set."""
     path = folder / "environment.json"
-    return str(json.loads(path.read_text()).get("examples", "images")) if path.exists() else "images"
+    return str(read_json(path, dict).get("examples", "images")) if path.exists() else "images"
 
 
 def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from algorithms._gaps import variance
 from algorithms.faa import guards, slopes_of
 from algorithms.fft_gp import fairness_aware_weights
 from algorithms.ga import adjusted_weights, step_at
-from rayfed.report.table import read_rows
+from rayfed.record.readers import read_rows
 
 A = [0.25, 0.25, 0.25, 0.25]
 GAPS = [0.4, 0.1, -0.05, 0.3]

@@ -9,7 +9,7 @@ from algorithms._meta import meta_step
 from algorithms.ditto import personal_loss
 from algorithms.fft_gp import coral
 from algorithms.grace import consistent_weights
-from rayfed.report.table import read_rows
+from rayfed.record.readers import read_rows
 
 A1 = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
 C1 = torch.tensor([1.0, -1.0])

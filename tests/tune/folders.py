@@ -1,6 +1,6 @@
 """Reading the folders of sweeps and runs."""
 
-from rayfed.report.table import read_rows
+from rayfed.record.readers import read_rows
 
 WALL = ("seconds", "seconds_training")
 

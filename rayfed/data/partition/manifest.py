@@ -129,6 +129,12 @@ def _pieces(partition: Partition) -> Iterator[tuple[str, str, NDArray[np.int64]]
         yield "", "held_out", own
 
 
+def with_digests(partition: Partition, dataset: Dataset) -> pa.Table:
+    """The rows of the manifest with the digests of partition and data."""
+    about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
+    return to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
+
+
 def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
     """Write the table as a parquet file, with the digests of partition and data and the class names.
 
@@ -136,8 +142,7 @@ def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
     """
     import pyarrow.parquet as pq
 
-    about = {"partition": partition.digest, "data": dataset.digest, "classes": dataset.classes}
-    table = to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
+    table = with_digests(partition, dataset)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(table, temporary)

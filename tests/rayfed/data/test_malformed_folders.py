@@ -113,8 +113,8 @@ CASES = [
     ),
     Case("an output that is a file", "output | Not a directory", make=lambda folder: [f"output={__file__}"]),
     Case(
-        "a run that is there already",
-        "output | already holds a run",
+        "somebody else's config in the output folder",
+        "output | config.yaml | holds no run",
         make=lambda folder: [(folder / "config.yaml").touch(), f"output={folder}"][1:],
     ),
     # Images.

@@ -11,7 +11,8 @@ from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
-from rayfed.report.table import client_table, final_table, read_rows
+from rayfed.record.readers import read_rows
+from rayfed.report.table import client_table, final_table
 from tests.rayfed.data.readers.test_shakespeare import script
 
 METHODS = ("fedavg", "qffl", "afl", "ga", "perfedavg", "ditto", "grace", "fft_gp")

@@ -18,9 +18,9 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
 from rayfed.federation.visit import evaluate, fit
 from rayfed.record.files import write_parquet
+from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
 from rayfed.report.gap_figures import gap_variance, gap_variances
-from rayfed.report.table import read_rows
 
 V5 = ([0.4, 0.1, 0.05, 0.3], 0.655)
 FEW = ("data.limit=60", "data.val=6", "rounds=2", "cluster=inline", "compare=[]", "model.options={depth: 2}")

@@ -5,8 +5,8 @@ import yaml
 
 import rayfed
 from rayfed.errors import ConfigError
+from rayfed.record.readers import read_rows
 from rayfed.report.leave_one_out import check_unseen, selected
-from rayfed.report.table import read_rows
 
 FEW = ("protocol=leave_one_out", "rounds=2", "model.options={depth: 1}", "data.val=4")
 DOMAINS = "data.domains=[plain, street, fonts]"

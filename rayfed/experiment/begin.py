@@ -1,0 +1,43 @@
+"""Writes into the folder of a run what will be run, before its first round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rayfed.config.schema import Config, to_dict
+from rayfed.data.partition.manifest import describe, with_digests
+from rayfed.engine.recorded import basis_of
+from rayfed.engine.setup import Setup
+from rayfed.objective import objective
+from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.claim import Claim
+from rayfed.record.files import write_table
+from rayfed.record.folder import begun_with, describe_run, rounds_on_disk
+
+
+def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
+    """Write what will be run, and show who has what.
+
+    Raises:
+        ConfigError: The run that is continued had other data or another config, or lost its checkpoints.
+    """
+    partition, dataset, path = setup.partition, setup.dataset, claim.path
+    basis = basis_of(config, setup)
+    facts = {
+        **basis.data,
+        "bad_images_skipped": dataset.skipped,
+        "task": dataset.task,
+        "examples": objective(dataset.task).examples,
+        "tensors_trained": len(setup.start),
+        "numbers_trained": sum(v.numel() for v in setup.start.values()),
+        "threads": config.cluster.threads,
+    }
+    if resume:
+        begun_with(path, facts)
+        Checkpoints(path, basis=basis).check(rounds_on_disk(path))
+        claim.take_over()
+    describe_run(path, to_dict(config), facts)
+    write_table(path / "partition.parquet", with_digests(partition, dataset))
+    tell(describe(partition, dataset))
+    if dataset.skipped:
+        tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")

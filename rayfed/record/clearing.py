@@ -1,0 +1,86 @@
+"""Removes from a folder what the list of its run names, and nothing else; the caller holds the locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rayfed.record.lock import COMMAND, WRITER
+from rayfed.record.ownership import (
+    MARKER,
+    NAMES,
+    SAVED,
+    Mark,
+    forget_names,
+    names_of,
+    no_link_above,
+    read_mark,
+    unlink_plain,
+)
+from rayfed.record.readers import DamagedError
+
+KEPT = (COMMAND, WRITER, MARKER, NAMES, f"{MARKER}.tmp", f"{NAMES}.tmp")
+"""Our own files in a folder beside those that the list names."""
+
+
+def mark_of(path: Path) -> Mark | None:
+    """The marker of a folder; None also where it is damaged."""
+    try:
+        return read_mark(path)
+    except DamagedError:
+        return None
+
+
+def clear(root: Path) -> None:
+    """Remove what the list of a folder names, its parts included, and begin a new list; follow no link."""
+    for part in parts(root):
+        clear(part)
+        remove_kept(part)
+    names = names_of(root)
+    found = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
+    for name in found:
+        if not name.endswith("/"):
+            unlink_plain(root / name)
+    remove_empty([root / name for name in sorted(found) if name.endswith("/")])
+    names.clear()
+
+
+def parts(root: Path) -> list[Path]:
+    """Folders of the runs that are part of this one, such as those that it is compared with."""
+    folders = [root / name for name in names_of(root).all() if name.endswith("/")]
+    return [
+        path
+        for path in folders
+        if no_link_above(root, path / MARKER) and mark_of(path) is not None and path.is_dir()
+    ]
+
+
+def join(whole: Path, part: Path) -> None:
+    """Add a folder to the list of the run that it is a part of."""
+    name = f"{part.absolute().relative_to(whole.absolute()).as_posix()}/"
+    if mark_of(whole) is not None and not names_of(whole.absolute()).has(name):
+        names_of(whole.absolute()).add(name)
+
+
+def remove_kept(path: Path) -> None:
+    """Remove marker, list and locks from a folder that holds nothing else; the locks are held."""
+    if {found.name for found in path.iterdir()} <= set(KEPT):
+        for name in (f"{NAMES}.tmp", NAMES, f"{MARKER}.tmp", MARKER, WRITER, COMMAND):
+            unlink_plain(path / name)
+        forget_names(path)
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of these folders that are empty, inner ones first."""
+    for path in reversed(folders):
+        with suppress(OSError):
+            path.rmdir()
+
+
+def drop_temporaries(root: Path) -> None:
+    """Remove what a killed process was writing."""
+    names = names_of(root)
+    for name in names.all():
+        if "/" not in name and name.startswith(".rayfed-") and name.endswith(".tmp"):
+            unlink_plain(root / name)

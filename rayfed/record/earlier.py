@@ -1,0 +1,82 @@
+"""Run folders of versions that wrote neither marker nor list of files: continued, but never cleared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rayfed.record.readers import DamagedError, read_json, read_rows, read_yaml
+
+ALWAYS = ("config.yaml", "environment.json", "result.json", "partition.parquet")
+"""What every run writes."""
+
+FILES = (
+    *(*ALWAYS, "progress.csv", "report.md"),
+    *("events.jsonl", "events.parquet", "trackers.json", "rounds.parquet", "clients.parquet"),
+    *("transfers.parquet", "model/params.safetensors"),
+    *("model/adapter_config.json", "model/adapter_model.safetensors", "model/README.md"),
+)
+"""What such a run writes again when it goes on."""
+
+NUMBERED = {
+    "history": r"\d{6,}\.json\.gz",
+    "tensorboard": r"events\.out\.tfevents\.\d+\.\d+",
+    "checkpoints/stores": r"[0-9a-f]{64}\.safetensors",
+}
+"""Files by folder that it removes when it goes on."""
+
+
+def check(path: Path) -> None:
+    """Make sure that a folder without a marker holds a run.
+
+    Raises:
+        DamagedError: It does not; says which file is missing or another.
+    """
+    if not (path / "config.yaml").is_file():
+        raise DamagedError(f"{path}: holds no run to continue (there is no config.yaml)")
+    config = read_yaml(path / "config.yaml")
+    if not {"algorithm", "rounds", "data", "model", "tuning"} <= set(config):
+        raise DamagedError(f"{path}: holds no run to continue (config.yaml is not that of a run)")
+    if config.get("protocol") == "leave_one_out":
+        if not any(is_run(file.parent) for file in sorted(path.glob("*/config.yaml"))):
+            raise DamagedError(f"{path}: holds no run to continue (none of its domains has one)")
+        return
+    facts = read_json(path / "environment.json", dict)
+    if not _is_environment(facts):
+        raise DamagedError(f"{path}: holds no run to continue (environment.json is not that of a run)")
+    if (path / "result.json").exists() or any((path / "history").glob("*.json.gz")):
+        read_rows(path)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder without a marker holds a run."""
+    try:
+        check(path)
+    except (DamagedError, OSError):
+        return False
+    return True
+
+
+def _is_environment(facts: dict[str, Any]) -> bool:
+    texts = ("python", "data_digest", "partition_digest")
+    return isinstance(facts.get("packages"), dict) and all(isinstance(facts.get(key), str) for key in texts)
+
+
+def names(path: Path) -> Iterator[str]:
+    """The files of such a run that it writes again or removes when it goes on."""
+    yield from (name for name in FILES if (path / name).is_file())
+    for folder, pattern in NUMBERED.items():
+        yield from _matching(path, folder, pattern)
+    for checkpoint in sorted((path / "checkpoints").glob("round-*")):
+        folder = f"checkpoints/{checkpoint.name}"
+        if re.fullmatch(r"round-\d{6,}", checkpoint.name):
+            yield from _matching(path, folder, r"state\.safetensors|checkpoint\.json")
+            yield f"{folder}/"
+
+
+def _matching(path: Path, folder: str, pattern: str) -> Iterator[str]:
+    for file in sorted((path / folder).glob("*")):
+        if re.fullmatch(pattern, file.name) and file.is_file():
+            yield f"{folder}/{file.name}"

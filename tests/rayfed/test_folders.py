@@ -1,0 +1,220 @@
+"""Commands and the folder they are given: nobody loses files, and one command at a time writes a run."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayfed.record.ownership import MARKER, NAMES
+from rayfed.resume import main as resume_main
+from rayfed.run import main
+from rayfed.view import is_running
+from tests.conftest import ROOT
+from tests.rayfed.record.test_claim import TREES, pictured, plant
+
+BAD = (
+    "capacity={}",
+    "capacity=13",
+    "rouds=3",
+    "clients_per_round=9",
+    "data.held_out=stret",
+    "data.limit=-1",
+    "compare=fedprx",
+    "compare=[fedavg, nothing]",
+    "algorithm=fedprx",
+    "train.lr=-1",
+    "tuning.sites=[attn.nothing]",
+    "trackers=[nobody]",
+    "protocol=leave_one_out",
+)
+TINY = ("algorithm=fedavg", "data.limit=24", "model.options={depth: 2}", "model.pretrained=false")
+TINY = (*TINY, "cluster=inline")
+
+
+def command(output, cache, *overrides):
+    return main([*TINY, f"output={output}", f"data.cache={cache}", *overrides])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(around_it=TREES, inside=TREES, bad=st.sampled_from(BAD), overwrite=st.booleans())
+def test_a_refused_command_changes_nothing(around_it, inside, bad, overwrite, tmp_path_factory, cache):
+    around = tmp_path_factory.mktemp("case") / "around"
+    around.mkdir()
+    plant(around, {name: kind for name, kind in around_it.items() if not name.startswith("x")})
+    plant(around / "x" / "output", inside)
+    before = pictured(around.parent)
+    assert command(around / "x" / "output", cache, bad, f"overwrite={str(overwrite).lower()}") == 2
+    assert pictured(around.parent) == before
+
+
+@pytest.mark.parametrize("overwrite", ["true", "false"])
+def test_files_of_somebody_else_are_never_cleared(overwrite, cache, tmp_path, capsys):
+    """Also where one of them is called as a run's file is."""
+    plant(
+        tmp_path / "mine",
+        dict.fromkeys(
+            ["model/weights.bin", "figures/thesis.png", "my_results.parquet", "config.yaml"], "file"
+        ),
+    )
+    before = pictured(tmp_path)
+    assert command(tmp_path / "mine", cache, "rounds=1", f"overwrite={overwrite}") == 2
+    error = capsys.readouterr().err
+    assert "output: " in error
+    assert "config.yaml" in error
+    assert len(error.strip().splitlines()) == 1
+    assert pictured(tmp_path) == before
+
+
+def test_overwrite_leaves_what_others_put_into_the_folder_of_a_run(cache, tmp_path):
+    run = tmp_path / "run"
+    assert command(run, cache, "rounds=3", "compare=local", "--quiet") == 0
+    foreign = [*("model/mine.bin", "figures/thesis.png", "notes.parquet", "checkpoints/a", "report.old")]
+    foreign += [
+        "history/000099.json.gz",
+        "compare/local/model/mine",
+        "compare/else",
+        "tensorboard/events.mine",
+    ]
+    plant(run, dict.fromkeys(foreign, "file"))
+    contents = {name: (run / name).read_bytes() for name in foreign}
+    assert command(run, cache, "rounds=1", "overwrite=true", "--quiet") == 0
+    assert {name: (run / name).read_bytes() for name in foreign} == contents
+    assert len((run / "result.json").read_text().splitlines()) == 1
+    assert not (run / "checkpoints" / "round-000003").exists()
+    assert not (run / "compare" / "local" / "config.yaml").exists()
+    with (run / NAMES).open() as file:
+        named = {json.loads(line[1:]) for line in file if line.startswith("+")}
+    found = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
+    strange = found - named - set(foreign)
+    assert {name.removeprefix("compare/local/") for name in strange} == {MARKER, NAMES, ".lock", ".writer"}
+
+
+def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, capsys, monkeypatch):
+    from rayfed.errors import ConfigError
+
+    def refuse(*args):
+        raise ConfigError("cluster.address: does not answer")
+
+    monkeypatch.setattr("rayfed.engine.launch.launch", refuse)
+    assert command(tmp_path / "a" / "b" / "run", cache) == 2
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "empty").mkdir()
+    assert command(tmp_path / "empty", cache) == 2
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def earlier(run):
+    """The folder as a version without marker and list left it."""
+    for name in (MARKER, NAMES, ".writer"):
+        (run / name).unlink()
+
+
+def test_a_run_of_an_earlier_version_goes_on_but_is_never_cleared(cache, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command(run, cache, "rounds=2", "--quiet") == 0
+    earlier(run)
+    before = pictured(tmp_path)
+    assert command(run, cache, "overwrite=true") == 2
+    assert "earlier version" in capsys.readouterr().err
+    assert pictured(tmp_path) == before
+    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
+    assert len((run / "result.json").read_text().splitlines()) == 3
+    before = pictured(tmp_path)
+    assert command(run, cache, "overwrite=true") == 2
+    assert pictured(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "result.json"])
+def test_a_folder_that_only_resembles_an_earlier_run_is_not_adopted(name, cache, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command(run, cache, "rounds=1", "--quiet") == 0
+    earlier(run)
+    (run / name).write_text("[]\n")
+    before = {k: v for k, v in pictured(tmp_path).items() if ".lock" not in k}
+    assert resume_main([str(run), "rounds=+1"]) == 2
+    assert name in capsys.readouterr().err
+    assert {k: v for k, v in pictured(tmp_path).items() if ".lock" not in k} == before
+
+
+def started(output, cache, *overrides):
+    arguments = [*TINY, f"output={output}", f"data.cache={cache}", "rounds=4000", *overrides]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rayfed.run", *arguments, "--quiet"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "overwrites"),
+    [(False, (False, False)), (False, (True, True, False)), (True, (True, True, True, True))],
+)
+def test_of_commands_that_start_at_once_one_writes_the_run(there, overwrites, cache, tmp_path):
+    run = tmp_path / "run"
+    if there:
+        assert command(run, cache, "rounds=1", "--quiet") == 0
+    plant(run.parent, {"model": "file"})
+    processes = [started(run, cache, f"overwrite={str(o).lower()}") for o in overwrites]
+    until = time.monotonic() + 200
+    while sum(process.poll() is None for process in processes) > 1:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    (winner,) = [process for process in processes if process.poll() is None]
+    for process in processes:
+        if process is not winner:
+            error = process.communicate()[1].strip()
+            assert (process.returncode, len(error.splitlines())) == (2, 1), error
+            assert error.startswith("error: output: ")
+    while len(list(run.glob("history/*.json.gz"))) < 2:
+        assert winner.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    winner.terminate()
+    assert winner.communicate()[1].count("error:") == 0
+    assert winner.returncode == 130
+    done = len((run / "result.json").read_text().splitlines())
+    assert len(list((run / "history").iterdir())) == done
+    assert (run / "checkpoints" / f"round-{done:06d}" / "checkpoint.json").is_file()
+    assert (tmp_path / "model").read_text() == "foreign model"
+
+
+def test_overwrite_never_clears_a_folder_that_is_being_written(cache, tmp_path, capsys):
+    run = tmp_path / "run"
+    process = started(run, cache)
+    until = time.monotonic() + 120
+    while not (run / "result.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert is_running(run)
+    assert command(run, cache, "overwrite=true") == 2
+    assert "another process is running" in capsys.readouterr().err
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+    assert not is_running(run)
+    assert command(run, cache, "overwrite=true", "rounds=1", "--quiet") == 0
+    left = [p.name for p in run.rglob("*") if p.name.endswith(".tmp")]
+    assert left == []
+
+
+def test_a_cache_keeps_what_is_not_a_prepared_data_set(tmp_path):
+    from rayfed.prepare import main as prepare_main
+
+    foreign = ["my-data.arrow", "my-data.lock", "my-data.1.tmp", "a-224-0123.arrow", "a-224-0123.lock"]
+    name = f"a-224-{'0' * 20}"
+    foreign += [f"{name}.notes.tmp", f"{name}.txt"]
+    plant(tmp_path / "cache", dict.fromkeys(foreign, "file"))
+    before = pictured(tmp_path)
+    (tmp_path / "cache" / f"{name}.lock").touch()
+    (tmp_path / "cache" / f"{name}.arrow").write_text("prepared")
+    (tmp_path / "cache" / f"{name}.17.tmp").write_text("half")
+    assert prepare_main(["--clean", "--cache", str(tmp_path / "cache")]) == 0
+    assert pictured(tmp_path) == {**before, f"cache/{name}.lock": b""}
