@@ -139,7 +139,8 @@ def diagnose(config: Config) -> Diagnosis:
 
 def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
     """Where clients would run, and what there is; a cluster that is joined is left at once."""
-    from rayfed.executors.cluster import address_of, connection, is_our_own, node_resources, own_node
+    from rayfed.executors.cluster import node_resources, own_node
+    from rayfed.executors.connection import address_of, connection, is_our_own
 
     cluster = config.cluster
     if cluster.executor == "inline":

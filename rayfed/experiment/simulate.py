@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.terminal.console import follow, say, teller
+from rayfed.terminal.console import follow, teller
 from rayfed.terminal.guard import STOP
+from rayfed.terminal.supervisor import note_advice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +133,8 @@ def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool
 
     tell, digest = teller(quiet, as_json), ""
     shown = path if as_json else None
+    advice = f"continue with: python -m rayfed.resume {path}"
+    note_advice(advice)
     try:
         for row in follow(launch(setup, config, path, tell, resume), config.rounds, quiet, shown):
             digest = row.get("sha256", digest)
@@ -141,8 +143,8 @@ def _conduct(config: Config, setup: Setup, path: Path, quiet: bool, resume: bool
         if not resume and not (path / "result.json").exists():  # refused; the same output can be used again
             discard(path)
         raise
-    except (RayFedError, KeyboardInterrupt):
-        say(f"continue with: python -m rayfed.resume {path}", sys.stderr)
+    except (RayFedError, KeyboardInterrupt) as err:
+        err.add_note(advice)  # the line of the error ends with it
         raise
     return digest
 
