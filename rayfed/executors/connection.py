@@ -83,7 +83,7 @@ def connection(
     try:
         yield Connection(str(context.dashboard_url or ""), health)
     except BaseException as err:
-        note_ending(one_line(err) or type(err).__name__, _exit_code(err))
+        note_ending(*_ending(err))
         raise
     finally:
         health.end()
@@ -91,11 +91,11 @@ def connection(
             ray.shutdown()
 
 
-def _exit_code(err: BaseException) -> int:
-    """As the command guard chooses it."""
+def _ending(err: BaseException) -> tuple[str, int]:
+    """What is said and the exit code, as the command guard chooses them."""
     if isinstance(err, KeyboardInterrupt | GeneratorExit):
-        return 130
-    return 2 if isinstance(err, ConfigError) else 1
+        return "interrupted", 130
+    return one_line(err) or type(err).__name__, 2 if isinstance(err, ConfigError) else 1
 
 
 def _join(where: str) -> Any:
