@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rayfed.errors import unknown
 from rayfed.terminal.console import say
+from rayfed.terminal.supervisor import supervised
 
 VERBS = {
     "run": ("rayfed.run", "run one experiment"),
@@ -22,6 +23,9 @@ VERBS = {
     "list": ("rayfed.config.catalog", "list every method, tuning, model, data set, experiment and sweep"),
 }
 """The module whose `main` each verb calls, and what it does."""
+
+SUPERVISED = ("run", "resume", "sweep")
+"""Verbs that start Ray: they run in a child process."""
 
 
 def usage() -> str:
@@ -49,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         say(f"error: {unknown('verb', verb, VERBS)}", sys.stderr)
         return 2
-    code: int = importlib.import_module(VERBS[verb][0]).main(rest)
-    return code
+    command: Callable[[Sequence[str]], int] = importlib.import_module(VERBS[verb][0]).main
+    if argv is None and verb in SUPERVISED:
+        return supervised(lambda: command(rest))
+    return command(rest)
 
 
 if __name__ == "__main__":

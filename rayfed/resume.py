@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rayfed.config.changes import HARMLESS, changes
 from rayfed.errors import ConfigError
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.supervisor import supervised
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -80,4 +81,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(supervised(main))

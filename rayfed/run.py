@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.supervisor import supervised
 
 USAGE = """\
 python -m rayfed.run [overrides] [--config FILE] [--print-config] [--quiet] [--json] [--debug]
@@ -59,4 +60,4 @@ def work(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(supervised(main))

@@ -95,7 +95,7 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
         weights = ray.put(dict(setup.weights))
         if not pools:
             pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2))
-            pools[0].where()  # as a run does: the first actors may take their time
+            pools[0].wait_until_up()
             return pools[0]
         pool = pools[0]
         pool.forget()

@@ -19,7 +19,8 @@ import yaml
 from rayfed.config.schema import Config, to_dict
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
-from rayfed.executors.cluster import connection, node_resources
+from rayfed.executors.cluster import node_resources
+from rayfed.executors.connection import connection
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say
@@ -145,8 +146,8 @@ def _connected(config: Config) -> Iterator[str]:
     try:
         with connection(
             cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
-        ) as url:
-            yield url
+        ) as link:
+            yield link.url
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.supervisor import note_advice, supervised
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR] [overrides] [--json] [--quiet]
@@ -57,10 +58,12 @@ def work(args: argparse.Namespace) -> None:
     else:
         sweep, overrides = load_sweep(args.overrides)
         found = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep))
+    advice = f"continue with: python -m tune.run resume={found.path}"
+    note_advice(advice)
     try:
         _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
-    except KeyboardInterrupt:
-        say(f"continue with: python -m tune.run resume={found.path}", sys.stderr)
+    except KeyboardInterrupt as err:
+        err.add_note(advice)
         raise
     table = results.table(outcomes)
     if table is None:
@@ -70,4 +73,4 @@ def work(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(supervised(main))

@@ -139,7 +139,8 @@ def diagnose(config: Config) -> Diagnosis:
 
 def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
     """Description of the cluster and resources of its nodes; an existing cluster is joined only for this."""
-    from rayfed.executors.cluster import address_of, connection, is_our_own, node_resources, own_node
+    from rayfed.executors.cluster import node_resources, own_node
+    from rayfed.executors.connection import address_of, connection, is_our_own
 
     cluster = config.cluster
     if cluster.executor == "inline":

@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayfed.config.schema import Config
 from rayfed.engine.loop import Experiment
 from rayfed.engine.preflight import fit
 from rayfed.engine.recorded import Keeping, Watch, conduct
 from rayfed.engine.setup import Setup
-from rayfed.errors import ClusterError, StoppedError
+from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import World
+
+if TYPE_CHECKING:
+    from rayfed.executors.local_ray import Health
 
 Row = dict[str, Any]
 STOP_PATIENCE = 15.0  # seconds the driver has for ending the exchange under way and for saving
@@ -57,19 +60,20 @@ def launch(
 def _launch_on_ray(
     setup: Setup, config: Config, keeping: Keeping, notify: Callable[[str], None]
 ) -> Iterator[Row]:
-    from rayfed.executors.cluster import connection, node_resources, reserved
+    from rayfed.executors.cluster import node_resources, reserved
+    from rayfed.executors.connection import connection
 
     cluster = config.cluster
     with connection(
         cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
-    ) as url:
+    ) as link:
         found = fit(cluster, setup.experiment, node_resources())
         share = f" and {found.gpus:.3g} GPU" if found.gpus else ""
         notify(f"{found.actors} client actors with {found.cpus:.3g} CPU{share} each")
-        if url:
-            notify(f"Ray dashboard: http://{url}")
-        with reserved(found, cluster.connect_timeout) as options:
-            yield from _drive(setup, config, keeping, options, notify)
+        if link.url:
+            notify(f"Ray dashboard: http://{link.url}")
+        with reserved(found, cluster.connect_timeout, link.health) as options:
+            yield from _drive(setup, config, keeping, options, notify, link.health)
 
 
 def _drive(
@@ -78,19 +82,50 @@ def _drive(
     keeping: Keeping,
     options: list[dict[str, Any]],
     notify: Callable[[str], None],
+    health: Health,
 ) -> Iterator[Row]:
     """Start the driver actor on reserved resources and pass on what it reports."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from rayfed.executors.lane import namespace
-    from rayfed.executors.metrics import labels_of
-    from rayfed.executors.wire import pack
+
+    name, space = keeping.path.name, namespace()
+    driver = _start_driver(setup, name, space)
+    per_client = config.cluster.actors == "per_client"
+    lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
+    names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
+    options = [{**own, "namespace": space} for own in options]
+    try:
+        yield from _reports(driver, names, options, (setup, config, keeping), notify, health)
+    except ray.exceptions.RayTaskError as err:
+        if isinstance(err.cause, RayFedError):
+            raise err.cause from err
+        cause = err.cause if isinstance(err.cause, Exception) else err
+        if isinstance(cause, ray.exceptions.RayError):
+            raise ClusterError(health.reason(f"{type(cause).__name__}: {one_line(cause)}")) from err
+        raise cause from err
+    except ray.exceptions.RayActorError as err:
+        lost = f"the driver actor was lost: {err}".splitlines()[0]
+        raise ClusterError(health.reason(lost)) from err
+    except (KeyboardInterrupt, GeneratorExit):
+        # It ends the exchange under way and saves the last finished round.
+        with suppress(ray.exceptions.RayError, ClusterError):
+            health.wait(driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
+        raise
+    finally:
+        if not health.lost:
+            # Client actors belong to the driver and end with it.
+            ray.kill(driver)
+
+
+def _start_driver(setup: Setup, name: str, space: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # The driver writes the run folder, so it lives on the node of whoever started it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    weights, name, space = [ray.put(dict(setup.weights))], keeping.path.name, namespace()
-    driver: Any = (
+    weights = [ray.put(dict(setup.weights))]
+    return (
         ray.remote(DriverActor)
         .options(
             name=f"rayfed:driver:{name}",
@@ -102,30 +137,34 @@ def _drive(
         )
         .remote(name, setup.experiment, setup.world, weights)
     )
-    per_client = config.cluster.actors == "per_client"
-    lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
-    names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
-    options = [{**own, "namespace": space} for own in options]
-    try:
-        metrics = labels_of(name, config.algorithm) if config.cluster.metrics else None
-        seconds = ray.get(driver.start.remote(names, options, config.failures, metrics))
-        notify(f"actors ready after {seconds:.1f} s")
-        rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
-        for row in rows:
-            yield ray.get(row)
-    except ray.exceptions.RayTaskError as err:
-        cause = err.cause if isinstance(err.cause, Exception) else err
-        raise cause from err
-    except ray.exceptions.RayActorError as err:
-        raise ClusterError(f"the driver actor was lost: {err}".splitlines()[0]) from err
-    except (KeyboardInterrupt, GeneratorExit):
-        # It ends the exchange under way and saves the last finished round.
-        with suppress(ray.exceptions.RayError):
-            ray.get(driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
-        raise
-    finally:
-        # Client actors belong to the driver and end with it.
-        ray.kill(driver)
+
+
+def _reports(
+    driver: Any,
+    names: list[str],
+    options: list[dict[str, Any]],
+    what: tuple[Setup, Config, Keeping],
+    notify: Callable[[str], None],
+    health: Health,
+) -> Iterator[Row]:
+    """Rows of the rounds, as the driver actor finishes them."""
+    import ray
+
+    from rayfed.executors.metrics import labels_of
+    from rayfed.executors.wire import pack
+
+    setup, config, keeping = what
+    metrics = labels_of(keeping.path.name, config.algorithm) if config.cluster.metrics else None
+    started = driver.start.remote(names, options, config.failures, metrics)
+    health.wait(started)
+    notify(f"actors ready after {ray.get(started):.1f} s")
+    rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
+    while True:
+        health.wait(rows)
+        row = next(rows, None)
+        if row is None:
+            return
+        yield ray.get(row)
 
 
 class DriverActor:
@@ -156,7 +195,7 @@ class DriverActor:
         began = time.perf_counter()
         self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
         self._watch = Metrics(labels) if labels else None
-        self._executor.where()
+        self._executor.wait_until_up()
         return time.perf_counter() - began
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
@@ -174,6 +213,3 @@ class DriverActor:
         """Ask the rounds to end; whether they did within so many seconds."""
         self._executor.stop()
         return self._ended.wait(patience)
-
-    def where(self) -> list[dict[str, Any]]:
-        return self._executor.where()

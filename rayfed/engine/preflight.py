@@ -36,7 +36,8 @@ def check(cluster: ClusterConfig, setup: Setup, path: Path, checkpoints: int = 0
         ConfigError: The disk cannot hold what the run will write.
     """
     if cluster.executor == "ray":
-        from rayfed.executors.cluster import is_our_own, own_node
+        from rayfed.executors.cluster import own_node
+        from rayfed.executors.connection import is_our_own
 
         if is_our_own(cluster.address):
             fit(cluster, setup.experiment, [own_node(cluster.num_cpus, cluster.num_gpus)])

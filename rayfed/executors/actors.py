@@ -78,9 +78,6 @@ class ClientActor:
             self._memory.look()
         return answers, *stores
 
-    def checksum(self) -> str:
-        return self._worker.checksum()
-
     def where(self) -> dict[str, Any]:
         """Node and process of this lane."""
         context = ray.get_runtime_context()
@@ -217,13 +214,13 @@ class RayExecutor(LaneExecutor):
         actor = ray.remote(ClientActor).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
-    def where(self) -> list[dict[str, Any]]:
-        """Node and process of every lane."""
-        return ray.get([lane.actor.where.remote() for lane in self.lanes])
+    def wait_until_up(self) -> None:
+        """Wait until every actor has its model.
 
-    def checksums(self) -> list[str]:
-        """Digest of the frozen weights as every lane sees them."""
-        return ray.get([lane.actor.checksum.remote() for lane in self.lanes])
+        Raises:
+            ClusterError: None came up.
+        """
+        Exchange([], self).wait_until_up()
 
     def close(self) -> None:
         for lane in self.lanes:

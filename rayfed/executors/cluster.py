@@ -1,29 +1,24 @@
-"""Joining or starting a Ray cluster, and fitting client actors onto it before any of them starts."""
+"""Fitting client actors onto the nodes of a cluster before any of them starts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import ray
 import torch
 from ray.util.placement_group import get_current_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.errors import ConfigError, ResourceError
+from rayfed.errors import ResourceError
+from rayfed.executors.local_ray import Health
 
 GB = 1e9
-# What opens an HTTP/2 connection: the preface and empty settings, to which a server answers with its own.
-HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 OWN_MEMORY = 0.7
 CONTAINER_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -63,87 +58,6 @@ class Plan:
     @property
     def bundle(self) -> dict[str, float]:
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
-
-
-def address_of(address: str | None) -> str:
-    """Where the cluster is that a config means; `local`: there is none, one of our own would be started."""
-    return address or os.environ.get("RAY_ADDRESS") or "local"
-
-
-def is_our_own(address: str | None) -> bool:
-    """Whether `connection` would start a cluster of our own."""
-    return address_of(address) == "local" and not ray.is_initialized()
-
-
-@contextmanager
-def connection(
-    address: str | None,
-    num_cpus: int | None = None,
-    num_gpus: int | None = None,
-    dashboard: bool = True,
-    timeout: float = 30.0,
-) -> Iterator[str]:
-    """Join the cluster at `address` or RAY_ADDRESS, else start one here; end only what was started.
-
-    Yields:
-        The dashboard's URL, empty where there is none.
-
-    Raises:
-        ConfigError: Nobody answers at the address within `timeout` seconds.
-    """
-    where = address_of(address)
-    joined = ray.is_initialized()
-    if where != "local" and (address or not joined):
-        probe(where, timeout)
-    if joined:
-        yield str(getattr(ray.get_runtime_context(), "dashboard_url", "") or "")
-        return
-    quiet: dict[str, Any] = {"logging_level": "error"}
-    on_terminate = signal.getsignal(signal.SIGTERM)
-    if where != "local":
-        try:
-            context = ray.init(address=where, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as err:
-            reason = str(err).strip().splitlines()[0]
-            raise ConfigError(f"cluster.address: cannot join {where!r}: {reason}") from err
-    else:
-        context = ray.init(
-            address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=dashboard, **quiet
-        )
-    if threading.current_thread() is threading.main_thread():
-        # Ray puts a handler of its own here, which would end the process in the middle of a round.
-        signal.signal(signal.SIGTERM, on_terminate)
-    try:
-        yield str(context.dashboard_url or "")
-    finally:
-        ray.shutdown()
-
-
-def probe(address: str, timeout: float) -> None:
-    """Raise ConfigError unless a gRPC server, such as Ray's, answers within `timeout` seconds.
-
-    Ray itself would wait for minutes for a port that accepts connections and never speaks.
-    """
-    if address == "auto":
-        return
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or not port:
-        raise ConfigError(f"cluster.address: {address!r} is not host:port")
-    try:
-        with socket.create_connection((host, port), timeout=min(timeout, 10.0)) as stream:
-            stream.sendall(HTTP2_HELLO)
-            reason = "" if stream.recv(1) else "the connection was closed"
-    except OSError as err:
-        reason = str(err)
-    if reason:
-        raise ConfigError(
-            f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
-            f"with `ray start --head --port={port}`, or leave cluster.address out"
-        )
 
 
 def node_resources() -> list[dict[str, float]]:
@@ -199,7 +113,7 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
 
 
 @contextmanager
-def reserved(found: Plan, timeout: float) -> Iterator[list[dict[str, Any]]]:
+def reserved(found: Plan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
     """Hold a bundle per actor, spread over nodes, and give the Ray options of each actor.
 
     Inside a placement group (a Tune trial) the actors go there instead. The bundles are given back
@@ -226,7 +140,8 @@ def reserved(found: Plan, timeout: float) -> Iterator[list[dict[str, Any]]]:
         ]
         yield [{**options, "scheduling_strategy": s} for s in strategies]
     finally:
-        ray.util.remove_placement_group(group)
+        if not health.lost:
+            ray.util.remove_placement_group(group)
 
 
 def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> int:

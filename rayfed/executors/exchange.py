@@ -21,7 +21,8 @@ from ray.exceptions import (
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.failures import action_for, event_of
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
-from rayfed.executors.stacks import stack
+from rayfed.executors.stacks import silence
+from rayfed.executors.startup import StartProgress
 from rayfed.executors.wire import decode_update, encode, pack
 from rayfed.federation.executor import Call, Event, Visit
 from rayfed.types import Update, num_bytes
@@ -32,7 +33,6 @@ IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 TICK = 0.5  # seconds between two looks at the clock and at whether to stop
-MOST_STACKS = 4  # actors whose stack the watchdog shows
 LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)  # Ray's ways to say it
 
 
@@ -48,6 +48,7 @@ class Exchange:
         self._running: dict[Any, Job] = {}
         self._free: deque[int] = deque()
         self._heard, self._silent = time.monotonic(), False
+        self._progress = StartProgress()
         for i in sorted(range(len(calls)), key=lambda i: -calls[i].cost):
             self._enqueue(i)
 
@@ -70,6 +71,15 @@ class Exchange:
                 lane.busy = 0
         return [self._answers[i] for i in range(len(self._calls))]
 
+    def wait_until_up(self) -> None:
+        """Wait for every actor that is starting; one that dies meanwhile is replaced, as in a round.
+
+        Raises:
+            ClusterError: No actor is left.
+        """
+        while any(lane.starting is not None for lane in self._pool.lanes):
+            self._wait()
+
     def _enqueue(self, i: int) -> None:
         lane = self._pool.home.get(self._calls[i].client)
         (lane.own if lane else self._free).append(i)
@@ -78,7 +88,7 @@ class Exchange:
         """Give work to every lane that can take some."""
         for load in range(IN_FLIGHT):
             for lane in self._pool.lanes:
-                if lane.coming is None and lane.busy == load and (chunk := self._chunk(lane)):
+                if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
                     self._submit(lane, chunk)
 
     def _chunk(self, lane: Lane) -> list[int]:
@@ -129,21 +139,21 @@ class Exchange:
 
     def _wait(self) -> None:
         """Take whatever comes next, and look at the clock."""
-        coming = {lane.coming: lane for lane in self._pool.lanes if lane.coming is not None}
-        done, _ = ray.wait([*self._running, *coming], num_returns=1, timeout=TICK)
+        starting = {lane.starting: lane for lane in self._pool.lanes if lane.starting is not None}
+        done, _ = ray.wait([*self._running, *starting], num_returns=1, timeout=TICK)
         if self._pool.stopped.is_set():
             raise StoppedError("asked to end")
         for ref in done:
             self._heard, self._silent = time.monotonic(), False
-            if ref in coming:
-                self._arrive(coming[ref])
+            if ref in starting:
+                self._arrive(starting[ref])
             else:
                 self._receive(ref)
         self._look_at_clock(time.monotonic())
 
     def _arrive(self, lane: Lane) -> None:
         try:
-            lane.place = ray.get(lane.coming)
+            lane.place = ray.get(lane.starting)
         except LOST as err:
             lane.failed_starts += 1
             if lane.failed_starts > self._policy.retries:
@@ -151,7 +161,7 @@ class Exchange:
             else:
                 self._pool.replace(lane)
         else:
-            lane.coming, lane.failed_starts, lane.since = None, 0, time.monotonic()
+            lane.starting, lane.failed_starts, lane.since = None, 0, time.monotonic()
 
     def _receive(self, done: Any) -> None:
         job = self._running.pop(done)
@@ -220,15 +230,21 @@ class Exchange:
     def _look_at_clock(self, now: float) -> None:
         limit, watchdog = self._policy.client_timeout, self._policy.watchdog
         for lane in list(self._pool.lanes):
-            if lane.coming is not None and now - lane.since > self._policy.patience:
-                if ray.wait([lane.coming], timeout=0)[0]:
-                    continue  # it is up; we have only not looked yet
-                self._retire(lane, f"no new actor came up within {self._policy.patience:g} s")
-            elif limit and lane.coming is None and lane.busy and now - lane.since > limit:
+            if lane.starting is not None and self._is_stuck(lane):
+                why = f"its process is not up, and did not get on for {self._policy.patience:g} s"
+                self._retire(lane, why)
+            elif limit and lane.starting is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)
         if watchdog and not self._silent and now - self._heard > watchdog:
             self._silent = True
             self._name_the_awaited(watchdog)
+
+    def _is_stuck(self, lane: Lane) -> bool:
+        """Whether an actor that is starting got nowhere for too long, be the machine as busy as it likes."""
+        up = (other.place["pid"] for other in self._pool.lanes if other.starting is None)
+        if self._progress.since(lane.since, up) <= self._policy.patience:
+            return False
+        return not ray.wait([lane.starting], timeout=0)[0]  # it may be up, and we have only not looked yet
 
     def _time_out(self, lane: Lane, limit: float) -> None:
         """End a client that takes too long; what waited behind it on its actor goes elsewhere."""
@@ -254,22 +270,9 @@ class Exchange:
 
     def _name_the_awaited(self, watchdog: float) -> None:
         """Say who has not answered, where it runs and what it is doing."""
-        call = self._calls[0]
-        lines = [f"no answer for {watchdog:g} s in round {call.sent.round + 1}, exchange {call.tag!r}"]
         jobs = {job.lane: job for job in reversed(self._running.values())}
-        for lane, job in jobs.items():
-            clients = ", ".join(self._calls[i].client for i in job.indices)
-            place = f"node {lane.place.get('node', '')[:12]}, pid {lane.place.get('pid')}"
-            lines.append(f"waiting for {clients} on {lane.name} ({place})")
-        lines += [f"waiting for {lane.name} to start" for lane in self._pool.lanes if lane.coming is not None]
-        traces = [f"{lane.name}\n{stack(lane.place)}" for lane in list(jobs)[:MOST_STACKS]]
-        log.warning("\n".join([*lines, *traces]))
-        event = Event(
-            kind="silence",
-            action="",
-            round=call.sent.round,
-            exchange=call.tag,
-            message="; ".join(lines),
-            trace="\n".join(traces),
-        )
+        awaited = {lane: [self._calls[i].client for i in job.indices] for lane, job in jobs.items()}
+        starting = [lane for lane in self._pool.lanes if lane.starting is not None]
+        event = silence(watchdog, self._calls[0] if self._calls else None, awaited, starting)
+        log.warning("%s\n%s", event.message, event.trace)
         self._pool.on_event(event)

@@ -46,7 +46,7 @@ class Lane:
         name: Name of the actor.
         options: Ray options it is started with.
         actor: Its handle.
-        coming: Answers when a new actor is up; None once it is.
+        starting: Resolves once the actor is up; None from then on.
         place: Node and process, once it is up.
         failed_starts: How often it died before it was up.
         since: When what it does now began.
@@ -59,7 +59,7 @@ class Lane:
     name: str
     options: dict[str, Any]
     actor: Any = None
-    coming: Any = None
+    starting: Any = None
     place: dict[str, Any] = field(default_factory=dict)
     failed_starts: int = 0
     since: float = 0.0
@@ -77,7 +77,7 @@ class Lane:
 
     def begin(self, actor: Any) -> None:
         self.started += 1
-        self.actor, self.coming = actor, actor.where.remote()
+        self.actor, self.starting = actor, actor.where.remote()
         self.since, self.busy = time.monotonic(), 0
 
 

@@ -1,17 +1,21 @@
-"""What an actor is doing right now, seen from outside."""
+"""Who is being waited for, and what it is doing right now, seen from outside."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayfed.executors.lane import Lane
+from rayfed.federation.executor import Call, Event
+
+MOST_STACKS = 4  # actors whose stack is shown
 PATIENCE = 20.0  # seconds for one stack
 
 
@@ -40,3 +44,30 @@ def _dump(pid: int) -> str:
         check=False,
     )
     return done.stdout.strip() or done.stderr.strip()
+
+
+def silence(
+    seconds: float, call: Call | None, awaited: Mapping[Lane, Sequence[str]], starting: Sequence[Lane]
+) -> Event:
+    """The record of a long silence.
+
+    Args:
+        seconds: How long nobody answered.
+        call: One of the exchange; none before the first round.
+        awaited: Clients that each actor has been given.
+        starting: Actors that are not up yet.
+    """
+    asked = f"in round {call.sent.round + 1}, exchange {call.tag!r}" if call else "before the first round"
+    lines = [f"no answer for {seconds:g} s {asked}"]
+    for lane, clients in awaited.items():
+        place = f"node {lane.place.get('node', '')[:12]}, pid {lane.place.get('pid')}"
+        lines.append(f"waiting for {', '.join(clients)} on {lane.name} ({place})")
+    lines += [f"waiting for {lane.name} to start" for lane in starting]
+    return Event(
+        kind="silence",
+        action="",
+        round=call.sent.round if call else 0,
+        exchange=call.tag if call else "",
+        message="; ".join(lines),
+        trace="\n".join(f"{lane.name}\n{stack(lane.place)}" for lane in list(awaited)[:MOST_STACKS]),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.terminal.console import follow, say, teller
+from rayfed.terminal.console import follow, teller
 from rayfed.terminal.guard import STOP
+from rayfed.terminal.supervisor import note_advice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,6 +217,8 @@ def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: boo
 
     path, digest = claim.path, ""
     shown = path if show.as_json else None
+    advice = f"continue with: python -m rayfed.resume {path}"
+    note_advice(advice)
     try:
         rounds = launch(setup, config, path, show.tell, resume, claim.token)
         for row in follow(rounds, config.rounds, show.quiet, shown):
@@ -226,8 +228,8 @@ def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: boo
         if not (path / "result.json").exists():  # refused; the same output can be used again
             claim.discard()
         raise
-    except (RayFedError, KeyboardInterrupt):
-        say(f"continue with: python -m rayfed.resume {path}", sys.stderr)
+    except (RayFedError, KeyboardInterrupt) as err:
+        err.add_note(advice)  # the line of the error ends with it
         raise
     return digest
 

@@ -54,10 +54,10 @@ def guarded(
     except RayFedError as err:
         if debug:
             traceback.print_exc()
-        say(f"error: {one_line(err)}", sys.stderr)
+        say("; ".join([f"error: {one_line(err)}", *getattr(err, "__notes__", ())]), sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
-    except KeyboardInterrupt:
-        say(f"interrupted; {interrupted}", sys.stderr)
+    except KeyboardInterrupt as err:
+        say("; ".join([f"interrupted; {interrupted}", *getattr(err, "__notes__", ())]), sys.stderr)
         return 130
 
 

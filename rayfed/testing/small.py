@@ -64,7 +64,7 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
     import ray
 
     from rayfed.executors.actors import RayExecutor
-    from rayfed.executors.cluster import connection
+    from rayfed.executors.connection import connection
 
     with connection("local", num_cpus=2, num_gpus=0, dashboard=False):
         weights = ray.put(dict(setup.weights))

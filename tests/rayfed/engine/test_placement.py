@@ -97,7 +97,8 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     try:
         for _ in run(setup.experiment, pool, setup.start):
             pass
-        assert pool.checksums() == [before, before]
+        asked = [lane.actor.__ray_call__.remote(lambda self: self._worker.checksum()) for lane in pool.lanes]
+        assert ray.get(asked) == [before, before]
     finally:
         pool.close()
 

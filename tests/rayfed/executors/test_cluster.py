@@ -10,7 +10,8 @@ import time
 import pytest
 
 from rayfed.errors import ConfigError, ResourceError
-from rayfed.executors.cluster import GB, Plan, Wish, plan, probe
+from rayfed.executors.cluster import GB, Plan, Wish, plan
+from rayfed.executors.connection import probe
 from tests.conftest import ROOT, SMALL
 
 
@@ -120,7 +121,7 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
         class Driver(launch.DriverActor):
             def start(self, *args):
                 seconds = super().start(*args)
-                self.nodes = [lane["node"] for lane in self._executor.where()]
+                self.nodes = [lane.place["node"] for lane in self._executor.lanes]
                 print("NODES", len(set(self.nodes)), len(self.nodes), flush=True)
                 return seconds
         launch.DriverActor = Driver

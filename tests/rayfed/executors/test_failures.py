@@ -216,7 +216,7 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     events = []
     pool.on_event = events.append
     try:
-        pool.where()
+        pool.wait_until_up()
         whole = metrics(ask(pool, setup, answer))
         pool.forget()
         gone = pool.lanes[0]
@@ -255,7 +255,7 @@ class Killer:
         return self.map(calls)
 
     def kill(self):
-        up = [lane.place["pid"] for lane in self.pool.lanes if lane.coming is None]
+        up = [lane.place["pid"] for lane in self.pool.lanes if lane.starting is None]
         if up:
             os.kill(self.rng.choice(up), signal.SIGKILL)
 

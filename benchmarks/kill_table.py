@@ -1,0 +1,317 @@
+"""Kills every process of a run at every moment: how the run ends, how fast, and whether it can go on.
+
+python -m benchmarks.kill_table [--only TEXT] [--file DONE.jsonl] [--write docs/recovery.md]
+
+Each case starts the command line on a Ray of its own, kills with -9, waits for the end of every process,
+continues the run in one process, and compares tensors and tables with those of an undisturbed run. Finished
+cases are kept in the file, so that a table that was interrupted goes on. All cases take at least 15
+minutes on two cores that have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 30.0  # seconds from the kill to the end of all processes, where the run does not go on
+PATIENCE = 300.0  # seconds after which a case is given up
+MARKS = ("<!-- kill table -->", "<!-- end of kill table -->")
+RUN = (
+    "algorithm=ditto",
+    "data.limit=24",
+    "rounds=6",
+    "model.options={depth: 4}",
+    "model.pretrained=false",
+    "tuning.rank=2",
+)
+ON_RAY = ("cluster.actors=2", "cluster.num_cpus=2")
+TITLES = {
+    "the command": "rayfed.run",
+    "driver actor": "ray::DriverActor",
+    "one client actor": "ray::ClientActor",
+    "all client actors": "ray::ClientActor",
+    "raylet": "raylet/raylet ",
+    "gcs_server": "gcs/gcs_server ",
+    "dashboard agent": "ray::DashboardAgent",
+    "runtime-env agent": "ray::RuntimeEnvAgent",
+}
+"""What is killed, and what the command line of such a process holds."""
+
+MOMENTS = ("at the start", "in a round", "while a checkpoint is written")
+MACHINES = ("quiet", "loaded")
+SURVIVED = ("one client actor", "all client actors")  # they are replaced, and the run goes on
+PLACES = ("full disk", "read-only output", "no HOME", "no TMPDIR", "cache file of garbage")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a case ended.
+
+    Attributes:
+        case: What was killed or wrong, when, on what machine.
+        code: Exit code.
+        seconds: From the kill to the end of all processes, or from the start where nothing was killed.
+        lines: What was on standard error.
+        left: Titles of processes that stayed.
+        same: Whether tensors and tables are those of an undisturbed run; None: there was nothing to resume.
+    """
+
+    case: str
+    code: int | None
+    seconds: float
+    lines: list[str]
+    left: list[str]
+    same: bool | None
+
+    @property
+    def good(self) -> bool:
+        """One line or none, every process gone, and the same bytes after `resume`."""
+        goes_on = self.case.startswith(SURVIVED)
+        fast = self.seconds <= LIMIT or goes_on or self.code == 0
+        told = self.code == 0 or len(self.errors) == (0 if self.case.startswith("the command") else 1)
+        quiet = goes_on or self.lines == self.errors  # a replaced actor is said in a warning
+        return told and quiet and fast and not self.left and self.same is not False
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("error: ")]
+
+
+def cases() -> list[str]:
+    """Names of all cases: what, when, on what machine."""
+    killed = itertools.product(TITLES, MOMENTS, MACHINES)
+    return [", ".join(case) for case in killed] + [f"{place}, quiet" for place in PLACES]
+
+
+class Bench:
+    """A folder for runs, with the undisturbed one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.whole = folder / "whole"
+        done = self.command([*RUN, "cluster=inline", f"output={self.whole}"]).wait(PATIENCE)
+        assert done == 0
+
+    def command(
+        self, overrides: Sequence[str], module: str = "rayfed.run", env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        keys = [f"data.cache={self.cache}"] if module == "rayfed.run" else []
+        with (self.folder / "stderr").open("wb") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *keys, *overrides],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            )
+
+    def kill(self, what: str, when: str, machine: str) -> Ending:
+        """Run, kill, wait for the end, resume and compare."""
+        run = self.folder / "killed"
+        shutil.rmtree(run, ignore_errors=True)
+        with load() if machine == "loaded" else contextlib.nullcontext():
+            command = self.command([*RUN, *ON_RAY, f"output={run}"])
+            await_moment(when, what, command.pid, run)
+            started = descendants(command.pid)
+            for process in victims(what, command.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            began = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.wait(PATIENCE)
+            code = command.poll()
+            _, alive = psutil.wait_procs(started, timeout=LIMIT)
+        seconds = time.monotonic() - began
+        left = [title(process) for process in alive]
+        for process in [*alive, *([psutil.Process(command.pid)] if code is None else [])]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return Ending(f"{what}, {when}, {machine}", code, seconds, self.errors(), left, self.resumed(run))
+
+    def errors(self) -> list[str]:
+        text = (self.folder / "stderr").read_text(errors="replace")
+        return [line for line in text.splitlines() if line.strip()]
+
+    def resumed(self, run: Path) -> bool | None:
+        """Whether what `resume` leaves is what the undisturbed run left; None: the run had not begun."""
+        if not (run / "config.yaml").exists():
+            return None
+        if not (run / "checkpoints").exists():  # before its first round: there is nothing to go on from
+            shutil.rmtree(run)
+            again = self.command([*RUN, "cluster=inline", f"output={run}"])
+        else:
+            again = self.command([str(run), "cluster=inline", "--quiet"], module="rayfed.resume")
+        return again.wait(PATIENCE) == 0 and contents(run) == contents(self.whole)
+
+    def place(self, what: str) -> Ending:
+        """Run where something of the machine is not as it should be."""
+        run, env = self.folder / "odd" / "run", {}
+        shutil.rmtree(run.parent, ignore_errors=True)
+        run.parent.mkdir()
+        overrides = [*RUN, f"output={run}"]
+        if what == "full disk":
+            rounds = [key.replace("rounds=6", "rounds=500") for key in RUN]
+            overrides = [*rounds, "cluster=inline", f"output={run}"]
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run.parent], check=True)
+        elif what == "read-only output":
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.parent], check=True)
+        elif what == "cache file of garbage":
+            for file in self.cache.rglob("*.arrow"):
+                file.write_bytes(os.urandom(5000))
+        else:
+            env = {what.removeprefix("no "): str(self.folder / "missing")}
+        began = time.monotonic()
+        command = self.command(overrides, env=env)
+        code = command.wait(PATIENCE)
+        seconds = time.monotonic() - began
+        same = contents(run) == contents(self.whole) if code == 0 else None
+        if what in ("full disk", "read-only output"):
+            subprocess.run(["umount", run.parent], check=True)
+        return Ending(f"{what}, quiet", code, seconds, self.errors(), [], same)
+
+
+def contents(run: Path) -> dict[str, object]:
+    """Tensors and tables of a run, without what a clock says and what failures leave."""
+    found: dict[str, object] = {}
+    for file in sorted(run.glob("*.parquet")):
+        if file.name != "events.parquet":
+            table = pq.read_table(file)
+            found[file.name] = table.select([n for n in table.column_names if "seconds" not in n]).to_pylist()
+    tensors = run / "model" / "params.safetensors"
+    found["tensors"] = tensors.read_bytes() if tensors.exists() else b""
+    return found
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Living processes below one."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def victims(what: str, pid: int) -> list[psutil.Process]:
+    """Processes of a run that are such a thing."""
+    if what == "the command":
+        return [psutil.Process(pid)]
+    found = [process for process in descendants(pid) if TITLES[what] in title(process)]
+    return found[:1] if what == "one client actor" else found
+
+
+def await_moment(when: str, what: str, pid: int, run: Path) -> None:
+    """Wait for the moment to kill.
+
+    Raises:
+        TimeoutError: It did not come.
+    """
+    deadline = time.monotonic() + PATIENCE
+    wanted = 2 if what == "all client actors" else 1
+    while not _has_come(when, what, pid, run, wanted):
+        if time.monotonic() > deadline or not psutil.pid_exists(pid):
+            raise TimeoutError(f"{what}, {when}: the moment did not come")
+        time.sleep(0.05 if when == "at the start" else 0.001)
+
+
+def _has_come(when: str, what: str, pid: int, run: Path, wanted: int) -> bool:
+    if when == "at the start":
+        return len(victims("gcs_server" if what == "the command" else what, pid)) >= wanted
+    result = run / "result.json"
+    if not result.exists() or len(result.read_text().splitlines()) < 2:
+        return False
+    if when == "in a round":
+        return True
+    return any(path.name.startswith(".") for path in (run / "checkpoints").iterdir())
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """A busy loop on each core."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def markdown(endings: Sequence[Ending]) -> str:
+    """The table of docs/recovery.md."""
+    lines = [
+        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    words = {None: "nothing to resume", True: "the same bytes", False: "**other bytes**"}
+    for one in endings:
+        said = one.errors[0] if one.errors else (one.lines[0] if one.lines else "")
+        cut = said.split("; continue with")[0].replace("|", "\\|")[:110]
+        more = f" (and {len(one.lines) - 1} more)" if len(one.lines) > 1 else ""
+        cells = (one.case, one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    good = sum(one.good for one in endings)
+    left = len(cases()) - len(endings)
+    verdict = (
+        f"{good} of {len(endings)} endings are as promised; {left} of {len(cases())} cases were not run."
+    )
+    return "\n".join([*lines, "", verdict])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases and print the table. Exit code 0: all ended as promised."""
+    parser = argparse.ArgumentParser("benchmarks.kill_table", usage=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--file", type=Path, default=Path("kill_table.jsonl"))
+    parser.add_argument("--write", type=Path, help="put the table into this document")
+    args = parser.parse_args(argv)
+    done = (
+        [Ending(**json.loads(line)) for line in args.file.read_text().splitlines()]
+        if args.file.exists()
+        else []
+    )
+    left = [case for case in cases() if args.only in case and case not in {one.case for one in done}]
+    with tempfile.TemporaryDirectory(prefix="kill-table-") as folder:
+        bench = Bench(Path(folder)) if left else None
+        for case in left:
+            assert bench is not None
+            what, *rest = case.split(", ")
+            ending = bench.kill(what, *rest) if len(rest) == 2 else bench.place(what)
+            done.append(ending)
+            with args.file.open("a") as stream:
+                stream.write(json.dumps(asdict(ending)) + "\n")
+            print(
+                f"{'ok ' if ending.good else 'BAD'} {case}: exit {ending.code}, {ending.seconds:.1f} s",
+                flush=True,
+            )
+    order = {case: i for i, case in enumerate(cases())}
+    table = markdown(sorted(done, key=lambda one: order[one.case]))
+    print(table)
+    if args.write:
+        before, _, rest = args.write.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        args.write.write_text(f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}")
+    return 0 if all(one.good for one in done) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Joining a Ray cluster, or starting one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+
+from rayfed.errors import ClusterError, ConfigError, one_line
+from rayfed.executors.local_ray import Health, loopback_only, quiet_ray, require_token
+from rayfed.terminal.supervisor import note_ending
+
+# What opens an HTTP/2 connection: the preface and empty settings, to which a server answers with its own.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+QUIET = logging.CRITICAL  # of Ray's own log on the screen; all of it is in the files of its session
+
+
+def address_of(address: str | None) -> str:
+    """Where the cluster is that a config means; `local`: there is none, one of our own would be started."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def is_our_own(address: str | None) -> bool:
+    """Whether `connection` would start a cluster of our own."""
+    return address_of(address) == "local" and not ray.is_initialized()
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A Ray that can be used.
+
+    Attributes:
+        url: Of the dashboard, empty where there is none.
+        health: Knows whether a Ray of our own is still whole.
+    """
+
+    url: str
+    health: Health
+
+
+@contextmanager
+def connection(
+    address: str | None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    dashboard: bool = True,
+    timeout: float = 30.0,
+) -> Iterator[Connection]:
+    """Join the cluster at `address` or RAY_ADDRESS, else start one here; end only what was started.
+
+    A cluster that is started here listens on the loopback address only and asks for a token.
+
+    Raises:
+        ConfigError: Nobody answers at the address within `timeout` seconds.
+        ClusterError: A Ray of our own could not be started.
+    """
+    where, health = address_of(address), Health()
+    joined = ray.is_initialized()
+    if where != "local" and (address or not joined):
+        probe(where, timeout)
+    if joined:
+        yield Connection(str(getattr(ray.get_runtime_context(), "dashboard_url", "") or ""), health)
+        return
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    quiet_ray()
+    if where == "local":
+        health.begin()
+        context = _start(num_cpus, num_gpus, dashboard, health)
+    else:
+        context = _join(where)
+    if threading.current_thread() is threading.main_thread():
+        # Ray puts a handler of its own here, which would end the process in the middle of a round.
+        signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        yield Connection(str(context.dashboard_url or ""), health)
+    except BaseException as err:
+        note_ending(*_ending(err))
+        raise
+    finally:
+        health.end()
+        if not health.lost:  # Ray would wait a minute for what is gone, and then end this process
+            ray.shutdown()
+
+
+def _ending(err: BaseException) -> tuple[str, int]:
+    """What is said and the exit code, as the command guard chooses them."""
+    if isinstance(err, KeyboardInterrupt | GeneratorExit):
+        return "interrupted", 130
+    return one_line(err) or type(err).__name__, 2 if isinstance(err, ConfigError) else 1
+
+
+def _join(where: str) -> Any:
+    try:
+        return ray.init(address=where, logging_level=QUIET)
+    except (ConnectionError, RuntimeError, ValueError) as err:
+        reason = str(err).strip().splitlines()[0]
+        raise ConfigError(f"cluster.address: cannot join {where!r}: {reason}") from err
+
+
+def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
+    require_token()
+    try:
+        with loopback_only():
+            return ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=dashboard,
+                logging_level=QUIET,
+            )
+    except Exception as err:  # Ray has no class of its own for this
+        cause = f"{type(err).__name__}: {one_line(err)}"
+        raise ClusterError(health.lost or f"Ray could not be started on this machine: {cause}") from err
+
+
+def probe(address: str, timeout: float) -> None:
+    """Raise ConfigError unless a gRPC server, such as Ray's, answers within `timeout` seconds.
+
+    Ray itself would wait for minutes for a port that accepts connections and never speaks.
+    """
+    if address == "auto":
+        return
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise ConfigError(f"cluster.address: {address!r} is not host:port")
+    try:
+        with socket.create_connection((host, port), timeout=min(timeout, 10.0)) as stream:
+            stream.sendall(HTTP2_HELLO)
+            reason = "" if stream.recv(1) else "the connection was closed"
+    except OSError as err:
+        reason = str(err)
+    if reason:
+        raise ConfigError(
+            f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
+            f"with `ray start --head --port={port}`, or leave cluster.address out"
+        )

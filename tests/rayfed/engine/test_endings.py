@@ -1,0 +1,24 @@
+"""kill -9 of each part of a run: one line, an exit code, nothing left, the same bytes afterwards."""
+
+import pytest
+
+from benchmarks.kill_table import Bench, cases
+
+STEADY = ("gcs_server, in a round, quiet", "runtime-env agent, in a round, quiet")
+"""Cases that `make test` runs; the rest is for `make test-slow` and for the table of docs/recovery.md."""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "case",
+    [case if case in STEADY else pytest.param(case, marks=pytest.mark.slow) for case in cases()],
+)
+def test_every_kill_ends_with_a_line_and_can_be_resumed(case, bench):
+    what, *rest = case.split(", ")
+    ending = bench.kill(what, *rest) if len(rest) == 2 else bench.place(what)
+    assert ending.good, ending

@@ -1,0 +1,140 @@
+"""The command as a parent and a child: whatever ends the child, the parent says it and clears up."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from rayfed.terminal.supervisor import note_advice, note_ending, supervised
+
+def main():
+    note_advice("continue with: this")
+{body}
+
+import rayfed.terminal.supervisor as supervisor
+supervisor.END_PATIENCE = 1.0
+sys.exit(supervised(main))
+"""
+
+
+def start(body):
+    program = PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(body):
+    """Exit code, standard output and standard error of a command."""
+    command = start(body)
+    out, err = command.communicate(timeout=60)
+    return command.returncode, out, err
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_an_exit_code_passes_through(code):
+    assert ended(f"print('done'); return {code}") == (code, "done\n", "")
+    assert ended(f"raise SystemExit({code})")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("os._exit(1)", "exit code 1, which is how Ray ends it"),  # what Ray does when its raylet is gone
+        ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9 (Killed)"),
+        ("os.abort()", "signal 6 (Aborted)"),
+    ],
+)
+def test_a_child_that_ends_without_a_word_is_one_line(body, words):
+    code, out, err = ended(body)
+    assert (code, out) == (1, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: the process of the run ended without an exception: ")
+    assert words in line
+    assert line.endswith("; continue with: this")
+
+
+def test_what_c_writes_is_kept_in_a_file_and_not_on_the_screen(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code, _, err = ended("os.write(2, b'*** StackTrace Information ***\\n'); os._exit(1)")
+    assert code == 1
+    (file,) = tmp_path.iterdir()
+    assert len(err.splitlines()) == 1
+    assert f"(what it wrote last: {file})" in err
+    assert "StackTrace" in file.read_text()
+    assert "StackTrace" not in err
+    assert ended("os.write(2, b'noise'); print('loud', file=sys.stderr); return 0")[2] == "loud\n"
+    assert list(tmp_path.iterdir()) == [file]  # a run that ended well leaves none
+
+
+def test_a_child_that_does_not_end_after_its_reason_is_ended():
+    began = time.monotonic()
+    code, _, err = ended("note_ending('its cluster is gone'); time.sleep(600)")
+    assert time.monotonic() - began < 30
+    assert (code, err) == (1, "error: its cluster is gone; continue with: this\n")
+
+
+def test_what_the_child_started_ends_with_it():
+    body = """
+        orphan = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+        subprocess.run([sys.executable, "-c", orphan])
+        return 3
+    """
+    code, out, _ = ended(body)
+    assert code == 3
+    assert not psutil.pid_exists(int(out.split()[0]))
+
+
+def test_the_child_ends_when_the_command_is_killed():
+    command = start("print(os.getpid(), flush=True); time.sleep(600)")
+    child = psutil.Process(int(command.stdout.readline()))
+    assert child.pid != command.pid
+    command.kill()
+    command.wait(10)
+    child.wait(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_child_once(number):
+    body = """
+        seen = []
+        signal.signal(signal.SIGINT, lambda n, _: seen.append(n))
+        signal.signal(signal.SIGTERM, lambda n, _: seen.append(n))
+        print("ready", flush=True)
+        while not seen:
+            time.sleep(0.05)
+        time.sleep(1)
+        print([int(n) for n in seen])
+        return 130
+    """
+    command = start(body)
+    assert command.stdout.readline() == "ready\n"
+    os.killpg(command.pid, number)  # as a terminal does with Ctrl-C: to the whole group
+    out, _ = command.communicate(timeout=30)
+    assert (command.returncode, out) == (130, f"[{int(number)}]\n")
+
+
+def test_ctrl_z_stops_both_and_fg_wakes_both():
+    command = start("print(os.getpid(), flush=True); time.sleep(1); return 0")
+    child = psutil.Process(int(command.stdout.readline()))
+    command.send_signal(signal.SIGTSTP)
+    deadline = time.monotonic() + 10
+    while {child.status(), psutil.Process(command.pid).status()} != {psutil.STATUS_STOPPED}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command.send_signal(signal.SIGCONT)
+    assert command.wait(30) == 0
