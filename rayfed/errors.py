@@ -72,6 +72,23 @@ def one_line(error: BaseException) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+MOST_SHOWN = 200
+"""Characters of a value that are repeated in a message."""
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: `repr`, cut where it is long.
+
+    >>> shown("x" * 1000) == "'" + 149 * "x" + "... (1002 characters)"
+    True
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else f"{text[:150]}... ({len(text)} characters)"
+
+
 def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     """The message for a name that does not exist: what was given, the nearest match, all that is allowed.
 
@@ -79,9 +96,9 @@ def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     "tuning: 'loar' does not exist; did you mean 'lora'? Choose one of: full, lora"
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(str(value)[:MOST_SHOWN], names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{key}: {value!r} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
+    return f"{key}: {shown(value)} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
 
 
 def check_name(key: str, name: object) -> None:

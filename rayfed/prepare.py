@@ -1,4 +1,4 @@
-"""python -m rayfed.data: check a download, prepare it, show who would get what, clear the cache."""
+"""python -m rayfed.prepare: check a download, prepare it, show who would get what, clear the cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,22 @@ from rayfed.data.download_check import Inventory, take
 from rayfed.data.published import PUBLISHED, Published
 from rayfed.data.shards import open_dataset, prepare
 from rayfed.data.source import BadImageError, Listing, Source, make_source
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, RayFedError, one_line, shown
 from rayfed.report.table import Table
+from rayfed.terminal.arguments import Arguments, user_folder
 from rayfed.terminal.console import say, size
 
 NAMED = 10
 """Unreadable files that are listed; of the others, the number."""
 
 USAGE = """\
-python -m rayfed.data NAME --root DIR [--image-size N] [--cache DIR] [--plot FILE] [--json] [--clean]
+python -m rayfed.prepare NAME --root DIR [--image-size N] [--cache DIR] [--plot FILE] [--json] [--clean]
                              [overrides]
-python -m rayfed.data --clean
+python -m rayfed.prepare --clean
 
 Checks the domains, classes and images of a data set against what its authors published, decodes all images
 once into the cache, and says what is missing and where to get it. Overrides are those of rayfed.run:
-  python -m rayfed.data pacs --root PACS --plot clients.png data.partition.scheme=dirichlet seed=1
+  python -m rayfed.prepare pacs --root PACS --plot clients.png data.partition.scheme=dirichlet seed=1
 """
 
 
@@ -66,32 +67,32 @@ class Findings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 all well, 1 failed, 2 data missing or bad, 130 interrupted."""
-    args = _parser().parse_intermixed_args(argv)
+    args = _parser().read(argv)
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     try:
         if args.name is None:
             if not args.clean:
                 raise ConfigError(f"no data set named; give one of: {', '.join(sorted(PUBLISHED))}")
-            cache = cache_folder(DataConfig(name="", reader="", cache=args.cache))
+            cache = cache_folder(DataConfig(name="", reader="", cache=_text(args.cache)))
             say(_cleaned(*clean(cache)))
             return 0
         return _run(args)
     except RayFedError as error:
-        say(f"error: {error}", sys.stderr)
+        say(f"error: {one_line(error)}", sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         say("interrupted; nothing half-made is left in the cache", sys.stderr)
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("rayfed.data", usage=USAGE)
+def _parser() -> Arguments:
+    parser = Arguments("rayfed.prepare", usage=USAGE)
     parser.add_argument("name", nargs="?", help="a data set: a file name in configs/data")
     parser.add_argument("overrides", nargs="*", help="key=value, as for rayfed.run")
-    parser.add_argument("--root", help="folder of the data set")
+    parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
-    parser.add_argument("--cache", help="folder of prepared data sets")
-    parser.add_argument("--plot", metavar="FILE", help="draw the labels and domains of the clients")
+    parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
+    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw the labels and domains of the clients")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -99,18 +100,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 def _run(args: argparse.Namespace) -> int:
     if not 1 <= args.image_size <= 4096:
         raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
     tree = spelled_out(compose([f"data={args.name}", *args.overrides]))
     config = parse(DataConfig, tree["data"], "data")
-    config = replace(config, root=args.root or config.root, cache=args.cache or config.cache)
+    config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
     found = examine(args.name, config, args.image_size, quiet=args.json)
     _tell(found, PUBLISHED.get(args.name), as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        _plot(config, tree.get("seed", 0), found.shard, Path(args.plot))
+        _plot(config, _seed(tree), found.shard, args.plot)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:
@@ -118,6 +123,13 @@ def _run(args: argparse.Namespace) -> int:
         if not args.json:
             say(_cleaned(*removed))
     return 0
+
+
+def _seed(tree: Mapping[str, Any]) -> int:
+    seed = tree.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed: {shown(seed)} is not a whole number >= 0")
+    return seed
 
 
 def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False) -> Findings:

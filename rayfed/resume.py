@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ HARMLESS = (
     "cluster",
     "checkpoint",
     "on_client_error",
+    "on_nonfinite",
     "client_timeout",
     "watchdog",
     "tensorboard",
@@ -96,15 +96,16 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     from rayfed.experiment.simulate import execute
+    from rayfed.terminal.arguments import Arguments, user_folder
     from rayfed.terminal.guard import guarded
 
-    parser = argparse.ArgumentParser("rayfed.resume", usage=USAGE)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser = Arguments("rayfed.resume", usage=USAGE)
+    parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
     parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
 
     def work() -> None:
         execute(continued(args.run, args.overrides), args.quiet, resume=True, as_json=args.json)

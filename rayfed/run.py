@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded
 
@@ -21,14 +21,14 @@ python -m rayfed.doctor takes the same and says, without running it, whether it 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    parser = argparse.ArgumentParser("rayfed.run", usage=USAGE, add_help=True)
+    parser = Arguments("rayfed.run", usage=USAGE, add_help=True)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
     parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     parser.add_argument("--list", action="store_true", help="show every algorithm, tuning, model and data")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
 
     def work() -> None:
         from rayfed.config.catalog import catalog

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from rayfed.errors import ConfigError
 from rayfed.record.folder import LOCK, TENSORS
 from rayfed.report.table import final_table, last_evaluated
+from rayfed.terminal.arguments import Arguments, user_folder
 from rayfed.terminal.console import follow, say
 from rayfed.terminal.guard import guarded
 
@@ -124,11 +124,11 @@ def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look from the command line. Exit code: 0 shown, 2 no run there, 130 interrupted."""
-    parser = argparse.ArgumentParser("rayfed.view", usage=USAGE)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser = Arguments("rayfed.view", usage=USAGE)
+    parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     return guarded(lambda: view(args.run, args.follow), args.debug)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.errors import ConfigError, RayFedError
+from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded
 
@@ -25,13 +26,13 @@ Overrides are those of rayfed.run (rounds=5, data.limit=24) and keys of the swee
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    parser = argparse.ArgumentParser("tune.run", usage=USAGE)
+    parser = Arguments("tune.run", usage=USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     parser.add_argument("--list", action="store_true", help="show every sweep")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     logging.getLogger("ray").setLevel(logging.ERROR)
     return guarded(lambda: work(args), args.debug)
 

@@ -6,18 +6,20 @@ The only module that knows pydantic; `rayfed.config.compose` puts the YAML toget
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import TypeAdapter, ValidationError
 
 from rayfed.config.compose import compose
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError, unknown
-from rayfed.executors.failures import OnError
+from rayfed.documents import DocumentError, checked_depth, user_path
+from rayfed.errors import ConfigError, shown, unknown
+from rayfed.executors.failures import OnError, OnNonFinite
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS
@@ -61,7 +63,7 @@ class ClusterConfig:
     cpus_per_actor: Literal["auto"] | Positive = "auto"
     gpus_per_actor: Literal["auto"] | NonNegative = "auto"
     memory_per_actor: Positive = 1.0
-    threads: Count = 1
+    threads: Annotated[int, Ge(1), Le(1024)] = 1
     num_cpus: Count | None = None
     num_gpus: Annotated[int, Ge(0)] | None = None
     dashboard: bool = True
@@ -130,6 +132,8 @@ class Config:
         checkpoint: What is kept for going on after a crash.
         on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
             again up to cluster.retries times and then ends it (retry), or is left out of the round (drop).
+        on_nonfinite: A loss or a global tensor that is NaN or infinite is noted in the events, on the screen
+            and in the report, and the run goes on (warn) or ends (raise).
         client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
         watchdog: Seconds without any answer after which the clients that are waited for are named, with
             what they are doing; none: never.
@@ -159,6 +163,7 @@ class Config:
     protocol: Literal["single", "leave_one_out"] = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     on_client_error: OnError = "raise"
+    on_nonfinite: OnNonFinite = "warn"
     client_timeout: Positive | None = None
     watchdog: Positive | None = 300.0
     tensorboard: bool = True
@@ -201,12 +206,33 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     )
 
 
+PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.pretrained")
+"""Keys that may hold a path; `~` in them stands for a home folder."""
+
+
 def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`data.partition: path` written in full, as `data.partition.file: path`."""
+    """`data.partition: path` written in full, as `data.partition.file: path`, and `~` in every path.
+
+    Raises:
+        ConfigError: A path begins with `~` and names no home folder.
+    """
     data = tree.get("data")
-    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str):
-        return tree
-    return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
+        tree = {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+    for key in PATHS:
+        tree = _at_home(tree, key.split("."), key)
+    return tree
+
+
+def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
+    """The tree with the home folder written out in one value, where that is a path that begins with `~`."""
+    name, *rest = path
+    value = tree.get(name)
+    if rest:
+        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
+    if isinstance(value, str) and value.startswith("~"):
+        return {**tree, name: str(user_path(value, key))}
+    return tree
 
 
 def build_parts(config: Config) -> Parts:
@@ -241,7 +267,7 @@ def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, 
     """The section `inner`, complete; keys that the wrapper does not have go to the inner scheme."""
     inner = values.get("inner", {"name": "lora"})
     if not isinstance(inner, Mapping) or "name" not in inner:
-        raise ConfigError(f"{where}.inner: {inner!r} is not a section with a name, such as lora")
+        raise ConfigError(f"{where}.inner: {shown(inner)} is not a section with a name, such as lora")
     inner = {**inner, **{key: value for key, value in values.items() if key not in own}}
     scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
     return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}
@@ -260,7 +286,7 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         ConfigError: Names the key by its full path, the value and what is allowed.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: {values!r} is not a section; write {where}.<key>=<value>")
+        raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
     _check_keys(cls, values, where)
     try:
         return TypeAdapter(cls).validate_python(dict(values))
@@ -280,7 +306,7 @@ def _explain(err: ValidationError, where: str) -> str:
     path = ".".join([*([where] if where else []), *key])
     if first["type"] == "missing":
         return f"{path}: missing; set {path}=..."
-    return f"{path}: {first['input']!r} is not allowed: {allowed}"
+    return f"{path}: {shown(first['input'])} is not allowed: {allowed}"
 
 
 def _depth(loc: Sequence[int | str]) -> int:
@@ -299,12 +325,39 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
         if key not in known:
             raise ConfigError(unknown_key(path, str(key), list(known)))
         if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
-            raise ConfigError(f"{path}: {value!r} is not allowed: true or false has no meaning here")
-        if isinstance(value, str) and "\0" in value:
-            raise ConfigError(f"{path}: {value!r} holds a NUL character")
+            raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
+        check_plain(path, value)
         for kind in (known[key], *get_args(known[key])):
             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 _check_keys(kind, value, path)
+
+
+MOST_WHOLE = 2**63 - 1
+
+
+def check_plain(path: str, value: Any) -> None:
+    """Refuse what no key of any section can mean, in nested values too.
+
+    Raises:
+        ConfigError: NaN or infinity, a whole number beyond 64 bits, a text with a NUL character, or nesting
+            without end; names the key.
+    """
+    try:
+        checked_depth(value)
+    except DocumentError as err:
+        raise ConfigError(f"{path}: {err}") from err
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            check_plain(f"{path}.{key}", each)
+    elif isinstance(value, list | tuple):
+        for position, each in enumerate(value):
+            check_plain(f"{path}.{position}", each)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {value} is not allowed: a finite number is needed")
+    elif isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise ConfigError(f"{path}: {shown(value)} is not allowed: whole numbers end at {MOST_WHOLE}")
+    elif isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{path}: {shown(value)} holds a NUL character")
 
 
 def _allows_bool(kind: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from rayfed.doctor.diagnosis import Diagnosis, diagnose
 from rayfed.errors import ConfigError, RayFedError, one_line
+from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say, size
 
 USAGE = """\
@@ -72,12 +72,12 @@ def _time(seconds: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 fits, 1 a client failed, 2 bad input or does not fit."""
-    parser = argparse.ArgumentParser("rayfed.doctor", usage=USAGE)
+    parser = Arguments("rayfed.doctor", usage=USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a run, for equal speed
     from rayfed.config.schema import load_config

@@ -9,6 +9,7 @@ from rayfed.errors import ClientError
 from rayfed.federation.executor import Event
 
 OnError: TypeAlias = Literal["raise", "retry", "drop"]
+OnNonFinite: TypeAlias = Literal["warn", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True)

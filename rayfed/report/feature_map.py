@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rayfed.analysis.reopen import command, mention
 from rayfed.errors import ConfigError
 from rayfed.record.files import read_table
 from rayfed.report.group_figures import save_figure
+from rayfed.terminal.arguments import Arguments, user_folder
 from rayfed.terminal.console import say
 
 TITLE = "features of seen and of unseen domains"
@@ -46,10 +46,10 @@ def panels(folders: Sequence[Path]) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser("rayfed.report.feature_map", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs with a held-out domain")
+    parser = Arguments("rayfed.report.feature_map", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=user_folder, nargs="+", help="folders of finished runs with a held-out domain")
     parser.add_argument("--images", type=int, default=300, help="of the seen domains together")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
 
     def work() -> None:
         import matplotlib as mpl

@@ -5,7 +5,6 @@ python -m rayfed.report.landscape RUN [--points 11] [--images 100]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rayfed.analysis.reopen import command, mention
 from rayfed.errors import ConfigError
 from rayfed.record.files import read_table
 from rayfed.report.group_figures import save_figure
+from rayfed.terminal.arguments import Arguments, user_folder
 from rayfed.terminal.console import say
 
 TITLE = "loss around the global model and the clients' models"
@@ -53,11 +53,11 @@ def surface(rows: Sequence[Mapping[str, Any]]) -> tuple[Vectors, Vectors, Vector
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser("rayfed.report.landscape", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser = Arguments("rayfed.report.landscape", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=user_folder, help="folder of a finished run")
     parser.add_argument("--points", type=int, default=11, help="of the grid, in each direction")
     parser.add_argument("--images", type=int, default=100, help="at most so many of each test set")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
 
     def work() -> None:
         import matplotlib as mpl
