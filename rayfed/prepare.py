@@ -13,8 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from PIL import UnidentifiedImageError
+
+from rayfed.config.check import parse
 from rayfed.config.compose import compose
-from rayfed.config.schema import parse, spelled_out
+from rayfed.config.schema import spelled_out
 from rayfed.data.cache import cache_folder, clean
 from rayfed.data.config import DataConfig
 from rayfed.data.download_check import Inventory, take
@@ -92,7 +95,9 @@ def _parser() -> Arguments:
     parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
     parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
-    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw the labels and domains of the clients")
+    parser.add_argument(
+        "--plot", type=user_folder, metavar="FILE", help="draw the labels and domains of the clients"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -181,9 +186,7 @@ def _prepare(
             decoded = True
             advance()
             if error:
-                cause = error.__cause__ or error
-                why = "no such file" if isinstance(cause, FileNotFoundError) else str(cause)
-                unreadable.append(f"{listing.keys[index]} ({why})")
+                unreadable.append(f"{listing.keys[index]} ({why_unreadable(error)})")
 
         try:
             path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
@@ -192,6 +195,14 @@ def _prepare(
                 raise
             return None, time.perf_counter() - began
     return path, time.perf_counter() - began if decoded else 0.0
+
+
+def why_unreadable(error: BadImageError) -> str:
+    """The cause, without the name of the file, which stands beside it."""
+    cause = error.__cause__ or error
+    if isinstance(cause, FileNotFoundError):
+        return "no such file"
+    return "no image format that is known" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from rayfed.config.place import check_own_folder
 from rayfed.config.schema import Config, to_dict
+from rayfed.documents import DocumentError, parse_yaml, user_path
 from rayfed.errors import ConfigError
 from rayfed.record import tracking
 from rayfed.record.files import write_text
@@ -119,7 +121,8 @@ def new_folder(sweep: Sweep) -> Path:
         ConfigError: It holds a sweep already.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}").absolute()
+    path = user_path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}", "output").absolute()
+    check_own_folder(path)
     if (path / MANIFEST).exists():
         raise ConfigError(
             f"output: {str(path)!r} already holds a sweep; choose another folder, or continue it with "
@@ -136,10 +139,10 @@ def continued(path: Path) -> tuple[Search, Path]:
     """
     path = path.absolute()
     try:
-        tree = yaml.safe_load((path / MANIFEST).read_text())
+        tree = parse_yaml((path / MANIFEST).read_text())
         sweep, overrides, file = make_sweep(tree["sweep"]), tuple(tree["overrides"]), tree["file"]
         here = Path(tree["here"])
-    except (OSError, yaml.YAMLError, TypeError, KeyError) as err:
+    except (OSError, UnicodeDecodeError, DocumentError, TypeError, KeyError) as err:
         raise ConfigError(f"resume: {str(path)!r} holds no sweep to continue: {err}") from err
     here = here if here.is_dir() else Path.cwd()
     with contextlib.chdir(here):

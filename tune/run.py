@@ -7,8 +7,8 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from rayfed.documents import user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
@@ -55,7 +55,7 @@ def work(args: argparse.Namespace) -> None:
     if again:
         if len(args.overrides) > 1:
             raise ConfigError("resume: takes no other overrides; a sweep goes on as it was started")
-        found, _ = checks.continued(Path(again[0].removeprefix("resume=")))
+        found, _ = checks.continued(user_path(again[0].removeprefix("resume="), "resume"))
     else:
         sweep, overrides = load_sweep(args.overrides)
         found = checks.check(sweep, overrides, None, checks.new_folder(sweep))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from annotated_types import Ge
 
-from rayfed.config.compose import folder
-from rayfed.config.schema import parse
-from rayfed.errors import ConfigError, unknown
+from rayfed.config.check import parse
+from rayfed.config.compose import folder, read_yaml
+from rayfed.documents import DocumentError, parse_yaml, user_path
+from rayfed.errors import ConfigError, shown, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable
 from tune.space import Space, read_space
@@ -184,16 +183,11 @@ def read_file(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: There is none, or it is not YAML.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder() / "sweep" / f"{name}.yaml"
+    own = name.endswith((".yaml", ".yml"))
+    path = user_path(name, "sweep") if own else folder() / "sweep" / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(unknown("sweep", name, sweep_names()))
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise ConfigError(f"sweep: {str(path)!r} is not YAML: {str(err).splitlines()[0]}") from err
-    if not isinstance(tree, dict):
-        raise ConfigError(f"sweep: {str(path)!r} holds no keys")
-    return {"name": path.stem, **tree}
+    return {"name": path.stem, **read_yaml(path, "sweep")}
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -213,9 +207,9 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _yaml(key: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as err:
-        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
+        return parse_yaml(text)
+    except DocumentError as err:
+        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
 
 
 def _direction(name: str) -> Direction:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 from rayfed.data.config import DataConfig
+from rayfed.documents import user_path
 from rayfed.errors import ConfigError
 
 
@@ -16,7 +18,8 @@ def cache_folder(config: DataConfig) -> Path:
     Raises:
         ConfigError: It cannot be made or written to.
     """
-    folder = Path(config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed").expanduser().absolute()
+    chosen = config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed"
+    folder = user_path(chosen, "data.cache").absolute()
     advice = "set data.cache (or RAYFED_CACHE) to a folder you can write to"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +27,11 @@ def cache_folder(config: DataConfig) -> Path:
         raise ConfigError(f"data.cache: cannot make {folder} ({error.strerror}); {advice}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"data.cache: cannot write to {folder}; {advice}")
-    return folder
+    try:  # file systems like /proc say that they can be written
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"data.cache: cannot write to {folder} ({error.strerror}); {advice}") from error
 
 
 def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:

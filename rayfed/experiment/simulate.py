@@ -88,6 +88,7 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
         resume: Go on from the last checkpoint in the folder; a finished run is only reported again.
         as_json: Write one JSON object a round to standard output, and all else to standard error.
     """
+    from rayfed.config.place import check_own_folder
     from rayfed.config.variants import comparisons
     from rayfed.engine import preflight
     from rayfed.engine.setup import prepare
@@ -99,7 +100,9 @@ def execute(config: Config, quiet: bool = False, resume: bool = False, as_json: 
     if resume:
         path = Path(str(config.output))
     else:
-        path = create(Path(config.output) if config.output else _new_folder(config), config.overwrite)
+        path = Path(config.output) if config.output else _new_folder(config)
+        check_own_folder(path)
+        create(path, config.overwrite)
     if config.protocol == "leave_one_out":
         return _each_domain_out(config, path, quiet, resume, as_json)
     began = time.perf_counter()

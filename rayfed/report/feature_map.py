@@ -47,7 +47,9 @@ def panels(folders: Sequence[Path]) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = Arguments("rayfed.report.feature_map", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=user_folder, nargs="+", help="folders of finished runs with a held-out domain")
+    parser.add_argument(
+        "runs", type=user_folder, nargs="+", help="folders of finished runs with a held-out domain"
+    )
     parser.add_argument("--images", type=int, default=300, help="of the seen domains together")
     args = parser.read(argv)
 

@@ -52,7 +52,9 @@ def refuse_repeated(overrides: Sequence[str]) -> None:
             continue  # whoever reads it says what is wrong with it
         if given.get(key, value) != value:
             raise ConfigError(f"{key}: given twice, as {shown(given[key])} and as {shown(value)}; keep one")
-        inside = next((name for name in given if name.startswith(f"{key}.") and not _is_group(key, value)), "")
+        inside = next(
+            (name for name in given if name.startswith(f"{key}.") and not _is_group(key, value)), ""
+        )
         if inside:
             raise ConfigError(
                 f"{key}: {shown(value)} would undo {inside}={given[inside]}, which stands before it; keep one"

@@ -110,8 +110,9 @@ class Digits:
             picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
         except Exception as error:  # Pillow's decoders raise almost anything on corrupt input
+            name = image if isinstance(image, Path) else listing.keys[index]
             raise BadImageError(
-                f"image {image} is corrupt ({error}); or set data.on_bad_image=skip"
+                f"image {name} is corrupt ({error}); replace it, or set data.on_bad_image=skip"
             ) from error
         same = rgb.size == (size, size)
         return np.asarray(rgb if same else rgb.resize((size, size), Image.Resampling.BILINEAR))
