@@ -129,3 +129,8 @@ def without_nonfinite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nonfinite(each) for each in value]
     return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Plain containers as JSON for other programs; null for what is not finite."""
+    return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class RayFedError(Exception):
@@ -27,7 +28,13 @@ class NobodyAnsweredError(RayFedError):
 
 
 class ClientError(RayFedError):
-    """A client call failed; the message says which client, round and task."""
+    """A client call failed; the message says which client, round and task.
+
+    Attributes:
+        kind: What the event of this failure is called.
+    """
+
+    kind: ClassVar[str] = "error"
 
     def __init__(self, client: str, round: int, task: str, cause: str, trace: str = "") -> None:
         super().__init__(client, round, task, cause, trace)
@@ -37,6 +44,20 @@ class ClientError(RayFedError):
         return (
             f"client {self.client!r} failed in round {self.round} while running {self.task!r}: {self.cause}"
         )
+
+
+class NonFiniteClientError(ClientError):
+    """What a client trained or measured holds NaN or infinity."""
+
+    kind: ClassVar[str] = "nonfinite"
+
+
+class NonFiniteError(RayFedError):
+    """A loss or a global tensor is NaN or infinite, and on_nonfinite=raise; exit code 1."""
+
+
+class ServerError(RayFedError):
+    """The arithmetic of a method's server failed; the message says the round, the error and the keys."""
 
 
 class ClusterError(RayFedError):

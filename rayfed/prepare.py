@@ -95,9 +95,7 @@ def _parser() -> Arguments:
     parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
     parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
-    parser.add_argument(
-        "--plot", type=user_folder, metavar="FILE", help="draw the labels and domains of the clients"
-    )
+    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw who has which labels")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -241,7 +239,7 @@ def _hint(root: str | None, published: Published | None) -> str:
 
 def _tell(found: Findings, published: Published | None, as_json: bool) -> None:
     if as_json:
-        say(json.dumps(_as_json(found), indent=1))
+        say(json.dumps(_as_json(found), indent=1, allow_nan=False))
         return
     inventory = found.inventory
     official = any(row.test for row in inventory.rows)

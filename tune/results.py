@@ -84,7 +84,7 @@ class Outcomes:
         return [
             t
             for t in self.trials
-            if t.state == "finished" and all(math.isfinite(t.row.get(name, math.nan)) for name in names)
+            if t.state == "finished" and all(is_score(t.row.get(name)) for name in names)
         ]
 
     @property
@@ -107,6 +107,11 @@ class Outcomes:
         return [
             t for t, mine in points if not any(_beats(other, mine) for _, other in points if other != mine)
         ]
+
+
+def is_score(value: object) -> bool:
+    """Whether an objective has a value that trials can be compared by."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _beats(other: Sequence[float], mine: Sequence[float]) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
 
-from rayfed.documents import user_path
+from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
@@ -69,7 +68,7 @@ def work(args: argparse.Namespace) -> None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
     results.report(outcomes, table, figures.draw(outcomes))
-    say(json.dumps(results.summary(outcomes)) if args.json else f"\n{table.text()}")
+    say(to_json(results.summary(outcomes)) if args.json else f"\n{table.text()}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -82,18 +82,26 @@ def check_plain(path: str, value: Any) -> None:
         checked_depth(value)
     except DocumentError as err:
         raise ConfigError(f"{path}: {err}") from err
+    for key, each in _leaves(path, value):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{key}: {each} is not allowed: a finite number is needed")
+        if isinstance(each, int) and abs(each) > MOST_WHOLE:
+            raise ConfigError(f"{key}: {shown(each)} is not allowed: whole numbers end at {MOST_WHOLE}")
+        if isinstance(each, str) and "\0" in each:
+            raise ConfigError(f"{key}: {shown(each)} holds a NUL character")
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no container, with its key; keys of mappings are values too."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            check_plain(f"{path}.{key}", each)
+            yield path, key
+            yield from _leaves(f"{path}.{key}", each)
     elif isinstance(value, list | tuple):
         for position, each in enumerate(value):
-            check_plain(f"{path}.{position}", each)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path}: {value} is not allowed: a finite number is needed")
-    elif isinstance(value, int) and abs(value) > MOST_WHOLE:
-        raise ConfigError(f"{path}: {shown(value)} is not allowed: whole numbers end at {MOST_WHOLE}")
-    elif isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{path}: {shown(value)} holds a NUL character")
+            yield from _leaves(f"{path}.{position}", each)
+    else:
+        yield path, value
 
 
 def _allows_bool(kind: Any) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.formats import arrow_file
+from rayfed.data.memory import check_memory
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import CLASSIFICATION, objective
@@ -128,6 +129,7 @@ def prepare(
         DataError: An image is bad (`stop`), all are, or the data changed meanwhile.
         ConfigError: There is no room in the cache.
     """
+    check_memory(task_of(source), size, 8 * _threads() + 1)
     fingerprint = source.fingerprint()
     path = _path(source.name, fingerprint, size, cache, on_bad_image)
     if _is_whole(path):
@@ -252,6 +254,11 @@ def _build(
     logger.info("prepared %s in %.1f s", source.name, time.monotonic() - began)
 
 
+def _threads() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, cores)
+
+
 def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
@@ -315,8 +322,7 @@ def _decoded(
     source: Source, listing: Listing, size: int, on_bad_image: OnBadImage, watch: Watch | None
 ) -> Iterator[tuple[int, Decoded]]:
     """Index and image in order, decoded a little ahead by threads (Pillow lets go of the interpreter)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(8, cores)
+    threads = _threads()
     ahead: deque[Future[Decoded]] = deque()
     total, skipped = len(listing.labels), 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:

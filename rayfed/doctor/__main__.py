@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from rayfed.doctor.diagnosis import Diagnosis, diagnose
+from rayfed.documents import to_json
 from rayfed.errors import ConfigError, RayFedError, one_line
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say, size
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
-    say(json.dumps(dataclasses.asdict(found), indent=1) if args.json else report(found))
+    say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found))
     for problem in found.problems:
         say(f"error: {problem}", sys.stderr)
     return 2 if found.problems else 0

@@ -113,7 +113,8 @@ class Event:
 
     Attributes:
         kind: error (raised by client code), timeout, actor_lost, out_of_memory, lane_lost (an actor was not
-            replaced), store_lost, silence (the watchdog spoke), tracker_lost (its server does not answer).
+            replaced), store_lost, silence (the watchdog spoke), tracker_lost (its server does not answer),
+            nonfinite (a loss or a tensor is NaN or infinite).
         action: retry, drop, raise, restart (of the round), or nothing.
         round: Round index, from 0.
         exchange: Tag of the exchange.

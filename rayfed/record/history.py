@@ -25,7 +25,7 @@ class History:
         self.path = run / FOLDER
 
     def write(self, round: int, row: Mapping[str, Any], tables: Tables) -> None:
-        text = json.dumps({"row": row, "tables": tables})
+        text = json.dumps({"row": row, "tables": tables}, allow_nan=False)
         write_bytes(self._file(round), gzip.compress(text.encode(), compresslevel=1, mtime=0))
 
     def complete(self, rounds: int) -> bool:

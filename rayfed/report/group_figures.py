@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def aggregation_weights(folder: Path) -> Path | None:
     """Weight of every client over the rounds, coloured by domain."""
-    rows = read_table(folder, "aggregation")
+    rows = [row for row in read_table(folder, "aggregation") if row["weight"] is not None]
     if not rows:
         return None
     from matplotlib import pyplot as plt
@@ -79,6 +79,7 @@ def sample_map(folder: Path) -> Path | None:
 
 def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | None:
     """Representations in the plane; None where there are too few."""
+    rows = [row for row in rows if None not in row["representation"]]
     if len(rows) < 4:
         return None
     import numpy as np

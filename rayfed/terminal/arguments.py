@@ -52,12 +52,11 @@ def refuse_repeated(overrides: Sequence[str]) -> None:
             continue  # whoever reads it says what is wrong with it
         if given.get(key, value) != value:
             raise ConfigError(f"{key}: given twice, as {shown(given[key])} and as {shown(value)}; keep one")
-        inside = next(
-            (name for name in given if name.startswith(f"{key}.") and not _is_group(key, value)), ""
-        )
-        if inside:
+        undone = [name for name in given if name.startswith(f"{key}.") and not _is_group(key, value)]
+        if undone:
             raise ConfigError(
-                f"{key}: {shown(value)} would undo {inside}={given[inside]}, which stands before it; keep one"
+                f"{key}: {shown(value)} would undo {undone[0]}={given[undone[0]]}, which stands before it; "
+                f"keep one"
             )
         given[key] = value
 
