@@ -25,9 +25,10 @@ ADVICE = "a smaller train.lr or train.clip_norm=1 may help; on_nonfinite=raise e
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Write a line where the user looks."""
+    """Write a line where the user looks; what the stream's encoding lacks is written as an escape."""
     stream = stream or sys.stdout
-    stream.write(text + "\n")
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()
 
 

@@ -24,7 +24,9 @@ def written(name, content, before=""):
 
     def make(folder):
         (folder / name).write_text(content)
-        return [*before.split(), str(folder / name)] if before.startswith("--") else [f"{before}{folder / name}"]
+        return (
+            [*before.split(), str(folder / name)] if before.startswith("--") else [f"{before}{folder / name}"]
+        )
 
     return make
 
@@ -47,7 +49,11 @@ CASES = [
     Case("images larger than any memory", "model.size: 100000 | GB", "model.size=100000"),
     Case("a width larger than any memory", "model.options", "model.options={depth: 1, embed_dim: 40000000}"),
     Case("blocks without end", "model.options.depth | 1000", "model.options={depth: 100000000}"),
-    Case("more clients than memory", "data.partition.clients_per_domain", "data.partition.clients_per_domain=1000000000"),
+    Case(
+        "more clients than memory",
+        "data.partition.clients_per_domain",
+        "data.partition.clients_per_domain=1000000000",
+    ),
     Case("more threads than a machine has", "cluster.threads | 1024", "cluster.threads=1000000000"),
     Case("a batch beyond 64 bits", "train.batch_size | 9223372036854775807", f"train.batch_size={10**23}"),
     Case("a mean that is not a number", "model.mean.0 | nan | finite", "model.mean=[.nan, 0.5, 0.5]"),
@@ -65,8 +71,16 @@ CASES = [
         make=written("twice.json", '{"a": [0, 1], "b": [2], "a": [3]}', "data.partition="),
     ),
     Case("an image without a name", "is corrupt (no image format", make=unreadable_image),
-    Case("min_samples without effect", "data.partition.min_samples | no effect | dirichlet", "data.partition.min_samples=3"),
-    Case("order without effect", "data.partition.order | no effect | imbalanced", "data.partition.order=[plain]"),
+    Case(
+        "min_samples without effect",
+        "data.partition.min_samples | no effect | dirichlet",
+        "data.partition.min_samples=3",
+    ),
+    Case(
+        "order without effect",
+        "data.partition.order | no effect | imbalanced",
+        "data.partition.order=[plain]",
+    ),
     Case("alpha without effect", "data.partition.alpha | no effect", "data.partition.alpha=0.1"),
     Case(
         "clients_per_domain without effect",
@@ -74,7 +88,9 @@ CASES = [
         "data.partition.scheme=imbalanced | data.partition.clients_per_domain=2",
     ),
     Case("a root that nothing reads", "data.root | digits_five_mini", "data.root=/tmp"),
-    Case("a home that does not exist", "data.cache | ~nobody-of-that-name", "data.cache=~nobody-of-that-name/x"),
+    Case(
+        "a home that does not exist", "data.cache | ~nobody-of-that-name", "data.cache=~nobody-of-that-name/x"
+    ),
 ]
 
 
@@ -103,8 +119,15 @@ def test_a_link_to_a_system_folder(tmp_path):
 
 def test_the_home_folder_is_written_out(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": {"name": "vit_mini"}, "data": {
-        "name": "d", "reader": "digits_five_mini", "partition": "~/p.json"}, "output": "~/run"}))
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "model": {"name": "vit_mini"},
+                "data": {"name": "d", "reader": "digits_five_mini", "partition": "~/p.json"},
+                "output": "~/run",
+            }
+        )
+    )
     config = load_config(["data.cache=~/cache", "faults.trace=~/t.csv"], "~/mine.yaml")
     home = str(tmp_path)
     assert config.output == f"{home}/run"
@@ -160,7 +183,9 @@ def test_a_server_whose_arithmetic_overflows(small):
         small("algorithm=qffl", "server.q=1e6")
 
 
-@pytest.mark.parametrize("text", ["!!int x", "!!timestamp x", "!!binary x", "? [a]\n: 1", "{[]: 1}", "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["!!int x", "!!timestamp x", "!!binary x", "? [a]\n: 1", "{[]: 1}", "\ud800"]
+)
 def test_no_yaml_raises_anything_else(text):
     with pytest.raises(DocumentError) as caught:
         parse_yaml(text)

@@ -98,7 +98,15 @@ SURFACE = (
         "seed",
     ),
     *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
-    *("checkpoint", "on_client_error", "on_nonfinite", "client_timeout", "watchdog", "tensorboard", "trackers"),
+    *(
+        "checkpoint",
+        "on_client_error",
+        "on_nonfinite",
+        "client_timeout",
+        "watchdog",
+        "tensorboard",
+        "trackers",
+    ),
     *("output", "overwrite"),
 )
 
