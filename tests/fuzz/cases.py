@@ -83,16 +83,28 @@ ROWS = st.lists(
 
 
 @st.composite
+def right_partitions(draw: st.DrawFn) -> dict[str, dict[str, list[int]]]:
+    """Every sample once, every client with something to train on."""
+    samples = draw(st.permutations(range(60)))
+    size = draw(st.integers(6, 20))
+    parts = [samples[i : i + size] for i in range(0, len(samples) - size, size)]
+    return {f"c{i}": {"train": p[2:], "val": p[:1], "test": p[1:2]} for i, p in enumerate(parts)}
+
+
+@st.composite
 def partition_files(draw: st.DrawFn, parquet: bytes) -> tuple[str, bytes]:
     suffix = draw(st.sampled_from(["json", "csv", "parquet", "txt"]))
     if suffix == "parquet":
         return suffix, draw(damaged_bytes(parquet, [b"PAR1PAR1"]))
+    right = draw(st.one_of(st.none(), right_partitions()))
     if suffix == "csv":
-        text = io.StringIO()
-        csv.writer(text).writerows([("client", "sample", "split"), *draw(ROWS)])
+        text, rows = io.StringIO(), draw(ROWS)
+        if right is not None:
+            rows = [(c, n, s) for c, splits in right.items() for s, own in splits.items() for n in own]
+        csv.writer(text).writerows([("client", "sample", "split"), *rows])
         content = text.getvalue().encode(errors="surrogatepass")
     else:
-        content = _yaml(draw(PARTITIONS)).encode(errors="surrogatepass")
+        content = _yaml(right or draw(PARTITIONS)).encode(errors="surrogatepass")
     return suffix, draw(st.one_of(st.just(content), damaged_bytes(content, [b""])))
 
 
@@ -159,7 +171,7 @@ def data_folders(draw: st.DrawFn, image: bytes) -> tuple[list[tuple[str, str, by
     things = []
     for _ in range(draw(st.integers(1, 3))):
         content = draw(damaged_bytes(image, [b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"RIFF"]))
-        things.append((f"{draw(places)}/{draw(NAMES)}", draw(kinds), content))
+        things.append((f"{draw(places)}/{draw(NAMES)}", draw(forms), content))
     return (
         things,
         draw(st.sampled_from(["stop", "skip"])),
@@ -203,26 +215,32 @@ def data_folder(ground: Ground, case: tuple[list[tuple[str, str, bytes]], str, s
         attempt("data folder, prepare", prepare.main, arguments, report=True)
 
 
-def _put(path: Path, kind: str, content: bytes) -> None:
+def _put(path: Path, form: str, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind in ("bytes", "image"):
-        path.write_bytes(content)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to("..")
-    elif kind == "nothing":
-        path.symlink_to("nowhere")
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(3_000_000_000)
-    else:
-        for file in path.parent.glob("*.*"):
-            file.unlink()
+    FORMS[form](path, content)
+
+
+def _sparse(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.truncate(3_000_000_000)
+
+
+def _emptied(path: Path, content: bytes) -> None:
+    for file in path.parent.glob("*.*"):
+        file.unlink()
+
+
+FORMS: dict[str, Callable[[Path, bytes], object]] = {
+    "bytes": lambda path, content: path.write_bytes(content),
+    "folder": lambda path, content: path.mkdir(),
+    "loop": lambda path, content: path.symlink_to(".."),
+    "link to nothing": lambda path, content: path.symlink_to("nowhere"),
+    "device": lambda path, content: path.symlink_to("/dev/zero"),
+    "fifo": lambda path, content: os.mkfifo(path),
+    "sparse": _sparse,
+    "emptied": _emptied,
+}
+"""What may stand in a folder of images in the place of an image."""
 
 
 def kinds(ground: Ground) -> dict[str, tuple[st.SearchStrategy[Any], Check, int, int]]:
@@ -230,12 +248,12 @@ def kinds(ground: Ground) -> dict[str, tuple[st.SearchStrategy[Any], Check, int,
     image = (ground.path / "images" / "sketch" / "dog" / "0.png").read_bytes()
     config = ground.run["config.yaml"]
     return {
-        "command_line": (st.tuples(overrides(), st.integers(0, 15)), config_on_the_command_line, 90, 1500),
-        "config_file": (damaged_tree(ground.tree), config_file, 50, 800),
-        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 20, 400),
-        "partition": (partition_files(ground.partition), partition_file, 50, 800),
-        "run_folder": (run_folders(ground.run), run_folder, 50, 1000),
-        "data_folder": (data_folders(image), data_folder, 40, 500),
+        "command_line": (st.tuples(overrides(), st.integers(0, 15)), config_on_the_command_line, 90, 1600),
+        "config_file": (damaged_tree(ground.tree), config_file, 60, 900),
+        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 30, 500),
+        "partition": (partition_files(ground.partition), partition_file, 60, 900),
+        "run_folder": (run_folders(ground.run), run_folder, 25, 500),
+        "data_folder": (data_folders(image), data_folder, 35, 600),
     }
 
 

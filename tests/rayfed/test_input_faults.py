@@ -183,9 +183,7 @@ def test_a_server_whose_arithmetic_overflows(small):
         small("algorithm=qffl", "server.q=1e6")
 
 
-@pytest.mark.parametrize(
-    "text", ["!!int x", "!!timestamp x", "!!binary x", "? [a]\n: 1", "{[]: 1}", "\ud800"]
-)
+@pytest.mark.parametrize("text", ["!!int x", "!!timestamp x", "!!binary x", "{[]: 1}", "\ud800"])
 def test_no_yaml_raises_anything_else(text):
     with pytest.raises(DocumentError) as caught:
         parse_yaml(text)
