@@ -71,13 +71,19 @@ def events(found: Iterable[NonFinite], round: int, action: str) -> Iterator[Even
 
 def sentence(found: Sequence[NonFinite]) -> str:
     """Whose numbers are not finite, in one line without advice."""
-    clients = list(dict.fromkeys(each.client for each in found if each.client))
-    whats = list(dict.fromkeys(each.what for each in found))
-    whose = ""
+    mine, others = [e for e in found if e.client], [e for e in found if not e.client]
+    clients = list(dict.fromkeys(each.client for each in mine))
+    parts = []
     if clients:
         more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
-        whose = f" of {', '.join(clients[:MOST_NAMED])}{more}"
-    return f"not finite: {', '.join(whats[:MOST_NAMED])}{whose}"
+        parts.append(f"{_listed(mine)} of {', '.join(clients[:MOST_NAMED])}{more}")
+    if others:
+        parts.append(_listed(others))
+    return f"not finite: {'; '.join(parts)}"
+
+
+def _listed(found: Sequence[NonFinite]) -> str:
+    return ", ".join(list(dict.fromkeys(each.what for each in found))[:MOST_NAMED])
 
 
 def _of_answers(answers: Sequence[Answer]) -> Iterator[NonFinite]:
