@@ -1,1 +1,1 @@
-"""Federated methods, one per file; each file ends with METHOD = Method(...)."""
+"""Federated methods, one per file; the name `METHOD` at the end of each file holds the method."""

@@ -1,4 +1,4 @@
-"""Random allocation matrices: who holds which block (FedRA). Pure numpy."""
+"""Random allocation matrices of FedRA, which say which client holds which block. Uses numpy only."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,19 +15,19 @@ Infeasible = Literal["cover_max", "eq3", "error"]
 def draw_allocation(
     depths: Sequence[int], num_layers: int, rng: np.random.Generator, cover: bool = False
 ) -> Matrix:
-    """A random allocation, shape (clients, layers), whose row i has exactly depths[i] entries.
+    """A random allocation matrix, shape (clients, layers), with exactly depths[i] entries in row i.
 
     Su et al., FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous
-    Clients, ECCV 2024, section 3. Without `cover` each row is a uniform subset, independently (Eq. 3: a layer
-    nobody holds keeps its value). With `cover` the matrix is uniform over all those without an empty column
-    (Eq. 4); where the depths sum to less than `num_layers`, rows are disjoint, which covers as much as
-    possible.
+    Clients, ECCV 2024, section 3. Without `cover` each row is an independent uniform subset (Eq. 3: a layer
+    that no client holds keeps its value). With `cover` the matrix is uniform over all matrices without an
+    empty column (Eq. 4); where the depths sum to less than `num_layers`, rows are disjoint, which covers as
+    many columns as possible.
 
     Args:
-        depths: Layers each client can hold.
-        num_layers: Layers there are.
-        rng: Private generator.
-        cover: Every layer must have a holder.
+        depths: Number of layers each client holds.
+        num_layers: Number of layers of the model.
+        rng: Generator of the random numbers.
+        cover: Every layer must be held by at least one client.
 
     Raises:
         ValueError: A depth outside 1..num_layers.
@@ -41,14 +41,18 @@ def draw_allocation(
 
 
 def check_depths(depths: Sequence[int], num_layers: int) -> None:
-    """Raise ValueError, naming the first depth that is not a whole number in 1..num_layers."""
+    """Check that all depths are whole numbers in 1..num_layers.
+
+    Raises:
+        ValueError: One is not; names the first such depth.
+    """
     for depth in depths:
         if isinstance(depth, bool) or int(depth) != depth or not 1 <= depth <= num_layers:
             raise ValueError(f"depth {depth!r} is not a whole number of layers from 1 to {num_layers}")
 
 
 def draw_independent(depths: Sequence[int], num_layers: int, rng: np.random.Generator) -> Matrix:
-    """Every row a uniform subset of its size, independently."""
+    """Allocation in which each row is an independent uniform subset of columns, of size depths[i]."""
     matrix = np.zeros((len(depths), num_layers), dtype=np.bool_)
     for row, depth in zip(matrix, depths, strict=True):
         row[rng.choice(num_layers, size=int(depth), replace=False)] = True
@@ -58,14 +62,14 @@ def draw_independent(depths: Sequence[int], num_layers: int, rng: np.random.Gene
 def draw_disjoint(
     depths: Sequence[int], num_layers: int, rng: np.random.Generator, last_round: Sequence[int] | None = None
 ) -> Matrix:
-    """Rows without a common column, for depths that sum to at most `num_layers`.
+    """Allocation in which no two rows share a column, for depths that sum to at most `num_layers`.
 
     Args:
         depths: Row sums.
-        num_layers: Columns.
-        rng: Private generator.
-        last_round: When each layer was trained last; with it the columns covered are those trained longest
-            ago, ties at random. Without it they are a uniform choice.
+        num_layers: Number of columns.
+        rng: Generator of the random numbers.
+        last_round: Round in which each layer was trained last; the layers trained longest ago are chosen,
+            ties at random. None: the choice of layers is uniform.
     """
     columns = rng.permutation(num_layers)
     if last_round is not None:
@@ -78,9 +82,12 @@ def draw_disjoint(
 
 
 def count_covering(depths: Sequence[int], num_layers: int) -> list[list[int]]:
-    """Ways to finish: entry [i][u] counts the rows i.. that cover u still uncovered columns, exactly.
+    """Number of ways to complete a covering matrix, as exact integers.
 
-    Entry [0][num_layers] is the number of matrices with these row sums and no empty column.
+    Returns:
+        Entry [i][u] counts the choices of rows i, i + 1, ... that together cover u columns which the rows
+        before left uncovered. Entry [0][num_layers] is the number of matrices with these row sums and no
+        empty column.
     """
     return _count(tuple(map(int, depths)), num_layers)
 
@@ -95,7 +102,7 @@ def _count(depths: tuple[int, ...], num_layers: int) -> list[list[int]]:
 
 
 def _terms(uncovered: int, depth: int, num_layers: int, after: Sequence[int]) -> list[int]:
-    """Ways by the number s of uncovered columns that this row covers, s = 0..min(uncovered, depth)."""
+    """Number of ways in which a row covers s = 0..min(uncovered, depth) uncovered columns, for each s."""
     covered = num_layers - uncovered
     return [
         comb(uncovered, s) * comb(covered, depth - s) * after[uncovered - s]
@@ -104,7 +111,9 @@ def _terms(uncovered: int, depth: int, num_layers: int, after: Sequence[int]) ->
 
 
 def draw_covering(depths: Sequence[int], num_layers: int, rng: np.random.Generator) -> Matrix:
-    """Uniform over the matrices with these row sums and no empty column: by counting, without rejection.
+    """A uniform draw from all matrices with these row sums and no empty column, without rejection sampling.
+
+    Row by row, the number of newly covered columns is drawn with the exact probabilities of `count_covering`.
 
     Raises:
         ValueError: There is no such matrix.
@@ -115,7 +124,8 @@ def draw_covering(depths: Sequence[int], num_layers: int, rng: np.random.Generat
     matrix = np.zeros((len(depths), num_layers), dtype=np.bool_)
     is_covered = np.zeros(num_layers, dtype=np.bool_)
     for i, depth in enumerate(depths):
-        new, old = np.flatnonzero(~is_covered), np.flatnonzero(is_covered)
+        new = np.flatnonzero(~is_covered)
+        old = np.flatnonzero(is_covered)
         s = _pick(_terms(len(new), int(depth), num_layers, ways[i + 1]), rng)
         matrix[i, rng.choice(new, size=s, replace=False)] = True
         matrix[i, rng.choice(old, size=int(depth) - s, replace=False)] = True
@@ -124,7 +134,7 @@ def draw_covering(depths: Sequence[int], num_layers: int, rng: np.random.Generat
 
 
 def _pick(counts: Sequence[int], rng: np.random.Generator) -> int:
-    """An index with probability proportional to whole numbers of any size, exactly."""
+    """A random index with probability exactly proportional to its count, an integer of any size."""
     total = sum(counts)
     bits = total.bit_length()
     while (value := int.from_bytes(rng.bytes(-(-bits // 8)), "big") >> (-bits % 8)) >= total:
@@ -133,4 +143,4 @@ def _pick(counts: Sequence[int], rng: np.random.Generator) -> int:
         value -= count
         if value < 0:
             return index
-    raise ValueError("there is nothing to pick from")
+    raise ValueError("all counts are zero")

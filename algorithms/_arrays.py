@@ -1,4 +1,4 @@
-"""Pure functions take tensors or numpy arrays and answer in kind."""
+"""Conversion between tensors and numpy arrays, for functions that accept both and return the same kind."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -20,14 +20,14 @@ def to_numpy(values: Array) -> npt.NDArray[np.float64]:
 
 
 def like(result: npt.NDArray[np.float64], *inputs: Array) -> Array:
-    """The result as a float64 tensor if any input is a tensor, else as it is."""
+    """The result as a float64 tensor if any input is a tensor, else as a numpy array."""
     return torch.from_numpy(result) if any(isinstance(value, Tensor) for value in inputs) else result
 
 
 def to_tensors(*values: Array) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Array]]:
-    """All values as tensors of the type and on the device of the first one, and the way back.
+    """All values as tensors with the data type and device of the first one, and a function for the result.
 
-    Without any tensor everything is computed in float64 and the answer is a numpy array.
+    Where no value is a tensor, all become float64 tensors and the function converts the result to numpy.
     """
     if not any(isinstance(value, Tensor) for value in values):
         return tuple(torch.from_numpy(to_numpy(v)) for v in values), lambda result: result.numpy()[()]

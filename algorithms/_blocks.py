@@ -1,6 +1,7 @@
-"""Servers that decide which blocks each client holds: plan, send, account for frozen bytes, average.
+"""Base class of servers that decide which blocks each client holds in a round.
 
-The plan of a round is made before anything is sent, so that it can be recorded and remembered.
+The allocation of a round is made before anything is sent, and kept in `ServerState.memory`. The traffic
+counts the frozen weights that a real client would have to download for its blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +20,25 @@ from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update, is
 Blocks: TypeAlias = dict[str, tuple[int, ...]]
 """Blocks by client: ascending global indices."""
 
-SHARE, PERSIST = "feddyn_alpha", "feddyn_update"
+FEDDYN_ALPHA = "feddyn_alpha"
+"""Name under which the server shares FedDyn's alpha."""
+
+FEDDYN_UPDATE = "feddyn_update"
+"""Offered by local halves that keep FedDyn's gradient term."""
 
 
 @dataclass(frozen=True)
 class BlockServer(Server):
-    """Everybody holds the first blocks, as many as `capacity` says; override `allocate` for another rule.
+    """Each client holds the first blocks, as many as its capacity; override `allocate` for another rule.
 
     Attributes:
-        frozen_cache: Which frozen blocks a client keeps, for the bytes it downloads: `none` receives the
-            weights of its blocks anew every round, `all` receives a block once, `lru` keeps the
-            `cache_blocks` blocks used last, `preinstalled` has them from the beginning.
-        cache_blocks: Size of the `lru` cache.
-        frozen_bytes_per_number: 4: frozen weights travel in float32; 2: in half precision.
-        feddyn_alpha: FedDyn's server correction of this strength, uniform over holders; 0: none. Goes with
-            `local.name=feddyn`.
+        frozen_cache: Which frozen blocks a client keeps between rounds; decides how many bytes it downloads.
+            `none`: it downloads its blocks in every round; `all`: each block once; `lru`: it keeps the
+            `cache_blocks` most recently used blocks; `preinstalled`: it has all blocks from the beginning.
+        cache_blocks: Number of blocks in the `lru` cache.
+        frozen_bytes_per_number: Bytes per frozen weight: 4 for float32, 2 for half precision.
+        feddyn_alpha: Strength of FedDyn's server correction, with uniform weights over the holders of a
+            block; 0: no correction. Needs `local.name=feddyn`.
     """
 
     frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "all"
@@ -46,29 +51,29 @@ class BlockServer(Server):
     def __post_init__(self) -> None:
         if self.feddyn_alpha and self.lora_agg != "factor_mean":
             raise ConfigError(
-                f"server.lora_agg: {self.lora_agg!r} changes what FedDyn remembers; use factor_mean"
+                f"server.lora_agg: {self.lora_agg!r} changes values that FedDyn remembers; use factor_mean"
             )
 
     @property
     def offers(self) -> frozenset[str]:  # type: ignore[override]  # depends on a value
-        return frozenset({SHARE} if self.feddyn_alpha else ())
+        return frozenset({FEDDYN_ALPHA} if self.feddyn_alpha else ())
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({PERSIST} if self.feddyn_alpha else ())
+        return frozenset({FEDDYN_UPDATE} if self.feddyn_alpha else ())
 
     def allocate(self, state: ServerState, cohort: Cohort) -> Blocks:
-        """Which blocks each client of the cohort holds in this round."""
+        """Blocks of each client of the cohort in this round."""
         return {cid: tuple(range(cohort.capacity[cid])) for cid in cohort.ids}
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = self.plan(state, cohort)
         if self.feddyn_alpha:
-            state = state.share(**{SHARE: self.feddyn_alpha})
-        return self.count(super().round(state, cohort, local), cohort)
+            state = state.share(**{FEDDYN_ALPHA: self.feddyn_alpha})
+        return self.record_visits(super().round(state, cohort, local), cohort)
 
     def plan(self, state: ServerState, cohort: Cohort) -> ServerState:
-        """Allocate, account for frozen weights, and record who holds what."""
+        """Allocate blocks, count the frozen bytes to download, and record both in the table `allocations`."""
         blocks = self.allocate(state, cohort)
         sizes = [size * self.frozen_bytes_per_number // 4 for size in cohort.block_bytes]
         caches = dict(state.memory.get("cache", {}))
@@ -91,10 +96,11 @@ class BlockServer(Server):
         keep = {"cache": caches} if self.frozen_cache in ("lru", "all") else {}
         return state.remember(plan=plan, **keep)
 
-    def count(self, state: ServerState, cohort: Cohort) -> ServerState:
-        """Remember and record which blocks were trained, by clients whose answers arrived."""
-        gone, plan = set(cohort.ledger.missing), state.memory["plan"]
-        trained = [plan[cid]["blocks"] for cid in cohort.ids if cid not in gone]
+    def record_visits(self, state: ServerState, cohort: Cohort) -> ServerState:
+        """Record in the table `block_visits` how many clients that answered trained each block."""
+        missing = set(cohort.ledger.missing)
+        plan = state.memory["plan"]
+        trained = [plan[cid]["blocks"] for cid in cohort.ids if cid not in missing]
         holders = [sum(j in held for held in trained) for j in range(cohort.depth)]
         before = state.memory.get("visits", [0] * cohort.depth)
         visits = [a + b for a, b in zip(before, holders, strict=True)]
@@ -106,7 +112,7 @@ class BlockServer(Server):
         return state.remember(visits=visits, last_round=last)
 
     def _cached(self, kept: list[int], used: Sequence[int]) -> list[int]:
-        """The cache after these blocks were used, least recently used first."""
+        """Content of a client's cache after it used these blocks, least recently used first."""
         if self.frozen_cache == "all":
             return sorted({*kept, *used})
         if self.frozen_cache != "lru":
@@ -128,12 +134,12 @@ class BlockServer(Server):
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         after = super().aggregate(state, cohort, updates)
-        return self.correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
+        return self.feddyn_correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
 
-    def correct(
+    def feddyn_correct(
         self, before: ServerState, after: ServerState, updates: Sequence[Update], num_clients: int
     ) -> ServerState:
-        """FedDyn's server step per name: h -= alpha / N sum of moves, then the mean minus h / alpha."""
+        """FedDyn's server step for each name: h -= alpha / N * sum of changes; the mean minus h / alpha."""
         params, h = dynamic_step(
             before.params, after.params, updates, before.memory.get("h", {}), self.feddyn_alpha, num_clients
         )
@@ -148,22 +154,25 @@ def dynamic_step(
     alpha: float,
     num_clients: int,
 ) -> tuple[Params, Params]:
-    """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1, per name.
+    """FedDyn's server step for each name.
+
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
     Args:
         start: Global values at the beginning of the round.
         mean: Values after averaging, uniform over holders.
-        updates: What clients sent; a name that nobody sent keeps its value and its h.
-        h: Server state by name; absent names are 0.
-        alpha: Strength.
-        num_clients: All clients of the experiment, not only those of this round.
+        updates: Answers of clients; a name that no client sent keeps its value and its h.
+        h: Server state h by name; absent names are 0.
+        alpha: Strength of the correction.
+        num_clients: Number of clients of the experiment, not only of this round.
 
     Returns:
         The corrected values and the new h. BatchNorm statistics are not corrected.
     """
     changes = [replace(u, params=subtract(u.params, start)) for u in updates]
     moves = mean_by_name(changes, [1.0] * len(changes))
-    params, new_h = dict(mean), dict(h)
+    params = dict(mean)
+    new_h = dict(h)
     for name, move in moves.items():
         if is_statistic(name):
             continue

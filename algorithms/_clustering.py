@@ -1,4 +1,4 @@
-"""Groups of vectors: Gaussian mixture, k-means, first-neighbour clustering; and how pure the groups are."""
+"""Clustering of vectors by Gaussian mixture, k-means or first neighbours (FINCH), and cluster purity."""
 
 import logging
 import warnings
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 
 def cluster(h: Matrix, num_clusters: int, kind: Clustering, seed: int) -> Labels:
-    """A group for every row, numbered 0.. without gaps in the order of first appearance.
+    """Cluster label of every row; labels are 0, 1, ... in the order of first appearance.
 
     Args:
-        h: Shape (K, D).
-        num_clusters: Groups wanted; more than K means K. Not used by finch.
-        kind: gmm: scikit-learn's full-covariance mixture; kmeans: its k-means with 10 starts; finch: the
-            first partition of Sarfraz et al., Efficient Parameter-free Clustering Using First Neighbor
-            Relations, CVPR 2019.
-        seed: Of the starts.
+        h: One vector per row, shape (K, D).
+        num_clusters: Number of clusters, at most K. finch chooses the number itself.
+        kind: gmm: scikit-learn's Gaussian mixture with full covariances; kmeans: its k-means with 10
+            initialisations; finch: the first partition of Sarfraz et al., Efficient Parameter-free Clustering
+            Using First Neighbor Relations, CVPR 2019.
+        seed: Seed of the initialisations.
 
     Raises:
-        ValueError: Something in h is not finite.
+        ValueError: An entry of h is not finite.
     """
     h = np.asarray(h, dtype=np.float64)
     if not np.isfinite(h).all():
@@ -43,10 +43,10 @@ def cluster(h: Matrix, num_clusters: int, kind: Clustering, seed: int) -> Labels
 
 
 def reduce_exactly(h: Matrix) -> Matrix:
-    """Coordinates in the span of the centred rows: shape (K, rank), all distances kept.
+    """Coordinates in the span of the centred rows, shape (K, rank); all distances between rows are kept.
 
-    A mixture fitted there has the same responsibilities as one fitted in the full space: the directions left
-    out hold no data and add the same regularised variance to every component.
+    A mixture fitted to them has the same responsibilities as one fitted in the full space: the data do not
+    vary in the directions left out, which add the same regularised variance to every component.
     """
     centred = h - h.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
@@ -72,18 +72,21 @@ def _kmeans(h: Matrix, num_clusters: int, seed: int) -> Labels:
     return _quietly(lambda: KMeans(num_clusters, n_init=10, random_state=seed % 2**32).fit_predict(h))
 
 
-def _quietly(fit: Callable[[], Labels]) -> Labels:
-    """Fit on one thread, so that the sums do not depend on the machine; few distinct points are no news."""
+def _quietly(compute: Callable[[], Labels]) -> Labels:
+    """Compute labels on one thread, so that sums do not depend on the machine, and without warnings.
+
+    The suppressed ConvergenceWarning is about fewer distinct points than clusters.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return fit()
+        return compute()
 
 
 def finch(h: Matrix) -> Labels:
-    """First partition: connected components of the graph that links each row to its nearest one by cosine."""
+    """First partition of FINCH: connected components of the graph of nearest neighbours by cosine."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -99,13 +102,18 @@ def finch(h: Matrix) -> Labels:
 
 
 def renumber(labels: npt.NDArray[np.integer]) -> Labels:
-    """The same groups, numbered in the order of first appearance."""
+    """The same clusters, with labels 0, 1, ... in the order of first appearance."""
     number = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
     return np.array([number[label] for label in labels.tolist()], dtype=np.int64)
 
 
 def purity(labels: Sequence[int], types: Sequence[Hashable]) -> float:
-    """Share of members whose true type is the most frequent one of their group."""
+    """Share of members whose true type is the most frequent type of their cluster.
+
+    Args:
+        labels: Cluster of each member.
+        types: True type of each member.
+    """
     groups: dict[int, Counter[Hashable]] = {}
     for label, kind in zip(labels, types, strict=True):
         groups.setdefault(int(label), Counter())[kind] += 1

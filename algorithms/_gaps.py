@@ -1,4 +1,4 @@
-"""Generalization gaps: how much worse the mean model does at a client than the client's own."""
+"""Generalization gaps: loss of the mean model at a client minus the loss of the client's own model."""
 
 import logging
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GapServer(Server):
-    """A weighted mean whose weights are state: `adapt` changes them by what the gaps say.
+    """Server that remembers the weights of clients; subclasses change them according to the gaps.
 
     Attributes:
-        weighting: Weights at the start.
-        gap_split: Split on which models are compared, in evaluation mode.
+        weighting: Weights in the first round: the same for all clients, or by number of training examples.
+        gap_split: Split on which losses are computed, in evaluation mode.
     """
 
     weighting: Literal["data_size", "uniform"] = "uniform"
@@ -40,21 +40,25 @@ class GapServer(Server):
         return partial(fit, local=local, end=self.gap_split)
 
     def weights(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> Vector:
-        """Weights of these clients, summing to 1."""
-        mine = np.array([self._all(state, cohort)[u.client] for u in updates])
-        total = mine.sum()
-        return mine / total if total > 0 else np.full(len(mine), 1 / len(mine))
+        """Weights of the clients of these updates, scaled to sum 1."""
+        raw = np.array([self._all(state, cohort)[u.client] for u in updates])
+        total = raw.sum()
+        return raw / total if total > 0 else np.full(len(raw), 1 / len(raw))
 
     def store(
         self, state: ServerState, cohort: Cohort, updates: Sequence[Update], weights: Vector
     ) -> ServerState:
-        """Remember the weights of these clients; together they keep the share they had of everybody's."""
-        everyone = self._all(state, cohort)
-        share = sum(everyone[u.client] for u in updates)
-        mine = {u.client: float(w) * share for u, w in zip(updates, weights, strict=True)}
-        return state.remember(**{WEIGHTS: {**everyone, **mine}})
+        """Remember the new weights of these clients.
+
+        They are scaled so that these clients keep their former share of the total over all clients.
+        """
+        before = self._all(state, cohort)
+        share = sum(before[u.client] for u in updates)
+        changed = {u.client: float(w) * share for u, w in zip(updates, weights, strict=True)}
+        return state.remember(**{WEIGHTS: {**before, **changed}})
 
     def _all(self, state: ServerState, cohort: Cohort) -> dict[str, float]:
+        """Weights of all clients of the experiment, by id, summing to 1."""
         known: dict[str, float] | None = state.memory.get(WEIGHTS)
         if known is not None:
             return dict(known)
@@ -68,24 +72,24 @@ class GapServer(Server):
     def gaps(
         self, state: ServerState, cohort: Cohort, updates: Sequence[Update], counted: bool, tag: str
     ) -> Vector:
-        """Loss of `state.params` minus the loss of a client's own model, by update; NaN where unknown.
+        """Loss of the mean model minus the loss of a client's own model, one per update; NaN where unknown.
 
         Args:
-            state: Holds the mean model that is looked at.
-            cohort: Reaches the clients.
-            updates: Their answers, with the loss of their own models.
-            counted: Whether this broadcast counts as traffic; that of a model which is the start of the next
-                round is counted there.
+            state: State whose `params` are the mean model.
+            cohort: Clients of the round.
+            updates: Answers of the training exchange, with the loss of each client's own model.
+            counted: Whether this broadcast counts as traffic. It does not where the same model begins the
+                next round, because its broadcast is counted there.
             tag: Name of the exchange.
         """
-        looking = cohort if counted else replace(cohort, ledger=Ledger())
+        target = cohort if counted else replace(cohort, ledger=Ledger())
         sent = {u.client: state.broadcast(blocks=cohort.prefix(u.client)) for u in updates}
         answers: Sequence[Update] = ()
-        with suppress(NobodyAnsweredError):  # what was trained is worth keeping
-            answers = looking.run(partial(evaluate, split=self.gap_split), sent, tag=tag)
+        with suppress(NobodyAnsweredError):  # the trained updates are still averaged
+            answers = target.run(partial(evaluate, split=self.gap_split), sent, tag=tag)
         metrics = {answer.client: answer.metrics for answer in answers}
-        found = [_loss(metrics.get(u.client, {}), "loss") - _loss(u.metrics, "end/loss") for u in updates]
-        return np.array(found)
+        gaps = [_loss(metrics.get(u.client, {}), "loss") - _loss(u.metrics, "end/loss") for u in updates]
+        return np.array(gaps)
 
 
 def _loss(metrics: Any, name: str) -> float:
@@ -93,30 +97,35 @@ def _loss(metrics: Any, name: str) -> float:
 
 
 def all_known(gaps: Vector, who: Sequence[str] = ()) -> bool:
-    """Whether every gap is a number; warns where not."""
-    odd = np.flatnonzero(~np.isfinite(gaps))
-    if odd.size:
-        names = ", ".join(who[i] for i in odd[:3]) if who else f"client {int(odd[0])}"
+    """Whether every gap is finite; logs a warning if not.
+
+    Args:
+        gaps: One per client.
+        who: Ids of the clients, for the warning.
+    """
+    unknown = np.flatnonzero(~np.isfinite(gaps))
+    if unknown.size:
+        names = ", ".join(who[i] for i in unknown[:3]) if who else f"client {int(unknown[0])}"
         log.warning(
             "the generalization gap of %s is not a number (no validation images: set data.val, a loss "
             "that is not finite, or no answer); the weights stay as they are",
             names,
         )
-    return not odd.size
+    return not unknown.size
 
 
 def clipped(weights: Vector, fallback: Vector) -> Vector:
-    """Weights clipped to [0, 1] and scaled to sum 1; the fallback where nothing is left."""
+    """Weights clipped to [0, 1] and scaled to sum 1; `fallback` where all clipped weights are 0."""
     inside = np.clip(weights, 0, 1)
     total = inside.sum()
     return inside / total if total > 0 else fallback
 
 
 def outside(weights: Vector) -> float:
-    """How many weights `clipped` would change before it scales them."""
+    """Number of weights outside [0, 1], which `clipped` changes."""
     return float(((weights < 0) | (weights > 1)).sum())
 
 
 def variance(gaps: Vector) -> float:
-    """Sum over all pairs of clients of the squared difference; FFT-GP, Eq. 6."""
+    """Sum over all ordered pairs of clients of the squared difference of their gaps; FFT-GP, Eq. 6."""
     return float(((gaps[:, None] - gaps[None]) ** 2).sum())

@@ -1,4 +1,4 @@
-"""Servers that put clients into groups by what their images look like to the model."""
+"""Base class of servers that group clients by the mean representation of their examples (FedGCR)."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,27 +24,31 @@ from rayfed.seeds import derive
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Count, ServerState, Update
 
-REPRESENTATION, GROUP, CENTERS, PREVIOUS = "representation", "group", "centers", "previous"
+REPRESENTATION = "representation"
+GROUP = "group"
+CENTERS = "centers"
+PREVIOUS = "previous"
 ROUNDS = "rounds"
-MOST_SAMPLES = 300  # images in the picture of samples, shared out among the clients
+MOST_SAMPLES = 300
+"""Examples whose representations are recorded after the last round, over all clients."""
 Empty: TypeAlias = Literal["drop", "zero"]
 
 
 @dataclass(frozen=True)
 class GroupingServer(LossWeighted):
-    """FedAvg that also groups clients every round and tells each its group, if its objective needs that.
+    """FedAvg that groups clients in every round, and sends each its group if the local objective needs it.
 
-    A client's representation is the mean over classes of the mean of its images' representations: GC-Net's
-    output under the tuning `gc_prompt`, else the features before the head. Clients that have ever taken part
-    are grouped together, those absent by their last representation.
+    The representation of a client is the mean over classes of the mean representation of its examples: the
+    output of GC-Net with the tuning `gc_prompt`, else the features before the head. All clients that have
+    taken part so far are grouped; those absent in this round by their last representation.
 
     Attributes:
-        clustering: gmm, kmeans, or finch, which chooses the number of groups itself.
-        num_groups: Groups; none: as many as there are domains.
-        rep_model: Which model makes the representations: the received one, the same for all, or the client's
-            own after training.
-        rep_batches: Use only so many batches, drawn at random; none: the whole training split.
-        empty_groups: Centres of groups without members: left out, or zero.
+        clustering: Algorithm: gmm, kmeans, or finch, which chooses the number of groups itself.
+        num_groups: Number of groups; none: the number of domains.
+        rep_model: Model that computes the representations: the received one, which is the same for all
+            clients, or the client's own model after training.
+        rep_batches: Number of random training batches to use; none: the whole training split.
+        empty_groups: Whether groups without members have no centre (drop) or the centre 0 (zero).
     """
 
     clustering: Clustering = "gmm"
@@ -65,8 +69,9 @@ class GroupingServer(LossWeighted):
         return self.aggregate(state, cohort, updates)
 
     def _tell(self, message: Broadcast, state: ServerState, cid: str, rounds: int) -> Broadcast:
-        """The message with the last grouping's centres and the client's group and representation there."""
-        group, known = state.memory.get(GROUP, {}), state.memory.get(REPRESENTATION, {})
+        """The message with the centres of the last grouping, and the client's group and representation."""
+        group = state.memory.get(GROUP, {})
+        known = state.memory.get(REPRESENTATION, {})
         if cid not in group:
             return message
         private = {CENTERS: state.memory[CENTERS], GROUP: group[cid], PREVIOUS: known[cid], ROUNDS: rounds}
@@ -77,7 +82,8 @@ class GroupingServer(LossWeighted):
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         state = self.group(state, cohort, updates)
-        losses, groups = self.losses(cohort, updates), [state.memory[GROUP][u.client] for u in updates]
+        losses = self.losses(cohort, updates)
+        groups = [state.memory[GROUP][u.client] for u in updates]
         weights = self.weigh(cohort, updates, losses, groups)
         self.record_weights(cohort, updates, weights)
         for update, loss, group, weight in zip(updates, losses, groups, weights, strict=True):
@@ -98,13 +104,16 @@ class GroupingServer(LossWeighted):
     def weigh(
         self, cohort: Cohort, updates: Sequence[Update], losses: Sequence[float], groups: Sequence[int]
     ) -> list[float]:
-        """Weight of each update, summing to 1."""
+        """Weights of the updates, summing to 1."""
         return self.base_weights(updates)
 
     def group(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        """Group everybody known, remember groups and centres, and measure how pure the groups are."""
-        found = {u.client: u.extra[REPRESENTATION].cpu().clone() for u in updates}
-        known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **found}
+        """Group all clients with a known representation, and remember their groups and the centres.
+
+        Records the purity of the groups with respect to domains as `cluster_accuracy`.
+        """
+        new = {u.client: u.extra[REPRESENTATION].cpu().clone() for u in updates}
+        known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **new}
         ordered = [cid for cid in cohort.all_ids if cid in known]
         h: Matrix = torch.stack([known[cid] for cid in ordered]).double().numpy()
         domains = [cohort.clients[cid].domain for cid in ordered]
@@ -121,14 +130,16 @@ class GroupingServer(LossWeighted):
 
 
 def record_samples(cohort: Cohort, state: ServerState) -> None:
-    """Representations of some images of every client under the final model, for a picture.
+    """Record representations of random examples of every client under the final model, for a figure.
 
-    What we look at is not what the method costs: the exchange is not counted.
+    The traffic of this exchange is not counted as the method's.
     """
     share = max(1, MOST_SAMPLES // len(cohort.ids))
     answers: Sequence[Update] = ()
     with suppress(NobodyAnsweredError):
-        answers = cohort.looking().run(partial(show, most=share), state.broadcast(), tag="samples")
+        answers = cohort.for_reporting().run(
+            partial(sample_representations, most=share), state.broadcast(), tag="samples"
+        )
     for answer in answers:
         for h, label in zip(answer.extra[REPRESENTATION], answer.extra["labels"], strict=True):
             cohort.record(
@@ -141,8 +152,8 @@ def record_samples(cohort: Cohort, state: ServerState) -> None:
 
 
 @torch.no_grad()
-def show(client: Client, sent: Broadcast, most: int) -> Update:
-    """Representations, shape (n, D), and labels of up to `most` random training images."""
+def sample_representations(client: Client, sent: Broadcast, most: int) -> Update:
+    """Task that returns the representations, shape (n, D), and labels of up to `most` random examples."""
     chosen = torch.randperm(client.data.size("train"), generator=client.rng)[:most]
     client.model.eval()
     x, y = client.batch("train", chosen)
@@ -152,17 +163,23 @@ def show(client: Client, sent: Broadcast, most: int) -> Update:
 
 
 def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:
-    """Plain mean of each group's members, shape (T, D), float32; rows of zeros up to `at_least`."""
+    """Unweighted mean of the members of each group, shape (T, D), float32.
+
+    Args:
+        h: One representation per row, shape (K, D).
+        labels: Group of each row.
+        at_least: Rows of zeros are appended up to this number of centres.
+    """
     means = [h[labels == label].mean(axis=0) for label in range(int(labels.max()) + 1)]
     means += [np.zeros(h.shape[1])] * (at_least - len(means))
     return torch.from_numpy(np.stack(means)).float()
 
 
 def client_representation(h: Array, y: Array) -> Array:
-    """Mean over the classes that occur of the mean over their samples; FedGCR, Eq. 4. Shape (D,).
+    """Mean over the classes present of the mean over their examples; FedGCR, Eq. 4. Shape (D,).
 
     Args:
-        h: One row per sample, shape (n, D).
+        h: One representation per row, shape (n, D).
         y: Labels, shape (n,).
     """
     (rows, labels), back = to_tensors(h, y)
@@ -177,13 +194,21 @@ def fit_represented(
     when: Literal["received", "local"] = "received",
     batches: int | None = None,
 ) -> Update:
-    """A visit that also reports the loss of the received model and the client's representation."""
+    """As `fit`, and also returns the loss of the received model and the client's representation.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method.
+        when: Model that computes the representation: the received or the trained one.
+        batches: Number of random batches to use; None: the whole training split.
+    """
     local.prepare(client, sent)
-    loss, representation = look(client, batches if when == "received" else None)
+    loss, representation = loss_and_representation(client, batches if when == "received" else None)
     update = fit(client, sent, local)
     if when == "local":
         client.load(update.params)
-        representation = look(client, batches)[1]
+        representation = loss_and_representation(client, batches)[1]
     return replace(
         update,
         metrics={**update.metrics, RECEIVED: loss},
@@ -192,14 +217,20 @@ def fit_represented(
 
 
 @torch.no_grad()
-def look(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
-    """Mean loss over the training split and the representation, in evaluation mode.
+def loss_and_representation(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
+    """Mean loss of the model over the training split, and the client's representation, in evaluation mode.
 
     Args:
-        client: Whose model looks at whose images.
-        batches: Use so many batches of a random pass for the representation; none: all images.
+        client: The client; `client.model` is used as it is.
+        batches: Number of random batches for the representation; None: the whole training split.
+
+    Returns:
+        The loss, and the representation, shape (D,), on the CPU.
     """
-    model, total, rows, labels = client.model, 0.0, [], []
+    model = client.model
+    total = 0.0
+    rows = []
+    labels = []
     model.eval()
     for x, y in client.batches(shuffle=False):
         features, h = model.encode(x)
@@ -207,7 +238,8 @@ def look(client: Client, batches: int | None = None) -> tuple[float, Tensor]:
         total += client.objective.scores(output, y)["loss"]
         rows.append(h)
         labels.append(y)
-    every, classes = torch.cat(rows), torch.cat(labels)
+    every = torch.cat(rows)
+    classes = torch.cat(labels)
     if batches is not None:
         order = torch.randperm(len(every), generator=client.rng)[: batches * client.config.batch_size]
         chosen = order.to(every.device)

@@ -5,10 +5,9 @@ NaN or infinite stops the run and names the client, because any weight would hid
 broken.
 """
 
-import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
 
@@ -64,19 +63,20 @@ def watching(local: Local) -> Task:
 
 
 def fit_watched(client: Client, sent: Broadcast, local: Local) -> Update:
-    """As `fit`, with the metric running/loss: the mean of everything `local.loss` returned."""
-    seen: list[Tensor] = []
-    watched = copy.copy(local)
+    """As `fit`, and measures running/loss: the mean of everything `local.loss` returned."""
+    kind: type[Local] = type(local)
 
-    def loss(client: Client, sent: Broadcast, batch: Batch) -> Tensor:
-        value = local.loss(client, sent, batch)
-        seen.append(value.detach())
-        return value
+    class Watched(kind):  # type: ignore[valid-type, misc]  # the class of `local` is known only here
+        def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
+            value: Tensor = super().loss(client, sent, batch)
+            client.measure(**{RUNNING: value})
+            return value
 
-    object.__setattr__(watched, "loss", loss)  # the halves are frozen; this one lives for one call
-    update = fit(client, sent, watched)
-    mean = sum(value.item() for value in seen) / max(len(seen), 1)
-    return replace(update, metrics={**update.metrics, RUNNING: mean})
+    values = {field.name: getattr(local, field.name) for field in fields(local) if field.init}
+    update = fit(client, sent, Watched(**values))
+    if RUNNING not in client.measured:
+        client.measure(**{RUNNING: 0.0})  # there was no batch
+    return update
 
 
 def checked(losses: Array) -> npt.NDArray[np.float64]:

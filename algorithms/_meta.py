@@ -1,4 +1,4 @@
-"""Two-step updates: a step on one batch, and a second one with the gradient found after it."""
+"""Meta-learning updates of two steps: a step on one batch, then a step with the gradient after it."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -21,20 +21,21 @@ def meta_step(
     clip: Callable[[], None] = lambda: None,
     inner: InnerOptimizer = "client",
 ) -> None:
-    """Change the optimizer's parameters w by two losses.
+    """Update the parameters w of the optimizer in two steps, one per loss.
 
-    w' = w - inner_lr * grad first(w); then, with g = grad second(w'):
+    First w' = w - inner_lr * grad first(w); then, with g = grad second(w'):
     `sequential`: w <- w' - lr * g (BGP, Algorithm 2); `fo_restore`: w <- w - lr * g (first-order MAML);
     `second_order`: w <- w - lr * (I - inner_lr * H) g with the Hessian H of the first loss at w (MAML).
 
     Args:
-        optimizer: Takes both steps, or only the second one.
-        first: Loss of the first batch at the present values; called twice with `second_order`.
-        second: Loss of the second batch.
-        update: Where the second step starts.
-        inner_lr: Learning rate of the first step; None: the optimizer's.
-        clip: Called before each step, to limit gradients.
-        inner: What takes the first step: the optimizer, or plain SGD, as always with `second_order`.
+        optimizer: Optimizer of the second step, and of the first one where `inner` is `client`.
+        first: Computes the loss of the first batch; called twice with `second_order`.
+        second: Computes the loss of the second batch.
+        update: Kind of update, see above.
+        inner_lr: Learning rate of the first step; None: that of the optimizer.
+        clip: Called before each step; it may scale the gradients.
+        inner: Optimizer of the first step: `client` for `optimizer`, or plain SGD. `second_order` always uses
+            plain SGD.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     start = [p.detach().clone() for p in params]
@@ -57,6 +58,7 @@ def meta_step(
 
 
 def _step_at(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One step of the optimizer with another learning rate."""
     own = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -79,15 +81,15 @@ def _put(params: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _subtract_curvature(params: list[Tensor], first: Loss, rate: float) -> None:
-    """From the gradients g, subtract rate * H g."""
+    """Subtract rate * H g from the gradients g, where H is the Hessian of the first loss at `params`."""
     live = [p for p in params if p.grad is not None]
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
         slopes = torch.autograd.grad(
             first(), live, create_graph=True, allow_unused=True, materialize_grads=True
         )
-        found = [p.grad.detach() for p in live if p.grad is not None]
-        curved = torch.autograd.grad(
-            slopes, live, grad_outputs=found, allow_unused=True, materialize_grads=True
+        gradients = [p.grad.detach() for p in live if p.grad is not None]
+        products = torch.autograd.grad(
+            slopes, live, grad_outputs=gradients, allow_unused=True, materialize_grads=True
         )
-    for p, g, c in zip(live, found, curved, strict=True):
-        p.grad = g - rate * c
+    for p, g, hessian_g in zip(live, gradients, products, strict=True):
+        p.grad = g - rate * hessian_g

@@ -1,4 +1,4 @@
-"""Local training with the gradient at a point uphill: shared by FedSAM and HarmoFL."""
+"""Local training with sharpness-aware gradients, for FedSAM and HarmoFL."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,16 @@ from rayfed.types import Batch, Broadcast
 
 
 @dataclass(frozen=True)
-class UphillLocal(Local):
-    """Each step uses the gradient at the current point plus `radius` along the normalised gradient.
+class PerturbedLocal(Local):
+    """Each step uses the gradient at perturbed weights: w + `radius` * g / |g|, with g the gradient at w.
 
-    Foret et al., Sharpness-Aware Minimization, ICLR 2021, Eq. 2 and 3, not adaptive. Both passes see the same
-    batch and the same random numbers (dropout), so a radius of 0 is plain training.
+    Foret et al., Sharpness-Aware Minimization, ICLR 2021, Eq. 2 and 3, not adaptive. Both passes use the same
+    batch and the same random numbers (dropout), so a radius of 0 gives ordinary training.
     """
 
     @property
     def radius(self) -> float:
+        """L2 norm of the perturbation of the weights."""
         raise NotImplementedError
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
@@ -28,7 +29,7 @@ class UphillLocal(Local):
         optimizer.zero_grad()
         with torch.random.fork_rng(devices=devices):
             self.loss(client, sent, batch).backward()
-        before = climb(live, self.radius)
+        before = perturb(live, self.radius)
         optimizer.zero_grad()
         self.loss(client, sent, batch).backward()
         with torch.no_grad():
@@ -39,11 +40,11 @@ class UphillLocal(Local):
 
 
 @torch.no_grad()
-def climb(parameters: list[torch.nn.Parameter], radius: float) -> list[tuple[torch.nn.Parameter, Tensor]]:
-    """Move along the gradients, normalised by their global L2 norm (+ 1e-12), in place.
+def perturb(parameters: list[torch.nn.Parameter], radius: float) -> list[tuple[torch.nn.Parameter, Tensor]]:
+    """Add `radius` times the gradients, divided by their global L2 norm (+ 1e-12), in place.
 
     Returns:
-        Every parameter that has a gradient, with its value before.
+        Every parameter that has a gradient, with its value before the change.
     """
     moved = [(p, p.detach().clone(), p.grad) for p in parameters if p.grad is not None]
     if not moved:

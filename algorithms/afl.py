@@ -1,7 +1,10 @@
-"""AFL: weights of the mixture move towards the clients with the largest losses, on the simplex.
+"""AFL: minimax weights of the clients, by projected gradient ascent on their losses.
 
 Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Algorithm 1 (the lambda step), with FedAvg's
-local training. Differs from the paper: local epochs, and the last model instead of the mean of the iterates.
+local training.
+
+Differs from the paper: clients train for local epochs, and the result is the last model instead of the mean
+of the iterates.
 """
 
 from collections.abc import Sequence
@@ -21,12 +24,12 @@ MIXTURE = "mixture"
 
 @dataclass(frozen=True)
 class AgnosticServer(LossWeighted):
-    """Projected ascent on the weights of the mixture.
+    """Server with projected gradient ascent on the weights of the clients.
 
     Attributes:
-        lr_lambda: Step of the weights; 0 is FedAvg.
-        memoryless: Start from the shares of the data in every round (the FedGCR authors' baseline), instead
-            of from the weights of the round before.
+        lr_lambda: Step size of the weights; 0 gives FedAvg.
+        memoryless: Start in every round from the clients' shares of the data (the FedGCR authors' baseline)
+            instead of from the weights of the round before.
     """
 
     lr_lambda: NonNegative = 0.1
@@ -39,12 +42,13 @@ class AgnosticServer(LossWeighted):
             before[update.client] += self.lr_lambda * loss
         after = dict(zip(before, project_to_simplex(list(before.values())).tolist(), strict=True))
         weights = [after[update.client] for update in updates]
-        if sum(weights) <= 0:  # all mass is on clients that do not take part in this round
+        if sum(weights) <= 0:  # all weight is on clients outside this round
             weights = self.base_weights(updates)
         self.record_weights(cohort, updates, weights)
         return self.average(state, updates, weights).remember(**{MIXTURE: after})
 
     def _mixture(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> dict[str, float]:
+        """Weights of the clients before the step, by id, summing to 1."""
         known: dict[str, Any] = {} if self.memoryless else dict(state.memory.get(MIXTURE, {}))
         if known:
             return known
@@ -57,12 +61,12 @@ class AgnosticServer(LossWeighted):
 
 
 def project_to_simplex(v: Array) -> Array:
-    """The nearest point, in the Euclidean sense, with entries >= 0 that sum to 1.
+    """Euclidean projection onto the probability simplex: entries >= 0 that sum to 1.
 
     Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008, Figure 1.
 
     Raises:
-        ValueError: An entry is NaN or infinite, or there is none.
+        ValueError: An entry is NaN or infinite, or `v` is empty.
     """
     values = to_numpy(v)
     if not values.size or not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""AllLarge: everybody holds all blocks, whatever `capacity` says; the ceiling in FedRA's tables."""
+"""AllLarge: FedAvg in which all clients hold all blocks, whatever their capacity; upper bound for FedRA."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from rayfed.types import ServerState
 
 @dataclass(frozen=True)
 class AllLarge(BlockServer):
-    """FedAvg of the whole model."""
+    """Server that gives every client all blocks."""
 
     def allocate(self, state: ServerState, cohort: Cohort) -> Blocks:
         return dict.fromkeys(cohort.ids, tuple(range(cohort.depth)))

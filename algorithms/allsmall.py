@@ -1,4 +1,4 @@
-"""AllSmall: everybody, the global model included, has only the blocks that the smallest client can hold."""
+"""AllSmall: FedAvg of a model with only as many blocks as the smallest client can hold."""
 
 from dataclasses import dataclass, replace
 
@@ -12,11 +12,11 @@ from rayfed.types import Count, ServerState
 
 @dataclass(frozen=True)
 class AllSmall(BlockServer):
-    """FedAvg of the first blocks, the final norm and the head.
+    """Server whose global model consists of the first blocks, the final norm and the head.
 
     Attributes:
-        depth: Blocks of the model; none: the smallest capacity (of the first round's participants where
-            capacities are drawn each round).
+        depth: Number of blocks of the global model; none: the smallest capacity of all clients, or of the
+            clients of the first round where capacities are drawn in each round.
     """
 
     depth: Count | None = None
@@ -25,7 +25,9 @@ class AllSmall(BlockServer):
         if state.blocks is None:
             depth = min(cohort.capacity.values()) if self.depth is None else self.depth
             if depth > cohort.depth:
-                raise ConfigError(f"server.depth: {depth} is more than the {cohort.depth} blocks there are")
+                raise ConfigError(
+                    f"server.depth: {depth} is more than the {cohort.depth} blocks of the model"
+                )
             state = replace(state, blocks=tuple(range(depth)))
         return super().round(state, cohort, local)
 

@@ -1,8 +1,8 @@
-"""BGP: two steps on two batches, the second one pulling features towards the global model's.
+"""BGP: local meta-learning with two steps, the second one with alignment to the global model's features.
 
-Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 2. The alignment is CORAL in
-the form of DomainBed: means and covariances. It compares image features, or, where prompts train and the
-image side does not, the features of the class prompts. Where a model segments, pixels are the samples.
+Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 2. The alignment loss is
+CORAL in the form of DomainBed, on means and covariances. It compares image features; where only text prompts
+are trained, it compares the features of the class prompts. For segmentation, each pixel is a sample.
 """
 
 from collections.abc import Iterator
@@ -27,19 +27,20 @@ CoralForm: TypeAlias = Literal["domainbed", "deep"]
 
 @dataclass(frozen=True)
 class MetaLocal(Local):
-    """Meta-training and meta-update.
+    """Local training with meta-updates of two steps (`algorithms._meta.meta_step`).
 
     Attributes:
-        align_weight: Factor on the alignment; 0: none.
-        meta_update: Where the second step starts: `sequential`: where the first one ended (the paper);
-            `fo_restore`: where the first one started, with the gradient found after it (first-order MAML);
-            `second_order`: the same with the derivative through the first step; `none`: no first step, one
-            ordinary step per batch ("only DA").
-        meta_batch: `fresh`: the second step has a batch of its own; `half`: both share one.
-        inner_lr: Learning rate of the first step; none: train.lr.
-        inner_optimizer: What takes the first step: the client's optimizer, whose state both steps share, or
-            plain SGD (always with second_order).
-        coral: Form of the alignment: DomainBed's, or Deep CORAL's (covariances only).
+        align_weight: Factor of the alignment loss; 0: no alignment.
+        meta_update: Kind of update. `sequential`: the second step starts where the first one ended (the
+            paper); `fo_restore`: it starts where the first one started, with the gradient computed after it
+            (first-order MAML); `second_order`: the same with the derivative through the first step (MAML);
+            `none`: one ordinary step per batch with alignment (the ablation "only DA").
+        meta_batch: Data of the second step: `fresh`: a batch of its own; `half`: the second half of the
+            batch, whose first half is used in the first step.
+        inner_lr: Learning rate of the first step; none: `train.lr`.
+        inner_optimizer: Optimizer of the first step: the client's optimizer, which both steps share, or plain
+            SGD. `second_order` always uses plain SGD.
+        coral: Form of the alignment loss: DomainBed's, or Deep CORAL's (covariances only).
     """
 
     align_weight: NonNegative = 1.0
@@ -52,10 +53,10 @@ class MetaLocal(Local):
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()
         texts = global_texts(client)
-        pulls: list[Tensor] = []
+        alignments: list[Tensor] = []
         for first, second in self._pairs(client):
             task = partial(self.loss, client, sent)
-            aligned = partial(self.aligned_loss, client, sent, second, texts, pulls)
+            aligned = partial(self.aligned_loss, client, sent, second, texts, alignments)
             if first is None or self.meta_update == "none":
                 optimizer.zero_grad()
                 aligned().backward()
@@ -71,11 +72,14 @@ class MetaLocal(Local):
                     client.clip_gradients,
                     self.inner_optimizer,
                 )
-        size = {"train/alignment": float(torch.stack(pulls).mean())} if pulls else {}
-        return client.update(metrics=size)
+        metrics = {"train/alignment": float(torch.stack(alignments).mean())} if alignments else {}
+        return client.update(metrics=metrics)
 
     def _pairs(self, client: Client) -> Iterator[tuple[Batch | None, Batch]]:
-        """Batches of the two steps; no first one where there is no meta split, or nothing to split."""
+        """Pairs of batches for the two steps; the first is None where one ordinary step is taken.
+
+        That is the case without meta-updates, and for a batch of one example, which cannot be halved.
+        """
         if self.meta_update == "none":
             yield from ((None, batch) for batch in client.batches())
         elif self.meta_batch == "fresh":
@@ -91,39 +95,45 @@ class MetaLocal(Local):
         sent: Broadcast,
         batch: Batch,
         texts: Tensor | None,
-        pulls: list[Tensor],
+        alignments: list[Tensor],
     ) -> Tensor:
-        """Task loss of a batch plus the alignment of its features.
+        """Task loss of a batch plus the alignment loss of its features.
 
         Args:
-            client: Whose model it is.
-            sent: Holds the global model.
-            batch: Images and labels.
-            texts: Features of the class prompts under the global model, where these are aligned.
-            pulls: The size of the alignment is added here, for the report.
+            client: The client; `client.model` is the model being trained.
+            sent: Message from the server, with the global model.
+            batch: Inputs and targets.
+            texts: Features of the class prompts under the global model, shape (C, D), where these are
+                aligned; None: image features are aligned.
+            alignments: The alignment loss is appended, for the report.
         """
         x, y = batch
         model = client.model
         if not self.align_weight:
             return self.loss(client, sent, batch)
         if texts is not None:
-            ours, theirs = model.class_features(), texts
+            ours = model.class_features()
+            theirs = texts
             task = client.objective.loss(model.head(model(x, headless=True), ours), y)
-        elif model.exits is not None:  # features that end at several depths are not aligned
+        elif model.exits is not None:  # models with several exits are not aligned
             return client.objective.loss(logits(model(x)), y)
         else:
             features = model(x, headless=True)
-            ours, task = samples_of(features), client.objective.loss(model.classify(features), y)
+            ours = samples_of(features)
+            task = client.objective.loss(model.classify(features), y)
             theirs = samples_of(global_features(client, sent, x)) if len(ours) > 1 else ours
         if len(ours) < 2:
             return task
-        pull: Tensor = coral(theirs, ours, self.coral)
-        pulls.append(pull.detach())
-        return task + self.align_weight * pull
+        alignment: Tensor = coral(theirs, ours, self.coral)
+        alignments.append(alignment.detach())
+        return task + self.align_weight * alignment
 
 
 def global_texts(client: Client) -> Tensor | None:
-    """Features of the class prompts under the model just received, where only these train."""
+    """Features of the class prompts under the received model, shape (C, D).
+
+    None where image features are trained, which are aligned instead.
+    """
     model = client.model
     if not (model.text_is_live and model.net_is_frozen and model.adapter is None):
         return None
@@ -131,28 +141,29 @@ def global_texts(client: Client) -> Tensor | None:
 
 
 def global_features(client: Client, sent: Broadcast, x: Tensor) -> Tensor:
-    """Features of images under the model just received, in evaluation mode."""
-    client.model.eval()  # in train mode BatchNorm would write into the message
+    """Features of images under the received model, in evaluation mode."""
+    client.model.eval()  # in training mode BatchNorm would change the statistics in `sent`
     try:
-        found: Tensor = client.reference(sent.params, x, headless=True)
+        features: Tensor = client.reference(sent.params, x, headless=True)
     finally:
         train_mode(client.model)
-    return found
+    return features
 
 
 def coral(source: Array, target: Array, form: CoralForm = "domainbed") -> Array:
-    """Distance between the first two moments of two sets of features.
+    """CORAL: distance between the means and covariances of two sets of features.
 
-    DomainBed: mean over dimensions of the squared difference of means, plus mean over entries of that of
-    covariances (over n - 1). Sun and Saenko, Deep CORAL, 2016, Eq. 1: covariances only, over 4 D^2.
+    DomainBed: mean over dimensions of the squared difference of means, plus mean over entries of the squared
+    difference of covariances (with divisor n - 1). Sun and Saenko, Deep CORAL, 2016, Eq. 1: covariances only,
+    over 4 D^2.
 
     Args:
-        source: Shape (n, D), n >= 2.
-        target: Shape (m, D), m >= 2.
-        form: Which of the two.
+        source: One feature vector per row, shape (n, D), n >= 2.
+        target: The other set, shape (m, D), m >= 2.
+        form: `domainbed` or `deep`.
 
     Raises:
-        ValueError: A set has fewer than two rows, so it has no covariance.
+        ValueError: A set has fewer than two rows, so that its covariance is undefined.
     """
     (a, b), back = to_tensors(source, target)
     if min(len(a), len(b)) < 2:

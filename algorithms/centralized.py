@@ -1,6 +1,6 @@
-"""Centralized: FedAvg with one client that owns the pooled data; the reference row without privacy.
+"""Centralized: training on the pooled data of all clients, as a reference without privacy.
 
-The pooling is a property of the partition: `configs/algorithm/centralized.yaml` sets `data.partition.pooled`.
+It is FedAvg with one client: `configs/algorithm/centralized.yaml` sets `data.partition.pooled`.
 """
 
 from rayfed.federation.method import Method

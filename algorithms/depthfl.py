@@ -1,10 +1,10 @@
-"""DepthFL: prefix models with an exit after every few blocks; the exits of a client teach each other.
+"""DepthFL: clients train the first blocks, with several exits that learn from each other by distillation.
 
 Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023, Eq. 3 and 4, as the
-baseline of FedRA (Su et al., 2024). Where exits sit and what predicts is a matter of `tuning=exits`.
+baseline of FedRA (Su et al., 2024). The tuning `exits` decides where the exits are and which of them predict.
 
-Differs from the paper: exits are linear, on the frozen final norm; optimiser, steps and rounds are those of
-the config.
+Differs from the paper: exits are linear layers on the frozen final norm; optimiser, steps and rounds are
+those of the config.
 """
 
 import math
@@ -26,17 +26,17 @@ from rayfed.types import Batch, Broadcast, Count, Positive, ServerState
 
 @dataclass(frozen=True)
 class PrefixServer(BlockServer):
-    """Averaging over the first blocks and over the exits of those who own them."""
+    """Averages blocks and exits over the clients that hold them."""
 
 
 @dataclass(frozen=True)
 class MutualDistillation(Local):
-    """Cross entropy of every exit, and each exit imitates the others, more so as rounds go by.
+    """Cross entropy of every exit plus mutual distillation between exits, with increasing weight.
 
     Attributes:
-        T0: Round from which the imitation has full weight (T0 of the released codes).
+        T0: Round from which distillation has weight 1 (T0 of the released codes).
         T0_frac: The same as a fraction of all rounds; replaces `T0`.
-        T: Temperature of the imitation.
+        T: Temperature of the distillation.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"exits"})
@@ -57,24 +57,24 @@ class MutualDistillation(Local):
 
 
 def ramp(round: int, end: float) -> float:
-    """Weight of the imitation: exp(-5 (1 - t / T0)^2) up to round T0, then 1."""
+    """Weight of the distillation: exp(-5 (1 - round / end)^2) up to round `end`, then 1."""
     return math.exp(-5 * (1 - min(round, end) / end) ** 2)
 
 
 def exit_loss(exits: list[Tensor], y: Tensor, weight: float, temperature: float = 1.0) -> Tensor:
-    """Sum over exits of cross entropy plus the mean divergence from the other exits.
+    """Sum over exits of cross entropy plus `weight` times the mean KL divergence from the other exits.
 
     Args:
-        exits: Logits of K exits, each (B, C).
-        y: Labels, (B,).
-        weight: Of the imitation.
-        temperature: Softens both sides.
+        exits: Logits of K exits, each of shape (B, C).
+        y: Labels, shape (B,).
+        weight: Weight of the distillation.
+        temperature: Divides the logits of both exits in the divergence.
     """
     loss = torch.stack([F.cross_entropy(z, y) for z in exits]).sum()
     if len(exits) == 1:
         return loss
     pairs = [
-        imitation(student, teacher, temperature)
+        distillation_loss(student, teacher, temperature)
         for i, student in enumerate(exits)
         for k, teacher in enumerate(exits)
         if k != i
@@ -82,8 +82,14 @@ def exit_loss(exits: list[Tensor], y: Tensor, weight: float, temperature: float 
     return loss + weight / (len(exits) - 1) * torch.stack(pairs).sum()
 
 
-def imitation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || student), averaged over the batch; no gradient reaches the teacher."""
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(teacher || student), mean over the batch; no gradient flows to the teacher.
+
+    Args:
+        student: Logits, shape (B, C).
+        teacher: Logits, shape (B, C).
+        temperature: Divides both; the divergence is multiplied by its square.
+    """
     target = torch.softmax(teacher.detach() / temperature, -1) + 1e-7
     log_student = torch.log_softmax(student / temperature, -1)
     return temperature**2 * (target * (target.log() - log_student)).sum(-1).mean()

@@ -1,12 +1,13 @@
-"""Ditto: beside the global model every client keeps one of its own, pulled towards the received one.
+"""Ditto: each client trains a personal model, regularised towards the global model.
 
 Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
-Algorithm 1. Both models see the same batches.
+Algorithm 1. The global and the personal model are trained on the same batches.
 
-Differs from the code: the server weighs clients by their data, not all the same.
+Differs from the released code: the server weights clients by their number of examples instead of equally.
 
-`variant=mediabrain` is what the authors of GRACE call Ditto in their code: one model per client, which is
-never replaced by the global one, only pulled towards it, and the mean of these models is the global one.
+`variant=mediabrain` is the method that the authors of GRACE call Ditto in their code: each client has one
+model, which is regularised towards the global model and never replaced by it, and the global model is the
+mean of these.
 """
 
 from collections.abc import Mapping
@@ -26,11 +27,12 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Ditto(Local):
-    """Ordinary training of the global model, then of the client's own.
+    """Local training of the global model, then of the personal model.
 
     Attributes:
-        lam: Strength of the pull; 0: a purely local model.
-        variant: `official`: two models per client; `mediabrain`: its own one only, which is also averaged.
+        lam: Weight of the regularisation; 0: the personal model ignores the global one.
+        variant: `official`: two models per client; `mediabrain`: the personal model only, which is also
+            averaged.
     """
 
     deploys: ClassVar[Literal["global", "personal"]] = "personal"
@@ -42,9 +44,9 @@ class Ditto(Local):
         if self.variant == "mediabrain":
             self._train_own(client, sent)
             return client.update()
-        seen = client.rng.get_state()
+        rng_state = client.rng.get_state()
         update = super().train(client, sent)
-        client.rng.set_state(seen)
+        client.rng.set_state(rng_state)  # the personal model sees the same batches
         self._train_own(client, sent)
         return update
 
@@ -53,7 +55,9 @@ class Ditto(Local):
         optimizer = client.optimizer()
         for batch in client.batches():
             optimizer.zero_grad()
-            pulled(self.loss(client, sent, batch), client.trainable(), sent.params, self.lam).backward()
+            personal_loss(
+                self.loss(client, sent, batch), client.trainable(), sent.params, self.lam
+            ).backward()
             client.clip_gradients()
             optimizer.step()
         client.store[OWN] = client.params()
@@ -62,13 +66,15 @@ class Ditto(Local):
         client.load(client.store[OWN])
 
 
-def pulled(loss: Tensor, own: Mapping[str, Tensor], received: Mapping[str, Tensor], lam: float) -> Tensor:
-    """The loss of a client's own model: Ditto, Eq. 2."""
+def personal_loss(
+    loss: Tensor, own: Mapping[str, Tensor], received: Mapping[str, Tensor], lam: float
+) -> Tensor:
+    """Loss of the personal model: `loss` + lam / 2 * squared distance to the received one; Ditto, Eq. 2."""
     return loss + lam / 2 * sq_distance(own, received)
 
 
 def sent_part(client: Client, sent: Broadcast) -> Params:
-    """What was received of the tensors this client holds."""
+    """Received values of the tensors that this client holds."""
     return {name: sent.params[name] for name in client.params() if name in sent.params}
 
 

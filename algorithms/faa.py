@@ -1,11 +1,12 @@
-"""FAA: aggregation weights under which all clients' generalization gaps become equal, by measured slopes.
+"""FAA: aggregation weights that make the generalization gaps of all clients equal.
 
 Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 1 and Eq. 8 to 11. One GA
-step perturbs all weights at once; how each gap answers gives its slope K, and the slopes give the weights.
+step perturbs all weights at once. The change of each gap gives its slope K, and the slopes give the final
+weights.
 
-Differs from the paper, which has no guards: slopes that are zero, negative or unknown, and weights outside
-[0, 1] have rules; see `fairness_aware_weights`. The perturbation has a smallest step, so that slopes stay
-above the noise at the end of a run.
+Differs from the paper: slopes that are zero, negative or unknown, and weights outside [0, 1] are treated by
+the rules of `fairness_aware_weights`; the paper has none. The step of the perturbation has a lower bound, so
+that slopes are not dominated by noise at the end of a run.
 """
 
 from collections.abc import Sequence
@@ -22,19 +23,23 @@ from rayfed.federation.method import Method
 from rayfed.types import Count, NonNegative, ServerState, Update
 
 FLAT = 1e-8
+"""Smallest change of a gap that gives a slope, and smallest sum of slopes that is not treated as zero."""
+
 NegativeSlope: TypeAlias = Literal["zero", "abs", "keep"]
 
 
 @dataclass(frozen=True)
 class FairnessAware(GeneralizationAdjustment):
-    """Two looks at the gaps, then one mean.
+    """Measures the gaps twice, computes the weights, and averages the updates once.
 
     Attributes:
-        every: FAA in every such round, GA in the others.
-        step_floor: Smallest step of the perturbation.
-        k_negative: What a negative slope counts as; `abs` and `keep` are for study.
-        compare: Also score the means of the same answers under FedAvg's weights and under the final ones, for
-            the variances of FedAvg, GA and FAA; costs two more looks, which are not counted as traffic.
+        every: FAA is used in every n-th round, GA in the others.
+        step_floor: Lower bound of the step of the perturbation.
+        k_negative: Treatment of a negative slope: set to zero, absolute value, or kept; the last two are for
+            ablations.
+        compare: Also measure the gaps of the means of the same updates under FedAvg's weights and under the
+            final weights, to compare the variances of FedAvg, GA and FAA. The two additional exchanges are
+            not counted as traffic.
     """
 
     every: Count = 1
@@ -46,23 +51,24 @@ class FairnessAware(GeneralizationAdjustment):
         if (cohort.round + 1) % self.every:
             return super().aggregate(state, cohort, updates)
         before = self.weights(state, cohort, updates)
-        gaps = self._look(state, cohort, updates, before, "gap")
+        gaps = self._measure(state, cohort, updates, before, "gap")
         moved = self.adjust(cohort, updates, before, gaps, self.step_floor)
-        after, slopes = before, np.zeros_like(before)
+        after = before
+        slopes = np.zeros_like(before)
         if not np.array_equal(moved, before):
-            answered = self._look(state, cohort, updates, moved, "gap_ga")
-            if all_known(answered, [u.client for u in updates]):
-                slopes = slopes_of(before, gaps, moved, answered, self.k_negative)
-                after = balanced(before, gaps, moved, slopes)
-                cohort.measure(**guards(before, gaps, moved, answered, slopes))
+            gaps_moved = self._measure(state, cohort, updates, moved, "gap_ga")
+            if all_known(gaps_moved, [u.client for u in updates]):
+                after = fairness_aware_weights(before, gaps, moved, gaps_moved, self.k_negative)
+                slopes = slopes_of(before, gaps, moved, gaps_moved, self.k_negative)
+                cohort.measure(**guards(before, gaps, moved, gaps_moved, slopes))
         self._log(cohort, updates, slopes, after)
         if self.compare:
-            self._look(state, cohort, updates, np.array(data_shares(updates)), "gap_fedavg", counted=False)
-            self._look(state, cohort, updates, after, "gap_faa", counted=False)
+            self._measure(state, cohort, updates, np.array(data_shares(updates)), "gap_fedavg", counted=False)
+            self._measure(state, cohort, updates, after, "gap_faa", counted=False)
         self.record_weights(cohort, updates, after.tolist())
         return self.store(self.average(state, updates, after.tolist()), cohort, updates, after)
 
-    def _look(
+    def _measure(
         self,
         state: ServerState,
         cohort: Cohort,
@@ -71,6 +77,7 @@ class FairnessAware(GeneralizationAdjustment):
         name: str,
         counted: bool = True,
     ) -> Vector:
+        """Gaps of the mean model under these weights, recorded under `name`."""
         mean = self.average(state, updates, weights.tolist())
         gaps = self.gaps(mean, cohort, updates, counted, name)
         record_gaps(cohort, updates, gaps, name)
@@ -83,51 +90,70 @@ class FairnessAware(GeneralizationAdjustment):
 
 
 def data_shares(updates: Sequence[Update]) -> list[float]:
-    """FedAvg's weights."""
+    """FedAvg's weights: the share of each client in the training examples."""
     total = sum(u.num_examples for u in updates)
     return [u.num_examples / total for u in updates]
 
 
 def fairness_aware_weights(
-    weights: Array, gaps: Array, perturbed_weights: Array, perturbed_gaps: Array
+    weights: Array,
+    gaps: Array,
+    perturbed_weights: Array,
+    perturbed_gaps: Array,
+    negative: NegativeSlope = "zero",
 ) -> Array:
-    """FAA's weights; FFT-GP, Eq. 9 to 11, with guards.
+    """FAA's weights; FFT-GP, Eq. 9 to 11, with rules for the cases that the paper leaves open.
 
-    A client whose gap does not answer, or answers the wrong way, keeps its weight and has no say in the
-    common gap. Without any slope the perturbed weights are used. Weights are clipped to [0, 1] and scaled to
-    sum 1. With a gap that is not a number the weights stay as they are.
+    A client whose slope is zero keeps its weight and does not enter the common gap; by default a negative
+    slope is set to zero. Where all slopes are zero the perturbed weights are returned. Weights are clipped to
+    [0, 1] and scaled to sum 1. Where a gap is not finite, `weights` is returned.
 
     Args:
-        weights: Before, shape (M,).
-        gaps: Under these weights, shape (M,).
-        perturbed_weights: After one GA step, shape (M,).
-        perturbed_gaps: Under those, shape (M,).
+        weights: Weights before, shape (M,).
+        gaps: Gaps under these weights, shape (M,).
+        perturbed_weights: Weights after one GA step, shape (M,).
+        perturbed_gaps: Gaps under the perturbed weights, shape (M,).
+        negative: Treatment of negative slopes.
     """
     given = (weights, gaps, perturbed_weights, perturbed_gaps)
     a, g, b, h = map(to_numpy, given)
     if not (all_known(g) and all_known(h)):
         return like(a, *given)
-    return like(balanced(a, g, b, slopes_of(a, g, b, h)), *given)
+    return like(balanced(a, g, b, slopes_of(a, g, b, h, negative)), *given)
 
 
 def slopes_of(a: Vector, g: Vector, b: Vector, h: Vector, negative: NegativeSlope = "zero") -> Vector:
-    """Change of a weight per fall of its gap, from weights a and gaps g to weights b and gaps h; Eq. 11."""
+    """Slopes K, Eq. 11: increase of a client's weight divided by the decrease of its gap.
+
+    Args:
+        a: Weights before the perturbation, shape (M,).
+        g: Gaps under a.
+        b: Weights after the perturbation.
+        h: Gaps under b.
+        negative: Treatment of negative slopes.
+
+    Returns:
+        One slope per client; 0 where the gap changed by less than FLAT or is not finite.
+    """
     fall = g - h
-    answers = np.isfinite(fall) & (np.abs(fall) >= FLAT)
-    slopes = np.where(answers, (b - a) / np.where(answers, fall, 1.0), 0.0)
+    changed = np.isfinite(fall) & (np.abs(fall) >= FLAT)
+    slopes = np.where(changed, (b - a) / np.where(changed, fall, 1.0), 0.0)
     if negative == "keep":
         return slopes
     return np.abs(slopes) if negative == "abs" else np.maximum(slopes, 0.0)
 
 
 def balanced(a: Vector, g: Vector, b: Vector, slopes: Vector) -> Vector:
-    """Weights that would make all gaps equal if they were linear with these slopes; Eq. 9 and 10."""
+    """Weights that make all gaps equal if they are linear in the weights, Eq. 9 and 10, clipped to [0, 1].
+
+    Where the slopes sum to zero, the perturbed weights b are returned.
+    """
     moved = unclipped(a, g, slopes)
     return b if moved is None else clipped(moved, b)
 
 
 def unclipped(a: Vector, g: Vector, slopes: Vector) -> Vector | None:
-    """Eq. 10 as it stands; None where the slopes sum to zero, so that there is no common gap."""
+    """Weights of Eq. 10 before clipping; None where the slopes sum to zero, so that no common gap exists."""
     total = slopes.sum()
     if abs(total) < FLAT:
         return None
@@ -135,11 +161,12 @@ def unclipped(a: Vector, g: Vector, slopes: Vector) -> Vector | None:
 
 
 def guards(a: Vector, g: Vector, b: Vector, h: Vector, slopes: Vector) -> dict[str, float]:
-    """How often each guard changed what Eq. 9 to 11 say, for the row of the round.
+    """Number of times each rule of `fairness_aware_weights` changed the result of Eq. 9 to 11.
 
     Returns:
-        slopes_flat and slopes_negative: clients whose gap did not answer, or the wrong way; weights_clipped:
-        weights outside [0, 1]; fell_back: 1 where no slope was left and GA's weights are used.
+        slopes_flat: clients whose gap did not change; slopes_negative: clients whose slope is negative;
+        weights_clipped: weights outside [0, 1]; fell_back: 1 where all slopes are zero and GA's weights are
+        used.
     """
     moved = unclipped(a, g, slopes)
     return {

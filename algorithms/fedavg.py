@@ -1,4 +1,4 @@
-"""FedAvg: weighted mean of locally trained parameters; both halves are the engine's defaults.
+"""FedAvg: weighted mean of locally trained parameters; both halves are the defaults.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
 Algorithm 1.

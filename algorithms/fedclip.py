@@ -1,4 +1,4 @@
-"""FedCLIP: a frozen CLIP model and one small adapter that all clients train, with a loss over batches.
+"""FedCLIP: trains a small adapter on a frozen CLIP model, with a symmetric contrastive loss.
 
 Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
 Engineering Bulletin 2023, Algorithm 1 and Eq. 7 to 9.
@@ -27,12 +27,12 @@ class BatchMatching(Local):
     """Local training of a CLIP model.
 
     Attributes:
-        objective: `symmetric`: find the label's text for every image of the batch and the other way round;
-            `class`: cross entropy over the class prompts.
-        mu: Proximal term, as in FedProx: the paper's baseline of that name has FedCLIP's loss.
-        finetune_epochs: The model scored as personal is the received one after so many passes over the
-            client's own data, the best of them on its validation images (the paper's Figure 3c); 0: what the
-            client sends back.
+        objective: `symmetric`: contrastive loss between the images of a batch and the texts of their labels,
+            in both directions; `class`: cross entropy over the class prompts.
+        mu: Weight of a proximal term as in FedProx; the paper's FedProx baseline uses FedCLIP's loss.
+        finetune_epochs: Number of passes over the client's data with which the received model is fine-tuned
+            to the personal model; the best pass on the validation images is kept (the paper's Figure 3c). 0:
+            the personal model is the one the client sends back.
     """
 
     objective: Literal["symmetric", "class"] = "symmetric"
@@ -44,7 +44,7 @@ class BatchMatching(Local):
         return replace(update, metrics={**update.metrics, **gate_statistics(client)})
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        if self.objective == "class" or len(batch[1]) > 1:  # a single image has nothing to be matched with
+        if self.objective == "class" or len(batch[1]) > 1:  # one image has no contrast
             super().step(client, sent, batch, optimizer)
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
@@ -54,7 +54,7 @@ class BatchMatching(Local):
     def _match(self, client: Client, batch: Batch) -> Tensor:
         x, y = batch
         model = client.model
-        texts = model.class_features()  # before the head is asked for its scale: it may not have one
+        texts = model.class_features()  # raises a clear error where the head has no scale
         images = model(x, headless=True)
         loss: Tensor = symmetric_loss(images, texts, y, model.head.scale)
         return loss
@@ -65,29 +65,33 @@ class BatchMatching(Local):
             return
         client.load({name: sent.params[name] for name in client.params() if name in sent.params})
         optimizer = client.optimizer()
-        best, kept = -1.0, client.params()
+        best = -1.0
+        kept = client.params()
         for _ in range(self.finetune_epochs):
             for batch in client.batches():
                 self.step(client, sent, batch, optimizer)
             accuracy = score(client, "val").get("accuracy", best)
-            if accuracy > best or not client.data.size("val"):  # without validation images: the last
-                best, kept = accuracy, client.params()
+            if accuracy > best or not client.data.size("val"):  # else: the last pass
+                best = accuracy
+                kept = client.params()
         client.load(kept)
 
 
 @torch.no_grad()
 def gate_statistics(client: Client) -> dict[str, float]:
-    """Norms of a gate's two matrices and how uneven its attention is; nothing for other adapters.
+    """Norms of the two matrices of an attention adapter, and the variation of its attention.
 
     Returns:
-        gate/inner_norm, gate/outer_norm, and gate/attention_variation: the coefficient of variation of the
-        attention over the dimensions, mean over the client's first training images. It is 0 for uniform
-        attention, which is zero-shot; the coupled weight decay shrinks the norms and with them the variation.
+        gate/inner_norm, gate/outer_norm, and, where the network is frozen, gate/attention_variation: the
+        coefficient of variation of the attention over the dimensions, mean over the client's first batch. It
+        is 0 for uniform attention, which gives the zero-shot model. Weight decay shrinks the norms and
+        thereby the variation. Empty for other adapters.
     """
-    model, gate = client.model, client.model.adapter
+    model = client.model
+    gate = model.adapter
     if not isinstance(gate, AttentionAdapter):
         return {}
-    found = {
+    statistics = {
         "gate/inner_norm": float(gate.inner.weight.norm()),
         "gate/outer_norm": float(gate.outer.weight.norm()),
     }
@@ -95,21 +99,21 @@ def gate_statistics(client: Client) -> dict[str, float]:
         x, _ = next(client.batches("train", shuffle=False))
         attention = gate.attention(model.frozen_features(x))
         spread = attention.std(dim=1, correction=0) / attention.mean(dim=1)
-        found["gate/attention_variation"] = float(spread.mean())
-    return found
+        statistics["gate/attention_variation"] = float(spread.mean())
+    return statistics
 
 
 def symmetric_loss(image_features: Array, text_features: Array, labels: Array, scale: Array) -> Array:
     """Mean of the cross entropies of images over texts and of texts over images; FedCLIP, Eq. 7 and 8.
 
-    Each image brings the text of its label, so texts repeat in a batch, and the smallest value is the mean
-    of log n_y with n_y images of label y, not 0.
+    Each image is paired with the text of its label, so that texts repeat in a batch; the smallest possible
+    value is therefore the mean of log n_y over the batch, where n_y is the number of images with label y.
 
     Args:
-        image_features: Shape (B, D), of any length.
-        text_features: One row per class, shape (C, D), of any length.
-        labels: Shape (B,).
-        scale: Factor on the cosines.
+        image_features: One row per image, shape (B, D); rows are normalised here.
+        text_features: One row per class, shape (C, D); rows are normalised here.
+        labels: Labels, shape (B,).
+        scale: Factor of the cosines (inverse temperature).
     """
     (images, texts), back = to_tensors(image_features, text_features)
     rows = torch.as_tensor(labels, dtype=torch.long, device=images.device)

@@ -1,11 +1,12 @@
-"""FedDyn: a linear and a quadratic term in the local loss, and a correction on the server.
+"""FedDyn: dynamic regularisation of the local loss, and a correction on the server.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. State is kept by
-global name, so clients may hold other blocks every round. The correction is a hyperparameter of every server
-that deals out blocks: `server.feddyn_alpha=0.1 local.name=feddyn` makes InclusiveFL or AllSmall its base too.
+global name, so that clients may hold different blocks in each round. Every server of `algorithms/_blocks.py`
+has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines it with InclusiveFL or
+AllSmall.
 
-Differs from the paper: a name is averaged over those who hold it, and h moves by their sum over all N
-clients.
+Differs from the paper: each name is averaged over the clients that hold it, and h changes by the sum of their
+changes divided by the number N of all clients.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms._blocks import PERSIST, SHARE, BlockServer
+from algorithms._blocks import FEDDYN_ALPHA, FEDDYN_UPDATE, BlockServer
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
@@ -24,29 +25,35 @@ from rayfed.types import Batch, Broadcast, NonNegative, Update
 
 @dataclass(frozen=True)
 class DynamicServer(BlockServer):
-    """Averaging over the first blocks, uniform over holders, with FedDyn's correction."""
+    """Uniform mean of each block over its holders, with FedDyn's correction."""
 
     feddyn_alpha: NonNegative = 0.1
 
 
 @dataclass(frozen=True)
 class DynamicRegularization(Local):
-    """Local loss minus <g, x> plus alpha / 2 ||x - x_t||^2; the client keeps g for every name it held."""
+    """Local loss minus <g, x> plus alpha / 2 ||x - x_t||^2.
 
-    offers: ClassVar[frozenset[str]] = frozenset({PERSIST})
-    needs: ClassVar[frozenset[str]] = frozenset({SHARE})
+    The client keeps g in its store for every name that it has held.
+    """
+
+    offers: ClassVar[frozenset[str]] = frozenset({FEDDYN_UPDATE})
+    needs: ClassVar[frozenset[str]] = frozenset({FEDDYN_ALPHA})
 
     def train(self, client: Client, sent: Broadcast) -> Update:
         start = {name: value.detach().clone() for name, value in client.trainable().items()}
         update = super().train(client, sent)
-        g, alpha = dict(client.store.get("g", {})), float(sent.shared[SHARE])
+        g = dict(client.store.get("g", {}))
+        alpha = float(sent.shared[FEDDYN_ALPHA])
         for name, move in subtract({n: update.params[n] for n in start}, _on_cpu(start)).items():
             g[name] = g[name] - alpha * move if name in g else -alpha * move
         client.store["g"] = g
         return update
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
-        live, g, alpha = client.trainable(), client.store.get("g", {}), float(sent.shared[SHARE])
+        live = client.trainable()
+        g = client.store.get("g", {})
+        alpha = float(sent.shared[FEDDYN_ALPHA])
         loss = super().loss(client, sent, batch)
         if sent.params:
             start = {name: value.to(loss.device) for name, value in sent.params.items() if name in live}

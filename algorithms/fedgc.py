@@ -1,9 +1,10 @@
-"""FedGC: prompts customised per image, and a local objective that knows the client's group.
+"""FedGC: group customisation of prompts and features at the clients.
 
 Gong et al., FedGCR, AAAI 2024, section "Group customization", Eq. 6-8; the authors' ablation "FedGC only":
-clients are grouped every round, but averaged by their data. Needs tuning=gc_prompt.
+clients are grouped in every round, but weighted by their number of examples. Needs `tuning=gc_prompt`.
 
-Differs from the authors' code: see the options; `clean`, the default, follows the paper where it is explicit.
+Differs from the authors' code: the defaults follow the paper where it is explicit; the options select the
+behaviour of the code.
 """
 
 from dataclasses import dataclass
@@ -21,30 +22,34 @@ from rayfed.federation.method import Method
 from rayfed.types import Batch, Broadcast, NonNegative, Params, Positive, Update
 
 Similarity: TypeAlias = Literal["cosine", "dot"]
-MINE, RECEIVED_BEFORE, OPTIMIZER = "trained", "received_before", "optimizer"
+TRAINED = "trained"
+RECEIVED_BEFORE = "received_before"
+OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True)
 class GroupCustomization(Local):
     """Cross entropy + lambda1 group customisation + lambda2 representation alignment.
 
-    A client that has never been grouped, as everybody in the first round, minimises cross entropy only.
+    A client that has not been grouped yet, such as all clients in the first round, minimises cross entropy
+    only.
 
     Attributes:
-        lambda1: Weight of the pull of h towards the group's centre.
-        lambda2: Weight of the pull of the features towards the received model's and away from its own of the
-            round before.
-        tau: Temperature of the first.
-        tau_alignment: Temperature of the second.
-        similarity: Of two vectors; `dot` is the paper's notation, `cosine` the authors' code.
-        lambda_mode: `constant`, or the authors' weights: 0.1 (0.5 + 0.5 (r - 1) / R) and 0.05.
-        z0_model: What features are pulled towards: those of the model just received, or of the one received
-            the round before, as in the authors' code.
-        first_loss: Without a group: cross entropy, or (authors) that plus the one with prompts that GC-Net
-            does not touch.
-        optimizer: `train`: as the section says; `authors`: AdamW with learning rates 1e-2, 1e-3, 1e-3 and
-            weight decays 1e-5, 1e-3, 1e-2 for prompts, GC-Net and head.
-        keep_optimizer: Carry the optimizer's moments from round to round.
+        lambda1: Weight of the group customisation loss (Eq. 7).
+        lambda2: Weight of the representation alignment loss (Eq. 8).
+        tau: Temperature of the group customisation loss.
+        tau_alignment: Temperature of the representation alignment loss.
+        similarity: Similarity of two vectors: `dot` as the paper writes it, or `cosine` as in the authors'
+            code.
+        lambda_mode: `constant`: lambda1 and lambda2; `authors`: 0.1 (0.5 + 0.5 (r - 1) / R) and 0.05 in round
+            r = 1..R, as in the authors' code.
+        z0_model: Model whose features are the positive example of the alignment: the received one, or (stale)
+            the one received in the round before, as in the authors' code.
+        first_loss: Loss of a client without a group: cross entropy, or (both) also the cross entropy with
+            prompts that GC-Net does not customise, as in the authors' code.
+        optimizer: `train`: as in the config section `train`; `authors`: AdamW with learning rates 1e-2, 1e-3,
+            1e-3 and weight decays 1e-5, 1e-3, 1e-2 for prompts, GC-Net and head.
+        keep_optimizer: Keep the moments of the optimizer from round to round.
     """
 
     lambda1: NonNegative = 0.5
@@ -65,7 +70,7 @@ class GroupCustomization(Local):
         for batch in client.batches():
             self.step(client, sent, batch, optimizer)
         update = client.update()
-        client.store[MINE] = update.params
+        client.store[TRAINED] = update.params
         if self.z0_model == "stale":
             client.store[RECEIVED_BEFORE] = {n: v.detach().cpu().clone() for n, v in sent.params.items()}
         if self.keep_optimizer:
@@ -74,31 +79,32 @@ class GroupCustomization(Local):
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         x, y = batch
-        model, shared = client.model, sent.shared
+        model = client.model
+        shared = sent.shared
         z, h = model.encode(x)
         loss = client.objective.loss(model.classify(z), y)
-        if CENTERS not in shared or MINE not in client.store:
+        if CENTERS not in shared or TRAINED not in client.store:
             if self.first_loss == "both":
                 plain = model.classify(model.encode(x, customize=False)[0])
                 loss = loss + client.objective.loss(plain, y)
             return loss
-        pull, align = self._strengths(sent)
+        weight1, weight2 = self._loss_weights(sent)
         h_loss = group_customization_loss(
             h, shared[CENTERS], shared[GROUP], shared[PREVIOUS], self.tau, self.similarity
         )
-        loss = loss + pull * h_loss
-        if align:
+        loss = loss + weight1 * h_loss
+        if weight2:
             z0 = client.reference(self._reference(client, sent), x, headless=True)
-            z_previous = client.reference(client.store[MINE], x, headless=True)
-            loss = loss + align * representation_alignment_loss(
+            z_previous = client.reference(client.store[TRAINED], x, headless=True)
+            loss = loss + weight2 * representation_alignment_loss(
                 z, z0, z_previous, self.tau_alignment, self.similarity
             )
         return loss
 
-    def _strengths(self, sent: Broadcast) -> tuple[float, float]:
+    def _loss_weights(self, sent: Broadcast) -> tuple[float, float]:
         if self.lambda_mode == "constant":
             return self.lambda1, self.lambda2
-        return authors_strengths(sent.round + 1, sent.shared[ROUNDS])
+        return authors_loss_weights(sent.round + 1, sent.shared[ROUNDS])
 
     def _reference(self, client: Client, sent: Broadcast) -> Params:
         params: Any = client.store.get(RECEIVED_BEFORE) if self.z0_model == "stale" else None
@@ -111,8 +117,13 @@ class GroupCustomization(Local):
         return optimizer
 
 
-def authors_strengths(round: int, rounds: int) -> tuple[float, float]:
-    """Effective weights of the two terms in the authors' code, in round 1, 2, ... of `rounds`."""
+def authors_loss_weights(round: int, rounds: int) -> tuple[float, float]:
+    """Weights of the two losses in the authors' code.
+
+    Args:
+        round: Round number, from 1.
+        rounds: Total number of rounds.
+    """
     return 0.1 * (0.5 + 0.5 * (round - 1) / rounds), 0.05
 
 
@@ -121,30 +132,30 @@ def authors_optimizer(client: Client) -> torch.optim.Optimizer:
     live = client.trainable()
     groups = (("prompt", 1e-2, 1e-5), ("gc_net.", 1e-3, 1e-3), ("", 1e-3, 1e-2))
     taken: set[str] = set()
-    found = []
+    param_groups = []
     for prefix, lr, decay in groups:
         names = [name for name in live if name.startswith(prefix) and name not in taken]
         taken.update(names)
         if names:
-            found.append({"params": [live[name] for name in names], "lr": lr, "weight_decay": decay})
-    return torch.optim.AdamW(found)
+            param_groups.append({"params": [live[name] for name in names], "lr": lr, "weight_decay": decay})
+    return torch.optim.AdamW(param_groups)
 
 
 def group_customization_loss(
     h: Array, centers: Array, cluster: int, previous: Array, tau: float, similarity: Similarity = "cosine"
 ) -> Array:
-    """Pull h towards the centre of its group, away from the other centres and its own past; FedGCR, Eq. 7.
+    """Group customisation loss; FedGCR, Eq. 7.
 
-    Per sample minus the log share of the own centre among all centres and the previous representation; the
-    mean over the batch.
+    Contrastive loss of each example, mean over the batch: the positive is the centre of the client's group,
+    the negatives are the other centres and the client's previous representation.
 
     Args:
         h: GC-Net's output, shape (B, D).
         centers: Centres of all groups, shape (T, D).
-        cluster: The client's group.
-        previous: The client's representation of the round before, shape (D,).
+        cluster: Index of the client's group.
+        previous: The client's representation in the last grouping, shape (D,).
         tau: Temperature.
-        similarity: cosine or dot.
+        similarity: `cosine` or `dot`.
     """
     (rows, known, past), back = to_tensors(h, centers, previous)
     others = torch.cat((known, past.reshape(1, -1))).detach()
@@ -155,23 +166,26 @@ def group_customization_loss(
 def representation_alignment_loss(
     z: Array, z_global: Array, z_previous: Array, tau: float, similarity: Similarity = "cosine"
 ) -> Array:
-    """Pull features towards the global model's, away from the client's previous model's; FedGCR, Eq. 8.
+    """Representation alignment loss; FedGCR, Eq. 8.
+
+    Contrastive loss of each example, mean over the batch: the positive are the features of the global model,
+    the negative those of the model that the client trained before.
 
     Args:
-        z: Features under the model being trained, shape (B, D).
-        z_global: The same images under the received model.
-        z_previous: The same images under the client's own model of the round before.
+        z: Features of the model being trained, shape (B, D).
+        z_global: Features of the same examples under the received model, shape (B, D).
+        z_previous: Features of the same examples under the model that the client trained before.
         tau: Temperature.
-        similarity: cosine or dot.
+        similarity: `cosine` or `dot`.
     """
-    (rows, towards, away), back = to_tensors(z, z_global, z_previous)
-    pair = [similarities(rows, other.detach(), similarity) / tau for other in (towards, away)]
+    (rows, positive, negative), back = to_tensors(z, z_global, z_previous)
+    pair = [similarities(rows, other.detach(), similarity) / tau for other in (positive, negative)]
     logits = torch.stack(pair, dim=1)
     return back(F.cross_entropy(logits, torch.zeros(len(rows), dtype=torch.long, device=rows.device)))
 
 
 def similarities(a: Tensor, b: Tensor, similarity: Similarity) -> Tensor:
-    """Over the last dimension, with broadcasting."""
+    """Similarities of vectors in the last dimension, with broadcasting over the others."""
     return F.cosine_similarity(a, b, dim=-1) if similarity == "cosine" else (a * b).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""FedGCR: group customisation at the clients, group reweighting at the server.
+"""FedGCR: group customisation at the clients and group reweighting on the server.
 
 Gong et al., FedGCR: Achieving Performance and Fairness for Federated Learning with Distinct Client Types via
 Group Customization and Reweighting, AAAI 2024, Algorithm 1.

@@ -1,10 +1,10 @@
-"""FedGR: clients are grouped, and weights follow the losses of clients and of their groups.
+"""FedGR: aggregation weights that grow with the loss of a client and of its group.
 
 Gong et al., FedGCR, AAAI 2024, section "Group reweighting", Eq. 3 and 5; the authors' ablation "FedGR only".
-Works under any local half and any tuning.
+It can be combined with any local half and tuning.
 
-Differs from the paper: the weights are normalised (Algorithm 1, line 8, leaves that out) and the loss is the
-mean over the client's images of the received model's cross entropy, not a sum.
+Differs from the paper: the weights are normalised, which Algorithm 1, line 8, leaves out; and the loss is the
+mean, not the sum, of the received model's cross entropy over the client's examples.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ GroupMean: TypeAlias = Literal["simple", "data"]
 
 @dataclass(frozen=True)
 class GroupReweighting(GroupingServer):
-    """Group-reweighted averaging.
+    """Server that weights clients by their own losses and those of their groups.
 
     Attributes:
-        delta: Final share of the group's loss in the exponent; 0: every client's own loss only.
-        gamma: How slowly that share grows.
-        q: A weight is the loss to the power q + 1: -1 is FedAvg.
-        group_mean: Loss of a group: plain mean over its clients, or weighted by their data.
-        beta_start: Round from which the share is counted: 1 gives 0 in the first round (the paper), 0 gives
-            delta (1 - gamma) (the authors' code).
-        first_losses: In the first round: the losses, or 1 for everybody (the authors' code).
-        quantize: Replace a loss L by 100 / int(100 / L), as the authors' code does.
+        delta: Limit of the share of the group's loss in the exponent; 0: only the client's own loss counts.
+        gamma: Factor per round by which the share approaches its limit; larger is slower.
+        q: Weights are proportional to the loss to the power q + 1; -1 gives FedAvg.
+        group_mean: Loss of a group: mean over its clients, unweighted or weighted by numbers of examples.
+        beta_start: 1: the share is 0 in the first round (the paper); 0: it is delta (1 - gamma) (the authors'
+            code).
+        first_losses: Losses in the first round: as measured, or 1 for all clients (the authors' code).
+        quantize: Replace a loss L by 100 / int(100 / L), as in the authors' code.
     """
 
     delta: Fraction = 0.5
@@ -77,18 +77,20 @@ def group_weights(
     """Aggregation weights n_k (L_k^(1 - beta) G_k^beta)^(q + 1), normalised; float64. FedGCR, Eq. 3.
 
     Args:
-        num_examples: Of each client, shape (K,).
-        losses: Of each client; below 1e-10 they count as that.
-        clusters: Group of each client, any whole numbers.
+        num_examples: Number of examples of each client, shape (K,).
+        losses: Loss of each client, shape (K,); losses below 1e-10 are replaced by 1e-10.
+        clusters: Group of each client, whole numbers, shape (K,).
         beta: Share of the group's loss G_k.
         q: Exponent; -1 gives FedAvg's weights exactly.
-        group_mean: How G_k is the mean over its clients: plain, or weighted by num_examples.
+        group_mean: Mean over clients that gives G_k: unweighted, or weighted by `num_examples`.
 
     Raises:
         ValueError: A loss is NaN, infinite or negative.
     """
-    n, own, labels = to_numpy(num_examples), checked(losses), to_numpy(clusters)
-    own = own / own.max()  # the weights do not depend on the scale, and large losses must not overflow
+    n = to_numpy(num_examples)
+    own = checked(losses)
+    labels = to_numpy(clusters)
+    own = own / own.max()  # avoids overflow of large losses; the weights do not depend on the scale
     count = n if group_mean == "data" else np.ones_like(n)
     group = np.empty_like(own)
     for label in np.unique(labels):
@@ -99,7 +101,7 @@ def group_weights(
 
 
 def quantized(loss: float) -> float:
-    """100 / int(100 / loss); a loss above 100 counts as 100, where the authors' code divides by zero."""
+    """100 / int(100 / loss). A loss above 100 gives 100; the authors' code divides by zero there."""
     return 100 / max(int(100 / loss), 1)
 
 

@@ -1,10 +1,10 @@
-"""FedMix: local mixup with averaged images of other clients, to first order.
+"""FedMix: mixup with averaged images of other clients, in a first-order approximation.
 
 Yoon, Shin, Hwang, Yang, FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
 Eq. 6 and Algorithm 2.
 
-Differs from the FedGCR authors' baseline, which uses the client's own labels in the second term
-(`labels=own`) and pairs every image with every averaged one in the third (`pairing=all`).
+Differs from the baseline of the FedGCR authors, which uses the client's own labels in the second term
+(`labels=own`) and pairs every image with every averaged image in the third term (`pairing=all`).
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,21 @@ from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.types import Batch, Broadcast, Count, Fraction, ServerState, Update
 
-IMAGES, LABELS = "mean_images", "mean_labels"
+IMAGES = "mean_images"
+LABELS = "mean_labels"
 
 
 @dataclass(frozen=True)
 class MeanAugmented(Local):
-    """Loss on mixed images, approximated around the client's own.
+    """Mixup loss, approximated by a Taylor expansion around the client's own images.
 
     Attributes:
-        lam: Share of the other image; 0 is FedAvg.
-        mash_size: Images in an average, of one client. A smaller client averages all it has, one with a
-            single image gives nothing.
-        pool_limit: At most so many averages, drawn at random, travel to the clients.
-        labels: Labels of the second term.
-        pairing: Which averages the third term looks at: one per image, or all of a batch with all images.
+        lam: Share of the averaged image in the mixture; 0 gives FedAvg.
+        mash_size: Number of images of one client in an average. A client with fewer images averages all of
+            them; a client with one image sends none.
+        pool_limit: Largest number of averages, drawn at random, that are sent to each client.
+        labels: Labels of the second term: those of the averaged images, or the client's own.
+        pairing: Averages in the third term: one per image, or all of the batch for every image.
     """
 
     lam: Fraction = 0.05
@@ -52,7 +53,7 @@ class MeanAugmented(Local):
     tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION})
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
-        """Once, before the first round: collect averages from everybody."""
+        """Before the first round: collect averaged images from all available clients and share them."""
         if IMAGES in state.shared or not self.lam:
             return state
         task = partial(mash, size=self.mash_size)
@@ -63,7 +64,8 @@ class MeanAugmented(Local):
         return state.share(**{IMAGES: images[chosen], LABELS: labels[chosen]})
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        # The fused kernels have no second derivative; where none is needed, they must not change.
+        # The fused attention kernels have no second derivative. Without mixup they are used all the same, so
+        # that results equal FedAvg's.
         with sdpa_kernel(SDPBackend.MATH) if self.lam else nullcontext():
             super().step(client, sent, batch, optimizer)
 
@@ -74,7 +76,8 @@ class MeanAugmented(Local):
         x = batch[0]
         chosen = torch.randint(len(pool), (len(x),), generator=client.rng)
         other = (sent.shared[key][chosen].to(x.device) for key in (IMAGES, LABELS))
-        return sum_of(mixed_loss(client.model, batch, (*other,), self.lam, self.labels, self.pairing))
+        first, second, third = mixed_loss(client.model, batch, (*other,), self.lam, self.labels, self.pairing)
+        return first + second + third
 
 
 def mixed_loss(
@@ -85,39 +88,42 @@ def mixed_loss(
     labels: str = "averaged",
     pairing: str = "paired",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The three terms of the loss.
+    """The three terms of the loss; FedMix, Eq. 6.
 
     Args:
-        model: From inputs to logits, or a list of them.
-        batch: Own inputs (B, ...) and labels (B,).
-        other: Averaged inputs (B, ...) and their soft labels (B, C).
-        lam: Share of the other input.
-        labels: `averaged` or `own`, in the second term.
-        pairing: `paired`: image i with average i, summed over the batch, because the gradient of a mean
-            carries 1 / B already; `all`: the mean over all pairs.
+        model: Maps inputs to logits, or to a list of them.
+        batch: The client's inputs, shape (B, ...), and labels, shape (B,).
+        other: Averaged inputs, shape (B, ...), and their soft labels, shape (B, C).
+        lam: Share of the averaged input.
+        labels: Labels of the second term, `averaged` or `own`.
+        pairing: `paired`: image i with average i, summed over the batch, because the gradient of the mean
+            loss contains the factor 1 / B already; `all`: mean over all pairs.
     """
-    (x, y), (x_mean, y_mean) = batch, other
+    x, y = batch
+    x_mean, y_mean = other
     own = ((1 - lam) * x).detach().requires_grad_()
     out = logits(model(own))
     first = (1 - lam) * F.cross_entropy(out, y)
     second = lam * F.cross_entropy(out, y_mean if labels == "averaged" else y)
     (slope,) = torch.autograd.grad(first, own, create_graph=True)
-    slope, x_mean = slope.flatten(1), x_mean.flatten(1)
+    slope = slope.flatten(1)
+    x_mean = x_mean.flatten(1)
     third = lam * ((slope * x_mean).sum() if pairing == "paired" else (slope @ x_mean.T).mean())
     return first, second, third
 
 
-def sum_of(terms: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    return terms[0] + terms[1] + terms[2]
-
-
 def mash(client: Client, sent: Broadcast, size: int) -> Update:
-    """Means of `size` random images and of their labels, each image used once; never of a single image."""
-    num, classes = client.data.size("train"), client.model.num_classes
+    """Task that returns means of `size` random training images and of their one-hot labels.
+
+    Each image is in one mean; images left over are not used. A mean has at least two images.
+    """
+    num = client.data.size("train")
+    classes = client.model.num_classes
     groups = [
         g for g in torch.randperm(num, generator=client.rng).split(size) if len(g) == min(size, num) > 1
     ]
-    images, labels = [], []
+    images = []
+    labels = []
     for rows in groups:
         x, y = client.data.batch("train", rows)
         images.append(x.mean(0).cpu())

@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a proximal term in the local loss.
 
-Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2. `form=norm` is the distance
-itself instead of its square, as in the code of FedCLIP's authors.
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2. `form=norm` uses the
+distance instead of its square, as in the code of FedCLIP's authors.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,21 @@ from rayfed.types import Batch, Broadcast, NonNegative
 
 @dataclass(frozen=True)
 class FedProx(Local):
-    """Local SGD that is pulled towards the broadcast parameters."""
+    """Local loss plus mu / 2 times the squared distance to the received parameters.
 
-    mu: NonNegative = 0.01  # 0 is FedAvg
+    Attributes:
+        mu: Weight of the proximal term; 0 gives FedAvg.
+        form: `squared`: squared L2 distance (the paper); `norm`: L2 distance.
+    """
+
+    mu: NonNegative = 0.01
     form: Literal["squared", "norm"] = "squared"
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
-        pull = sq_distance(client.trainable(), sent.params)
+        distance = sq_distance(client.trainable(), sent.params)
         if self.form == "norm":
-            pull = pull.clamp_min(1e-24).sqrt()  # at distance 0, where a round begins, it has no gradient
-        return super().loss(client, sent, batch) + self.mu / 2 * pull
+            distance = distance.clamp_min(1e-24).sqrt()  # the root has no gradient at 0, where a round begins
+        return super().loss(client, sent, batch) + self.mu / 2 * distance
 
 
 METHOD = Method(local=FedProx)

@@ -1,11 +1,14 @@
-"""FedRA: every round each client gets a random subset of the blocks; a block is averaged over its holders.
+"""FedRA: each client trains a random subset of the blocks; a block is averaged over its holders.
 
 Su, Li, Xue, FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous
 Clients, ECCV 2024, Algorithm 1.
 
-Differs from the paper: LoRA factors are averaged as in the paper, but they are not the mean of the products
-(`rayfed.federation.lora_mean`); Eq. 4 is sampled exactly, over the participants. Differs from the released
-code: frozen norms are not uploaded; the code averages uniformly (`server.weighting=uniform`).
+LoRA factors are averaged separately, as in the paper; this is not the mean of their products
+(`rayfed.federation.lora_mean`).
+
+Differs from the paper: Eq. 4 is sampled exactly, over the clients of the round. Differs from the released
+code: frozen norms are not uploaded, and the mean is weighted by data (`server.weighting=uniform` as in the
+code).
 """
 
 import logging
@@ -36,14 +39,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RandomAllocation(BlockServer):
-    """Draws an allocation matrix every round, for its participants.
+    """Server that draws an allocation matrix for the clients of each round.
 
     Attributes:
-        cover: Eq. 4: every block has a holder in every round; else Eq. 3: a block without one keeps its
-            value.
-        on_infeasible: With `cover`, when the participants hold fewer blocks than there are: cover as many as
-            possible, draw as without `cover`, or stop.
-        prefer_stale: When as many as possible are covered, take the blocks trained longest ago.
+        cover: On (Eq. 4): every block has a holder in every round. Off (Eq. 3): a block without a holder
+            keeps its value.
+        on_infeasible: With `cover`, what to do where the clients of a round together hold fewer blocks than
+            the model has: cover as many as possible (cover_max), draw as without `cover` (eq3), or stop the
+            run (error).
+        prefer_stale: With cover_max, choose the blocks that were trained longest ago.
     """
 
     frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "none"
@@ -64,9 +68,10 @@ class RandomAllocation(BlockServer):
             return draw_allocation(depths, depth, rng, self.cover)
         if self.on_infeasible == "error":
             raise ConfigError(
-                f"server.on_infeasible=error: participants hold {sum(depths)} blocks and cannot cover {depth}"
+                f"server.on_infeasible=error: the clients of the round hold {sum(depths)} blocks and "
+                f"cannot cover {depth}; raise capacity or clients_per_round, or choose cover_max or eq3"
             )
-        log.warning("the participants hold %d blocks and cannot cover %d", sum(depths), depth)
+        log.warning("the clients of the round hold %d blocks and cannot cover %d", sum(depths), depth)
         check_depths(depths, depth)
         if self.on_infeasible == "eq3":
             return draw_independent(depths, depth, rng)

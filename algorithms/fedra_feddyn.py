@@ -1,4 +1,4 @@
-"""FedRA with FedDyn: random allocation, dynamic regularisation per block, the server correction per block."""
+"""FedRA with FedDyn: random allocation with dynamic regularisation of each block."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from rayfed.types import NonNegative
 
 @dataclass(frozen=True)
 class DynamicAllocation(RandomAllocation):
-    """Random allocation with FedDyn's correction, uniform over holders."""
+    """Random allocation with FedDyn's server correction and a uniform mean over holders."""
 
     feddyn_alpha: NonNegative = 0.1
 

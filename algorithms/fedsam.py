@@ -5,17 +5,17 @@ Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML
 
 from dataclasses import dataclass
 
-from algorithms._sharpness import UphillLocal
+from algorithms._sharpness import PerturbedLocal
 from rayfed.federation.method import Method
 from rayfed.types import NonNegative
 
 
 @dataclass(frozen=True)
-class SharpnessAware(UphillLocal):
-    """Local steps with the gradient at the worst point of a small ball.
+class SharpnessAware(PerturbedLocal):
+    """Local steps with the gradient at the approximately worst weights within an L2 ball.
 
     Attributes:
-        rho: Radius of the ball; 0 is FedAvg.
+        rho: Radius of the ball; 0 gives FedAvg.
     """
 
     rho: NonNegative = 0.05

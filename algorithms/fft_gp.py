@@ -1,4 +1,4 @@
-"""FFT-GP: weights that make all clients' generalization gaps equal, and two-step local training.
+"""FFT-GP: fairness-aware aggregation (FAA) with local meta-learning and alignment (BGP).
 
 Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithms 1 and 2: the server of `faa`
 with the clients of `bgp`, on any backbone.

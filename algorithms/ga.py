@@ -1,9 +1,10 @@
-"""GA: clients that lose more by taking the mean model get larger weights in the next round.
+"""GA: aggregation weights that grow with the generalization gap of the round before.
 
-Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023, Eq. 5, and code.
+Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023, Eq. 5, and
+the released code.
 
-Differs from the code: losses instead of accuracies, a step of d / M instead of d / 3, T rounds instead of
-T + 1.
+Differs from the code: gaps are of losses instead of accuracies; the step is d / M instead
+of d / 3, with M clients; it decreases over T rounds instead of T + 1.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,16 @@ from rayfed.federation.method import Method
 from rayfed.types import Positive, ServerState, Update
 
 SMALLEST = 1e-12
+"""Gaps below this are treated as zero."""
 
 
 @dataclass(frozen=True)
 class GeneralizationAdjustment(GapServer):
-    """The weights of a round come from the gaps of the round before.
+    """Server whose weights in a round depend on the gaps of the round before.
 
     Attributes:
-        step: Step size d in the first round; it falls linearly to d / rounds.
-        center: Subtract the mean gap first, as in the paper; the code does not.
+        step: Step size d in the first round; it decreases linearly to d / rounds in the last one.
+        center: Subtract the mean gap, as in the paper; the released code does not.
     """
 
     step: Positive = 0.2
@@ -43,39 +45,47 @@ class GeneralizationAdjustment(GapServer):
     def adjust(
         self, cohort: Cohort, updates: Sequence[Update], weights: Vector, gaps: Vector, floor: float = 0.0
     ) -> Vector:
-        """The weights one step on; unchanged where a gap is not a number."""
+        """The weights after one step of at least `floor`; unchanged where a gap is not finite."""
         if not all_known(gaps, [u.client for u in updates]):
             return weights
         step = max(step_at(cohort.round + 1, cohort.rounds, self.step), floor)
         moved = unclipped(weights, gaps, step, self.center)
         cohort.measure(weights_clipped=0.0 if moved is None else outside(moved))
-        return weights if moved is None else clipped(moved, weights)
+        adjusted: Vector = adjusted_weights(weights, gaps, step, self.center)
+        return adjusted
 
 
 def step_at(round: int, rounds: int, step: float) -> float:
-    """Step size in round 1, 2, ... of `rounds`; the code has a round 0 before them."""
+    """Step size in a round.
+
+    Args:
+        round: Round number, from 1; the released code has a round 0 before.
+        rounds: Total number of rounds.
+        step: Step size in round 1.
+    """
     return step - (round - 1) * step / rounds
 
 
 def adjusted_weights(weights: Array, gaps: Array, step: float, center: bool = False) -> Array:
-    """GA's step: larger gaps, larger weights; clipped to [0, 1], scaled to sum 1.
+    """Weights after one step of GA, which raises the weights of clients with large gaps; Eq. 5.
 
-    Weights stay as they are where a gap is not a number, where all (centred) gaps are zero, and where nothing
-    would be left.
+    The result is clipped to [0, 1] and scaled to sum 1. It equals `weights` where a gap is not finite, where
+    all (centred) gaps are zero, or where all clipped weights are zero.
 
     Args:
-        weights: Of each client, >= 0 and summing to 1, shape (M,).
-        gaps: Loss of the mean model minus loss of the client's own, shape (M,).
-        step: Without centring, the largest change of a weight is step / M.
-        center: Subtract the mean gap; the largest change is then step, as in the paper.
+        weights: Weights of the clients, >= 0 and summing to 1, shape (M,).
+        gaps: Loss of the mean model minus the loss of the client's own model, shape (M,).
+        step: Largest change of a weight before clipping: step / M, or with `center` step.
+        center: Subtract the mean gap, as in the paper.
     """
-    a, g = to_numpy(weights), to_numpy(gaps)
+    a = to_numpy(weights)
+    g = to_numpy(gaps)
     moved = unclipped(a, g, step, center) if all_known(g) else None
     return like(a if moved is None else clipped(moved, a), weights, gaps)
 
 
 def unclipped(a: Vector, g: Vector, step: float, center: bool) -> Vector | None:
-    """GA's step as it stands; None where all (centred) gaps are zero."""
+    """Weights after one step, before clipping; None where all (centred) gaps are zero."""
     g = g - g.mean() if center else g
     largest = np.abs(g).max()
     return None if largest < SMALLEST else a + g / largest * (step if center else step / len(a))
@@ -84,8 +94,8 @@ def unclipped(a: Vector, g: Vector, step: float, center: bool) -> Vector | None:
 def record_gaps(cohort: Cohort, updates: Sequence[Update], gaps: Vector, name: str) -> None:
     """Add each client's gap to the table `gaps`, and their variance to the row of the round.
 
-    Both the sum over pairs (FFT-GP, Eq. 6) and the population variance; with gaps that are not numbers their
-    count instead.
+    The columns are `<name>_variance` (sum over pairs; FFT-GP, Eq. 6) and `<name>_population_variance`. Where
+    gaps are not finite, the only column is `<name>_unknown`, the number of these gaps.
     """
     for update, gap in zip(updates, gaps, strict=True):
         cohort.record("gaps", client=update.client, model=name, gap=float(gap))

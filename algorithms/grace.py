@@ -1,11 +1,11 @@
-"""GRACE: clients whose moves agree with the others' count more, and they train by two aligned steps.
+"""GRACE: weights that grow with the agreement of clients' updates, and local meta-learning with alignment.
 
 Zhang et al., GRACE: A Generalized and Personalized Federated Learning Method for Medical Imaging, MICCAI
-2023, as far as its released code shows it: first-order meta steps with CORAL at the client, and weights by
-the mean cosine with the other clients at the server.
+2023, according to its released code: first-order meta-updates with CORAL at the client, and weights by the
+mean cosine of a client's update with those of the others on the server.
 
-Differs from the code: all BatchNorm statistics are averaged with the new weights, not only those of layers
-whose name contains bn.
+Differs from the code: all BatchNorm statistics are averaged with the new weights; the code does so only for
+layers whose name contains bn.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update, is_statistic
 
 SHIFT = 1e-3
+"""Smallest mean cosine after the shift that makes all of them positive."""
 
 
 @dataclass(frozen=True)
 class GradientCorrection(Server):
-    """FedAvg whose weights grow with the agreement of a client's move with the others'."""
+    """FedAvg whose weights grow with the mean cosine of a client's update with those of the others."""
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         names = [n for n in state.params if all(n in u.params for u in updates) and not is_statistic(n)]
@@ -39,14 +40,14 @@ class GradientCorrection(Server):
 
 
 def consistent_weights(moves: Sequence[Array], weights: Array) -> Array:
-    """Weights times the mean cosine of a client's move with each other one's, scaled to sum 1.
+    """Weights times the mean cosine of a client's update with those of the others, scaled to sum 1.
 
-    Where a mean cosine is negative, all are shifted so that the smallest is SHIFT. A client without company,
-    or whose move is zero, has cosine 0 with everybody.
+    Where a mean cosine is negative, all are shifted so that the smallest is SHIFT. An update of norm zero has
+    cosine 0 with all others. With one client, or where all products are zero, the weights are unchanged.
 
     Args:
-        moves: Received minus trained parameters of each client, flattened.
-        weights: Of each client, summing to 1.
+        moves: Received minus trained parameters of each client, flattened to one dimension.
+        weights: Weights of the clients, summing to 1.
     """
     rows = np.stack([to_numpy(move) for move in moves])
     p = to_numpy(weights)
@@ -66,7 +67,7 @@ def consistent_weights(moves: Sequence[Array], weights: Array) -> Array:
 
 @dataclass(frozen=True)
 class ClientCorrection(MetaLocal):
-    """First-order meta steps on the halves of each batch, the second half aligned."""
+    """First-order meta-updates on the two halves of each batch, with alignment on the second half."""
 
     meta_update: Literal["sequential", "fo_restore", "second_order", "none"] = "fo_restore"
     meta_batch: Literal["fresh", "half"] = "half"

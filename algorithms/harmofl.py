@@ -1,11 +1,11 @@
-"""HarmoFL: images of all clients get the same channel amplitudes, and local steps look uphill.
+"""HarmoFL: amplitude normalisation of the images of all clients, and local steps with weight perturbation.
 
 Jiang, Wang, Dou, HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022. In the released code the replaced window of the spectrum has half-width 0, so that only the
-constant component changes: that is a shift of each channel, and needs no Fourier transform.
+constant component changes. This is a shift of each channel and needs no Fourier transform.
 
-Differs from the released code: the amplitude of a client is the mean over all its training images, not that
-of its first batch (`amplitude=first_batch`), and the server weighs clients by their data.
+Differs from the released code: the amplitude of a client is the mean over all its training images instead of
+its first batch (`amplitude=first_batch`), and the server weights clients by their number of examples.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms._sharpness import UphillLocal
+from algorithms._sharpness import PerturbedLocal
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.method import Method
@@ -26,12 +26,12 @@ AMPLITUDE = "amplitude"
 
 
 @dataclass(frozen=True)
-class Harmonized(UphillLocal):
-    """Amplitude normalisation of inputs, in training and testing, and weight perturbation.
+class Harmonized(PerturbedLocal):
+    """Amplitude normalisation of inputs in training and testing, and weight perturbation in training.
 
     Attributes:
-        alpha: Size of the perturbation.
-        amplitude: What a client's amplitude is the mean over.
+        alpha: L2 norm of the weight perturbation.
+        amplitude: Images over which a client averages its amplitude: its training split or its first batch.
     """
 
     alpha: NonNegative = 0.05
@@ -44,7 +44,7 @@ class Harmonized(UphillLocal):
         return self.alpha
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
-        """Once, before the first round: everybody's mean amplitudes become one, which then stays."""
+        """Before the first round: share the mean amplitude of all available clients; it stays fixed."""
         if AMPLITUDE in state.shared:
             return state
         task = partial(measure_amplitude, first_batch=self.amplitude == "first_batch")
@@ -61,8 +61,12 @@ class Harmonized(UphillLocal):
 
 
 def measure_amplitude(client: Client, sent: Broadcast, first_batch: bool) -> Update:
-    """Mean over images of the constant component's amplitude, by channel."""
-    total, num = torch.zeros(3), 0
+    """Task that returns the amplitude of the constant component, mean over images, for each channel.
+
+    The amplitude is |sum over pixels|, shape (3,).
+    """
+    total = torch.zeros(3)
+    num = 0
     for x, _ in client.batches(shuffle=first_batch):
         total += x.sum(dim=(2, 3)).abs().sum(0).cpu()
         num += len(x)
@@ -74,11 +78,11 @@ def measure_amplitude(client: Client, sent: Broadcast, first_batch: bool) -> Upd
 
 
 def shift_channels(x: Tensor, amplitude: Tensor) -> Tensor:
-    """Shift each channel so that its constant component has this amplitude and keeps its sign.
+    """Shift each channel of each image so that its constant component has this amplitude and keeps its sign.
 
     Args:
         x: Images, shape (B, C, H, W).
-        amplitude: |sum over pixels| that each channel shall have, shape (C,).
+        amplitude: |sum over pixels| of each channel after the shift, shape (C,).
     """
     mean = x.mean(dim=(2, 3), keepdim=True)
     target = amplitude.to(x).view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])

@@ -1,10 +1,10 @@
-"""InclusiveFL: prefix models; the last block of a smaller one follows deeper blocks of a larger one.
+"""InclusiveFL: clients train the first blocks, with momentum distillation from larger to smaller models.
 
 Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022, section
 3.3, as the baseline of FedRA (Su et al., 2024).
 
-Differs from the released codes: there the momentum is computed and never added (KDD) or never called (FedRA);
-here it is added, and `md=false` gives what the released codes do, plain prefix averaging.
+Differs from the released codes, in which the momentum is computed but never added (KDD) or never computed
+(FedRA): here it is added. `md=false` gives the behaviour of the released codes, averaging without momentum.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,21 +22,22 @@ from rayfed.federation.params import mean_by_name, subtract
 from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of
 
 Moves = dict[int, Params]
-"""Mean change of every tensor, by size of the sub-model."""
+"""Mean change of every tensor in a round, by size (number of blocks) of the client models."""
 
 
 @dataclass(frozen=True)
 class InclusiveServer(BlockServer):
-    """Averaging over the first blocks, with momentum distillation.
+    """Mean of each block over its holders, with momentum distillation.
 
     Attributes:
-        md: Whether deeper blocks of the next larger size move the last block of a smaller one.
-        beta: Share of that movement.
-        range: Blocks it is the mean over: those above the smaller model's last block (exclusive), or from
-            that block on (inclusive).
-        memory: What is remembered for the next round: the change after injection, or as it came.
-        private_top: Whether the last block and the head of a smaller size are that size's own, as in the
-            KDD paper; they are sent to its clients only and do not enter the larger models.
+        md: Momentum distillation: the change of the last block of a smaller model includes a share of the
+            last round's change of deeper blocks of the next larger model.
+        beta: That share.
+        range: Blocks of the larger model whose changes are averaged: those after the smaller model's last
+            block (exclusive), or from that block on (inclusive).
+        memory: Changes remembered for the next round: those with distillation (injected) or without (raw).
+        private_top: Each size of client models has its own last block and head, as in the KDD paper. They are
+            sent to clients of that size only, and are not averaged into larger models.
     """
 
     md: bool = True
@@ -49,7 +50,7 @@ class InclusiveServer(BlockServer):
         super().__post_init__()
         if (self.md or self.private_top) and self.lora_agg != "factor_mean":
             raise ConfigError(
-                f"server.lora_agg: {self.lora_agg!r} changes coordinates that moves are remembered in; use "
+                f"server.lora_agg: {self.lora_agg!r} changes the factors whose changes are remembered; use "
                 f"factor_mean, or server.md=false server.private_top=false"
             )
 
@@ -59,7 +60,7 @@ class InclusiveServer(BlockServer):
         return {cid: replace(m, params=begin[len(m.blocks or ())]) for cid, m in messages.items()}
 
     def _begin(self, state: ServerState, sizes: Iterable[int]) -> dict[int, Params]:
-        """What clients of each size start from: one dict per size, so that it is sent once."""
+        """Values that clients of each size receive; one dict per size, so that it is transferred once."""
         tops = state.memory.get("tops", {})
         return {s: {**state.params, **tops[str(s)]} if str(s) in tops else state.params for s in sizes}
 
@@ -86,13 +87,20 @@ class InclusiveServer(BlockServer):
             moves, tops = split_tops(moves, begin, cohort.depth)
             state = state.remember(tops={**state.memory.get("tops", {}), **tops})
         after = replace(state, params=apply_moves(state.params, moves, mass))
-        return self.correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
+        return self.feddyn_correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
 
 
 def size_moves(
     start: Params, updates: Sequence[Update], weights: Sequence[float], sizes: Sequence[int]
 ) -> Moves:
-    """Weighted mean change within each size, sizes ascending."""
+    """Weighted mean change of the clients of each size, sizes ascending.
+
+    Args:
+        start: Values before training.
+        updates: Answers of clients.
+        weights: One per update.
+        sizes: Number of blocks of each client's model.
+    """
     moves: Moves = {}
     for size in sorted(set(sizes)):
         of_size = [(u, w) for u, w, s in zip(updates, weights, sizes, strict=True) if s == size]
@@ -102,8 +110,13 @@ def size_moves(
 
 
 def split_tops(moves: Moves, begin: Mapping[int, Params], depth: int) -> tuple[Moves, dict[str, Params]]:
-    """Moves that everybody shares, and the new last block and head of each size below `depth`, by size."""
-    shared, tops = dict(moves), {}
+    """Separate the changes of the private last block and head of each size below `depth` from the others.
+
+    Returns:
+        The changes of all other tensors, by size, and the new private values, by size as text.
+    """
+    shared = dict(moves)
+    tops = {}
     for size in [s for s in moves if s < depth]:
         own = [n for n in moves[size] if block_of(n) == size - 1 or n.startswith("head.")]
         tops[str(size)] = {n: begin[size][n] + moves[size][n] for n in own}
@@ -112,17 +125,18 @@ def split_tops(moves: Moves, begin: Mapping[int, Params], depth: int) -> tuple[M
 
 
 def inject(moves: Moves, memory: Mapping[str, Params], beta: float, inclusive: bool) -> Moves:
-    """Mix the last round's mean move of a larger size's deeper blocks into each smaller size's last block.
+    """Add momentum distillation to the change of each smaller size's last block (section 3.3).
 
     Args:
-        moves: This round's moves by size, ascending.
-        memory: The moves remembered from the round before, by size as text; a missing size is skipped.
+        moves: Changes of this round, by size, ascending.
+        memory: Changes remembered from the round before, by size as text; missing sizes are skipped.
         beta: Share of the momentum.
-        inclusive: Whether the mean begins at the smaller model's last block.
+        inclusive: Whether the mean over deeper blocks begins at the smaller model's last block.
     """
     result = {size: dict(move) for size, move in moves.items()}
     for small, large in pairwise(sorted(moves)):
-        past, last = memory.get(str(large)), small - 1
+        past = memory.get(str(large))
+        last = small - 1
         if past is None:
             continue
         for name in [n for n in result[small] if block_of(n) == last]:
@@ -134,7 +148,13 @@ def inject(moves: Moves, memory: Mapping[str, Params], beta: float, inclusive: b
 
 
 def apply_moves(start: Params, moves: Moves, mass: Mapping[int, float]) -> Params:
-    """Add to every name the mean move of the sizes that have it, weighted by the clients behind each size."""
+    """Add to each tensor the mean change over the sizes that have it.
+
+    Args:
+        start: Values before the round.
+        moves: Changes by size.
+        mass: Weight of each size: the sum of the weights of its clients.
+    """
     each = [Update(client=str(size), params=move) for size, move in moves.items()]
     mean = mean_by_name(each, [mass[size] for size in moves])
     return {**start, **{name: start[name] + move for name, move in mean.items()}}

@@ -1,4 +1,4 @@
-"""Local: no communication. Every client tunes a model of its own; the reference row without a federation."""
+"""Local: each client trains its own model without communication, as a reference without federation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,19 @@ from rayfed.types import Broadcast, ServerState, Update
 
 
 @dataclass(frozen=True)
-class Silent(Server):
-    """Sends nothing: a client begins with the common start values and then keeps its own."""
+class NoBroadcast(Server):
+    """Server that sends no parameters."""
 
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
         return {cid: state.broadcast(params={}, blocks=cohort.prefix(cid)) for cid in cohort.ids}
 
 
 @dataclass(frozen=True)
-class Alone(Local):
-    """Goes on from the client's own parameters and sends nothing back."""
+class LocalOnly(Local):
+    """Training that continues from the client's own parameters, and sends none back.
+
+    In its first round a client begins with the common initial values.
+    """
 
     deploys: ClassVar[Literal["global", "personal"]] = "personal"
 
@@ -36,4 +39,4 @@ class Alone(Local):
         client.load(client.store["own"])
 
 
-METHOD = Method(server=Silent, local=Alone)
+METHOD = Method(server=NoBroadcast, local=LocalOnly)

@@ -1,7 +1,8 @@
-"""Per-FedAvg: a start point that is good after one step; also FFT-GP's ablation "only ML".
+"""Per-FedAvg: first-order MAML, so that the global model is a good start for one local step.
 
 Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020,
-Algorithm 1, with first-order gradients, the two halves of each batch and one learning rate.
+Algorithm 1, with first-order gradients, the two halves of each batch for the two steps, and one learning
+rate. It is also the ablation "only ML" of FFT-GP.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from rayfed.types import Broadcast, NonNegative, Update
 
 
 @dataclass(frozen=True)
-class StartPoint(MetaLocal):
+class FirstOrderMaml(MetaLocal):
     """First-order MAML at the client.
 
     Attributes:
-        personal_steps: Ordinary steps from the trained model to the one that is scored as personal; FFT-GP
-            scores the trained model itself.
+        personal_steps: Number of ordinary training steps after which the trained model is scored as personal
+            model; 0: the trained model itself is scored, as in FFT-GP.
     """
 
     align_weight: NonNegative = 0.0
@@ -36,4 +37,4 @@ class StartPoint(MetaLocal):
             self.step(client, sent, batch, optimizer)
 
 
-METHOD = Method(local=StartPoint)
+METHOD = Method(local=FirstOrderMaml)

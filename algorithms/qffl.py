@@ -1,11 +1,12 @@
-"""q-FFL (q-FedAvg): an average step whose clients count the more the larger their loss.
+"""q-FFL (q-FedAvg): clients with a larger loss have a larger share in the mean update.
 
 Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2, with the
-loss of the received model. As in the paper's code, clients are not weighted by their data: q=0 is the plain
-mean.
+loss of the received model. As in the paper's code, clients are not weighted by their data: q=0 gives the
+unweighted mean.
 
-Differs from the paper: `norm=l2_sum` by default, because the squared norm assumes gradients: local training
-with an adaptive optimizer moves every number by about the learning rate, and the squared norm then stalls.
+Differs from the paper: the default is `norm=l2_sum`. The squared norm assumes that updates are gradients. An
+adaptive optimizer changes every parameter by about the learning rate, so that the squared norm is very large
+and the global step close to zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +31,15 @@ Norm: TypeAlias = Literal["l2_sum", "l2_sq"]
 
 @dataclass(frozen=True)
 class FairServer(LossWeighted):
-    """The q-FedAvg step.
+    """Server with the step of q-FedAvg.
 
     Attributes:
-        q: How much large losses count; 0 is the plain mean.
+        q: Exponent of the losses; 0 gives the unweighted mean.
         lr: Step size whose inverse estimates the Lipschitz constant; none: the clients' learning rate.
-        norm: Of a client's move: the sum over tensors of plain L2 norms (the FedGCR authors' baseline), or
-            the square of the global L2 norm (the paper).
-        numerator: Whose loss scales a client's move: its own, or that of the last client for everybody (a
-            slip of the FedGCR authors' baseline, to compare with).
+        norm: Norm of a client's update: sum over tensors of the L2 norms (the FedGCR authors' baseline), or
+            square of the global L2 norm (the paper).
+        numerator: Loss that scales a client's update: its own, or that of the last client for all clients (an
+            error in the FedGCR authors' baseline, for comparison).
     """
 
     q: NonNegative = 1.0
@@ -47,47 +48,55 @@ class FairServer(LossWeighted):
     numerator: Literal["own", "last"] = "own"
 
     def visit(self, local: Local) -> Task:
-        return partial(fit_and_tell, local=local, running=self.loss == "running")
+        return partial(fit_with_loss, local=local, running=self.loss == "running")
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         losses = self.losses(cohort, updates)
         rate = self.lr or updates[0].metrics["lr"]
-        moves = losses if self.numerator == "own" else [losses[-1]] * len(losses)
+        scales = losses if self.numerator == "own" else [losses[-1]] * len(losses)
         h = step_sizes(state.params, updates, losses, self.q, 1 / rate, self.norm)
-        weights = [loss**self.q / rate for loss in moves]
+        weights = [loss**self.q / rate for loss in scales]
         total = sum(h)
         self.record_weights(cohort, updates, [weight / total for weight in weights])
         return replace(state, params=fair_step(state.params, updates, weights, h))
 
 
-def fit_and_tell(client: Client, sent: Broadcast, local: Local, running: bool) -> Update:
-    """As `fit`, with the loss and the learning rate as metrics."""
+def fit_with_loss(client: Client, sent: Broadcast, local: Local, running: bool) -> Update:
+    """As `fit`, and also returns the loss and the learning rate as metrics.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method.
+        running: Loss over the training batches instead of that of the received model.
+    """
     update = fit_watched(client, sent, local) if running else fit(client, sent, local, start="train")
-    return replace(update, metrics={**update.metrics, "lr": client.config.lr})
+    client.measure(lr=client.config.lr)
+    return update
 
 
 def step_sizes(
     start: Params, updates: Sequence[Update], losses: Sequence[float], q: float, lipschitz: float, norm: Norm
 ) -> list[float]:
-    """Each client's share h_k of the denominator.
+    """Term h_k of each client in the denominator of the step; q-FFL, Algorithm 2.
 
     Args:
         start: Parameters at the beginning of the round.
-        updates: What clients sent.
+        updates: Answers of clients.
         losses: Loss of each client, > 0.
-        q: Exponent.
+        q: Exponent of the losses.
         lipschitz: Estimate of the Lipschitz constant, 1 / learning rate.
-        norm: How the size of a move is measured.
+        norm: Norm of a client's update.
     """
-    found = []
+    terms = []
     for update, loss in zip(updates, losses, strict=True):
         size = move_size(subtract(update.params, start), lipschitz, norm)
-        found.append(q * loss ** (q - 1) * size + lipschitz * loss**q)
-    return found
+        terms.append(q * loss ** (q - 1) * size + lipschitz * loss**q)
+    return terms
 
 
 def move_size(move: Mapping[str, Tensor], lipschitz: float, norm: Norm) -> float:
-    """Size of lipschitz * move: sum of the tensors' norms, or squared norm of all."""
+    """Norm of lipschitz * move: sum over tensors of the L2 norms, or square of the global L2 norm."""
     norms = [lipschitz * float(value.double().norm()) for value in move.values()]
     return sum(norms) if norm == "l2_sum" else sum(value**2 for value in norms)
 
@@ -95,7 +104,7 @@ def move_size(move: Mapping[str, Tensor], lipschitz: float, norm: Norm) -> float
 def fair_step(
     start: Params, updates: Sequence[Update], weights: Sequence[float], h: Sequence[float]
 ) -> Params:
-    """Start + sum_k weight_k (trained_k - start) / sum_k h_k, per name over its holders."""
+    """Start + sum_k weight_k (trained_k - start) / sum_k h_k, for each name over the clients that hold it."""
     params = dict(start)
     for name, value in start.items():
         held = [k for k, update in enumerate(updates) if name in update.params]

@@ -1,7 +1,7 @@
 """TERM: clients with a larger loss get exponentially larger weights.
 
-Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021, section 2, client level: weights
-proportional to p_k exp(t F_k).
+Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021, section 2, at the level of
+clients: weights proportional to p_k exp(t F_k), with the share p_k of the data and the loss F_k.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,12 @@ EMA = "tilt_normalizer"
 
 @dataclass(frozen=True)
 class TiltedServer(LossWeighted):
-    """Tilted averaging.
+    """Server with exponentially tilted weights.
 
     Attributes:
-        t: Tilt; 0 is FedAvg, negative values favour clients with a small loss.
-        rule: `tilted` normalises the weights within the round; `official` takes the steps of the released
-            code, whose normaliser is a running mean over the rounds and which divides by the number of
-            clients twice.
+        t: Tilt; 0 gives FedAvg, negative values favour clients with a small loss.
+        rule: `tilted` normalises the weights within the round; `official` is the step of the released code,
+            which normalises by a running mean over rounds and divides by the number of clients twice.
     """
 
     t: float = 0.1
@@ -49,12 +48,18 @@ class TiltedServer(LossWeighted):
 
 
 def tilted_weights(losses: Array, num_examples: Array, t: float) -> Array:
-    """Weights n_k exp(t F_k), normalised; float64.
+    """Weights proportional to n_k exp(t F_k), summing to 1; float64.
+
+    Args:
+        losses: Loss F_k of each client, shape (K,).
+        num_examples: Number of examples n_k of each client, shape (K,).
+        t: Tilt.
 
     Raises:
         ValueError: A loss is NaN or infinite.
     """
-    tilt, n = t * to_numpy(losses), to_numpy(num_examples)
+    tilt = t * to_numpy(losses)
+    n = to_numpy(num_examples)
     if not np.isfinite(tilt).all():
         raise ValueError(f"losses {to_numpy(losses).tolist()} must be finite")
     raw = n * np.exp(tilt - tilt.max())
@@ -62,7 +67,13 @@ def tilted_weights(losses: Array, num_examples: Array, t: float) -> Array:
 
 
 def official_steps(losses: Array, t: float, ema: float) -> tuple[npt.NDArray[np.float64], float]:
-    """Step multipliers of the released code and its new normaliser, which starts at 0."""
+    """Factors of the clients' updates in the released code, and the new value of its normaliser.
+
+    Args:
+        losses: Loss of each client, shape (K,).
+        t: Tilt.
+        ema: Running mean that normalises the factors; 0 before the first round.
+    """
     tilt = t * to_numpy(losses)
     raw = np.exp(tilt - tilt.max())
     ema = 0.5 * ema + 0.5 * float(raw.mean())
@@ -70,7 +81,7 @@ def official_steps(losses: Array, t: float, ema: float) -> tuple[npt.NDArray[np.
 
 
 def step_mean(start: Params, updates: Sequence[Update], steps: Sequence[float]) -> Params:
-    """Start + the mean over holders of step_k (trained_k - start), per name."""
+    """Start + mean of step_k (trained_k - start) over the clients that hold a name, for each name."""
     params = dict(start)
     for name, value in start.items():
         held = [k for k, update in enumerate(updates) if name in update.params]

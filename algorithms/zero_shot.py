@@ -1,4 +1,4 @@
-"""Zero-shot: nothing trains; a CLIP model is scored without adapters and learned prompts, for reference.
+"""Zero-shot: a CLIP model without adapters, learned prompts or training, as a reference.
 
 Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, section 3.1.
 """
@@ -15,8 +15,8 @@ from rayfed.types import Broadcast, ServerState
 
 
 @dataclass(frozen=True)
-class Idle(Server):
-    """Calls nobody."""
+class NoTraining(Server):
+    """Server that calls no client and leaves the state unchanged."""
 
     trains: ClassVar[bool] = False
 
@@ -26,10 +26,10 @@ class Idle(Server):
 
 @dataclass(frozen=True)
 class Untuned(Local):
-    """Scores the model as it was before any tuning."""
+    """Switches off adapters and learned prompts before the model is scored."""
 
     def prepare(self, client: Client, sent: Broadcast) -> None:
         client.model.untuned = True
 
 
-METHOD = Method(server=Idle, local=Untuned)
+METHOD = Method(server=NoTraining, local=Untuned)

@@ -4,7 +4,7 @@
 
 Prints the slope of the private memory (USS) of the driver actor and of all client actors, in kB a round,
 fitted to the rounds after the first fifth, when caches are full. Clients fail by raising;
-`on_client_error=drop` leaves them out of the round.
+`failures.on_client_error=drop` leaves them out of the round.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
                 "model.options={depth: 2}",
                 "model.pretrained=false",
                 "tuning.rank=2",
-                "on_client_error=drop",
+                "failures.on_client_error=drop",
                 "cluster.dashboard=false",
                 f"output={folder / f'failing-{failing}'}",
             ],

@@ -1,4 +1,4 @@
-"""Errors a user can act on. All of them survive pickling, because Ray sends them between processes."""
+"""Errors that a user can act on. All can be pickled, because Ray sends them between processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import ClassVar
 
 
 class RayFedError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of all errors that RayFed raises for the user."""
 
 
 class ConfigError(RayFedError):
-    """Bad input: a config value, a folder, a file. Found before any actor starts; exit code 2."""
+    """Wrong input: a config value, a folder or a file. Found before any actor starts; exit code 2."""
 
 
 class DataError(ConfigError):
-    """A data set on disk is not what the config says, or cannot be read."""
+    """A data set on disk cannot be read or differs from what the config says."""
 
 
 class ResourceError(ConfigError):
-    """The cluster cannot hold what the config asks for."""
+    """The cluster has fewer CPUs, GPUs or less memory than the config asks for."""
 
 
 class NobodyAnsweredError(RayFedError):
-    """No client that was called in an exchange answered; the round then changes nothing."""
+    """No client that was called in an exchange answered; the model then stays unchanged in this round."""
 
 
 class ClientError(RayFedError):
-    """A client call failed; the message says which client, round and task.
+    """A call of a client failed.
 
     Attributes:
+        client: Id of the client.
+        round: Round index, from 0; the message counts from 1, as files and the screen do.
+        task: Tag of the exchange.
+        cause: What failed, in one line.
+        trace: Traceback at the client; empty where there is none.
         kind: What the event of this failure is called.
     """
 
@@ -38,12 +43,15 @@ class ClientError(RayFedError):
 
     def __init__(self, client: str, round: int, task: str, cause: str, trace: str = "") -> None:
         super().__init__(client, round, task, cause, trace)
-        self.client, self.round, self.task, self.cause, self.trace = client, round, task, cause, trace
+        self.client = client
+        self.round = round
+        self.task = task
+        self.cause = cause
+        self.trace = trace
 
     def __str__(self) -> str:
-        return (
-            f"client {self.client!r} failed in round {self.round} while running {self.task!r}: {self.cause}"
-        )
+        where = f"in round {self.round + 1} while running {self.task!r}"
+        return f"client {self.client!r} failed {where}: {self.cause}"
 
 
 class NonFiniteClientError(ClientError):
@@ -61,15 +69,15 @@ class ServerError(RayFedError):
 
 
 class ClusterError(RayFedError):
-    """The cluster failed: the driver's process or all client actors are gone."""
+    """The cluster failed: the Ray head or all client actors were lost."""
 
 
 class StorageError(RayFedError):
-    """Something could not be written; what had been written before is untouched."""
+    """A file could not be written; files written before are unchanged."""
 
 
 class LostStoreError(RayFedError):
-    """The private store of a client was lost with its node; the last checkpoint has it."""
+    """The private store of a client was lost because its node failed; the last checkpoint has a copy."""
 
     def __init__(self, client: str) -> None:
         super().__init__(client)
@@ -80,11 +88,13 @@ class LostStoreError(RayFedError):
 
 
 class StoppedError(RayFedError):
-    """The run was asked to end."""
+    """The run was asked to end, for example by a signal."""
 
 
 def one_line(error: BaseException) -> str:
-    r"""An error's message without line breaks and control characters, which a file name may hold.
+    r"""The message of an error in one line, with control characters escaped.
+
+    Messages quote names of files, which may contain line breaks and control characters.
 
     >>> one_line(ValueError("two\nlines and \x1b[31mred"))
     'two lines and \\x1b[31mred'
@@ -111,7 +121,7 @@ def shown(value: object) -> str:
 
 
 def unknown(key: str, value: object, choices: Iterable[str]) -> str:
-    """The message for a name that does not exist: what was given, the nearest match, all that is allowed.
+    """Error message for a name that does not exist: the name, the nearest match, and all allowed names.
 
     >>> unknown("tuning", "loar", ["full", "lora"])
     "tuning: 'loar' does not exist; did you mean 'lora'? Choose one of: full, lora"
@@ -123,7 +133,11 @@ def unknown(key: str, value: object, choices: Iterable[str]) -> str:
 
 
 def check_name(key: str, name: object) -> None:
-    """Raise ConfigError for what is neither a plain name nor `package.module:NAME`."""
+    """Check that `name` is a plain identifier or has the form `package.module:NAME`.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     module, colon, attribute = str(name).partition(":")
     parts = [*module.split("."), attribute] if colon else []
     if not isinstance(name, str) or not all(part.isidentifier() for part in parts):

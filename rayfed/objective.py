@@ -1,8 +1,7 @@
-"""What a model has to do with an example: say its class, outline an organ, guess the next character.
+"""Learning tasks and their loss and metric: classification, segmentation, next-character prediction.
 
-A data set is made for one task. Clients find its objective in `client.objective`: an algorithm asks it for
-the loss, and need not know which one it is. (A `Task` in `rayfed.federation.cohort` is another thing: a
-client's work.)
+Every data set is made for one task. Methods use the objective of the task as `client.objective` and therefore
+work for all tasks. (`rayfed.federation.executor.Task` means something else: the work of a client in a call.)
 """
 
 from __future__ import annotations
@@ -16,23 +15,26 @@ import numpy.typing as npt
 
 from rayfed.errors import ConfigError, unknown
 
-if TYPE_CHECKING:  # data and reports look here, and do without torch
+if TYPE_CHECKING:  # data and reports import this module without loading torch
     from torch import Tensor
 
-CLASSIFICATION, SEGMENTATION, NEXT_CHARACTER = "classification", "segmentation", "next_character"
+CLASSIFICATION = "classification"
+SEGMENTATION = "segmentation"
+NEXT_CHARACTER = "next_character"
 EMPTY = 1e-5
-"""Keeps Dice finite where neither side has a pixel; the value of the GRACE authors' code."""
+"""Added to the denominator of Dice, which is 0 where both masks are empty; as in the released GRACE code."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Classification of images, and what the other tasks change about it.
+    """Image classification; base class of the other tasks.
 
     Attributes:
-        task: Its name, in data sets, models and messages.
-        metric: The score that tables are about, a fraction; the larger the better.
-        examples: What examples are called in tables.
-        pixels: Whether inputs are images, to be normalised as the model wants them; else they are symbols.
+        task: Name of the task in data sets, models and messages.
+        metric: Name of the score shown in tables: a fraction, larger is better.
+        examples: Word for the examples in tables.
+        pixels: True: inputs are images, normalised with the statistics of the model. False: inputs are
+            integer symbols.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -41,27 +43,27 @@ class Objective:
     pixels: ClassVar[bool] = True
 
     def layout(self, size: int) -> np.dtype[Any]:
-        """What a prepared example consists of: `input`, and `target` where a label does not say it all.
+        """Data type of a prepared example: `input`, and `target` where the target is more than one label.
 
         Args:
-            size: Of the model's input.
+            size: Side of the model's input in pixels, or length of its window in symbols.
         """
         return np.dtype([("input", "u1", (size, size, 3))])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Mean over the batch of what training makes small: cross entropy.
+        """Training loss, mean over the batch: cross entropy.
 
         Args:
-            output: What the model answers, shape (B, C).
+            output: Logits of the model, shape (B, C).
             y: Targets, shape (B,).
         """
         return _cross_entropy(output, y)
 
     def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
-        """Sums over the examples of a batch, by name: `loss`, the metric, and others to report.
+        """Sums over the examples of a batch, by name: `loss`, the metric, and further scores to report.
 
         Args:
-            output: What the model answers, shape (B, C).
+            output: Logits of the model, shape (B, C).
             y: Targets, shape (B,).
         """
         return {
@@ -72,11 +74,11 @@ class Objective:
 
 @dataclass(frozen=True)
 class Segmentation(Objective):
-    """A class for every pixel. Loss: mean of cross entropy and soft Dice; metric: Dice of the object.
+    """Segmentation: one class per pixel. Loss: mean of cross entropy and 1 - soft Dice; metric: Dice.
 
-    As in the released code of GRACE (Zhang et al., MICCAI 2023), except that both are means over examples, so
-    that a score does not depend on the batch, and that the metric leaves the background out, whose Dice is
-    near 1; `dice_mean2` has the mean of both.
+    As in the released code of GRACE (Zhang et al., MICCAI 2023), with two differences: both are means over
+    examples, so that a score does not depend on the batches; and the metric leaves out the background, whose
+    Dice is near 1. `dice_mean2` is the mean with the background.
     """
 
     task: ClassVar[str] = SEGMENTATION
@@ -87,11 +89,11 @@ class Segmentation(Objective):
         return np.dtype([("input", "u1", (size, size, 3)), ("target", "u1", (size, size))])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """See the base; output of shape (B, C, H, W), targets (B, H, W)."""
+        """As in `Objective`, with output of shape (B, C, H, W) and targets of shape (B, H, W)."""
         return self._losses(output, y).mean()
 
     def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
-        """See the base; output of shape (B, C, H, W), targets (B, H, W), 0 the background."""
+        """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
         classes = output.shape[1]
         every = dice(_one_hot(output.argmax(1), classes), _one_hot(y, classes))
         return {
@@ -108,7 +110,7 @@ class Segmentation(Objective):
 
 @dataclass(frozen=True)
 class NextCharacter(Objective):
-    """The character that follows a window of text: inputs are positions in an alphabet, labels are too."""
+    """Prediction of the character after a window of text; inputs and labels are positions in an alphabet."""
 
     task: ClassVar[str] = NEXT_CHARACTER
     examples: ClassVar[str] = "windows"
@@ -123,10 +125,10 @@ METRICS = tuple(dict.fromkeys(o.metric for o in OBJECTIVES.values()))
 
 
 def objective(task: str) -> Objective:
-    """The objective of a task.
+    """The objective of a task, by name.
 
     Raises:
-        ConfigError: There is no such task.
+        ConfigError: No task has this name.
     """
     if task not in OBJECTIVES:
         raise ConfigError(unknown("task", task, OBJECTIVES))
@@ -134,18 +136,19 @@ def objective(task: str) -> Objective:
 
 
 def metric_of(scores: Mapping[str, Any], prefix: str = "") -> str | None:
-    """Which metric these scores hold under `prefix + metric`; None: none."""
+    """Name of the metric whose score is in `scores` under `prefix + metric`; None: there is none."""
     return next((name for name in METRICS if prefix + name in scores), None)
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:
-    """2 |A and B| / (|A| + |B|) of each example and class, shape (B, C).
+    """Dice score 2 |A and B| / (|A| + |B|) of each example and class, shape (B, C).
 
     Args:
         a: Membership of each pixel in each class, 0 to 1, shape (B, C, ...).
-        b: The same.
+        b: The other mask, of the same shape.
     """
-    a, b = a.flatten(2), b.flatten(2)
+    a = a.flatten(2)
+    b = b.flatten(2)
     return 2 * (a * b).sum(2) / (a.sum(2) + b.sum(2) + EMPTY)
 
 
@@ -162,7 +165,7 @@ def _one_hot(y: Tensor, classes: int) -> Tensor:
 
 
 def symbols(rows: npt.NDArray[Any], device: str = "cpu") -> Tensor:
-    """Stored symbols as a model reads them: int64, shape (B, length)."""
+    """Stored symbols as an int64 tensor for a model, shape (B, length)."""
     import torch
 
     return torch.from_numpy(rows).to(device).long()

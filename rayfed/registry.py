@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rayfed.errors import ConfigError, check_name, unknown
 
 
 @dataclass(frozen=True)
-class Registry:
-    """The files of one package that each offer one object.
+class Entries:
+    """The files of one package that are found by their names. Nothing here imports them.
 
     Attributes:
         package: Package whose files are the names; files that begin with an underscore are helpers.
-        attribute: Name of the object that each file defines.
-        key: Config key that names an entry, for errors.
-        accepts: Whether an object is of the right kind.
-        expected: What the object must be, for errors.
         helpers: Further files of the package that are no entries.
     """
 
     package: str
-    attribute: str
-    key: str
-    accepts: Callable[[Any], bool]
-    expected: str
     helpers: frozenset[str] = frozenset()
 
     def names(self) -> list[str]:
@@ -36,6 +33,42 @@ class Registry:
         package = importlib.import_module(self.package)
         found = (module.name for module in pkgutil.iter_modules(package.__path__))
         return sorted(name for name in found if not name.startswith("_") and name not in self.helpers)
+
+    def description(self, name: str) -> str:
+        """The first line of an entry's docstring, without its final full stop; empty where there is none."""
+        spec = importlib.util.find_spec(f"{self.package}.{name}")
+        if spec is None or not spec.origin:
+            return ""
+        doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+        return doc.partition("\n")[0].rstrip(".")
+
+
+METHOD_FILES = Entries("algorithms")
+TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base"}))
+READER_FILES = Entries("rayfed.data.readers")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Loads the object that each file of one package offers.
+
+    Attributes:
+        files: The entries that ship.
+        attribute: Name of the object that each file defines.
+        key: Config key that names an entry, for errors.
+        accepts: Whether an object is of the right kind.
+        expected: What the object must be, for errors.
+    """
+
+    files: Entries
+    attribute: str
+    key: str
+    accepts: Callable[[Any], bool]
+    expected: str
+
+    def names(self) -> list[str]:
+        """Every entry that ships, sorted."""
+        return self.files.names()
 
     def load(self, name: str, key: str | None = None) -> Any:
         """The object of the file `<name>.py`, or the one that `package.module:NAME` names.
@@ -53,10 +86,10 @@ class Registry:
         if not colon:
             if name not in self.names():
                 raise ConfigError(unknown(key, name, self.names()))
-            module_name = f"{self.package}.{name}"
+            module_name = f"{self.files.package}.{name}"
             attribute = self.attribute
         try:
-            found = getattr(importlib.import_module(module_name), attribute, None)
+            found = getattr(_import(module_name), attribute, None)
         except ModuleNotFoundError as err:
             if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
                 raise
@@ -70,3 +103,13 @@ class Registry:
                 f"found {found!r}"
             )
         return found
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module, also from the current folder, where a console command would not look by itself.
+
+    The folder comes last on the path, so that its files hide nothing that is installed.
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
+    return importlib.import_module(name)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError
+from rayfed.terminal.arguments import user_folder
+from rayfed.terminal.guard import guarded, parser_of
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -24,10 +26,8 @@ Overrides may change where it runs and how it is kept, for example
 HARMLESS = (
     "cluster",
     "checkpoint",
-    "on_client_error",
+    "failures",
     "on_nonfinite",
-    "client_timeout",
-    "watchdog",
     "tensorboard",
     "trackers",
     "output",
@@ -51,14 +51,11 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: There is no run, or a key would change its result; names the key.
     """
-    from rayfed.config.schema import load_config, to_dict
+    from rayfed.config.schema import load_run, to_dict
 
-    file = path / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"{path}: holds no run to continue (there is no config.yaml)")
-    before = load_config((), file)
+    before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]
-    config = load_config([text for text in overrides if text not in more], file)
+    config = load_run(path, [text for text in overrides if text not in more])
     for key, old, new in _changes(to_dict(before), to_dict(config)):
         if not _under(key, HARMLESS) or _under(key, BINDING):
             raise ConfigError(
@@ -95,22 +92,19 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    from rayfed.experiment.simulate import execute
-    from rayfed.terminal.arguments import Arguments, user_folder
-    from rayfed.terminal.guard import guarded
-
-    parser = Arguments("rayfed.resume", usage=USAGE)
+    parser = parser_of("rayfed.resume", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
     parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.read(argv)
+    args = parser.parse_args(argv)
 
     def work() -> None:
+        from rayfed.experiment.simulate import execute
+
         execute(continued(args.run, args.overrides), args.quiet, resume=True, as_json=args.json)
 
-    return guarded(work, args.debug)
+    return guarded(work, args.debug, "finished rounds are kept")
 
 
 if __name__ == "__main__":

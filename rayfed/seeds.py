@@ -1,6 +1,6 @@
 """Random streams by name: the same (seed, labels) gives the same numbers in every process.
 
-The only module that touches global random streams.
+This is the only module that sets global random states.
 """
 
 from __future__ import annotations
@@ -17,30 +17,36 @@ import torch
 def derive(seed: int, *labels: object) -> int:
     """A 63-bit seed for one purpose, such as `("fit", round, client)`.
 
-    Names, not counters or positions: one more client or one more exchange shifts nobody else's numbers.
+    Streams are identified by labels and not by counters, so that an additional client or exchange does not
+    change the random numbers of the others.
     """
     text = "\x1f".join(map(str, (seed, *labels)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *labels: object) -> np.random.Generator:
-    """A private numpy generator for one purpose."""
+    """A new numpy generator for one purpose, seeded by `derive(seed, *labels)`."""
     return np.random.default_rng(derive(seed, *labels))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[torch.Generator]:
-    """Set every global stream for one call, restore them after it, and yield a private generator.
+    """Seed all global random states for the length of a block, and restore them afterwards.
 
-    Dropout and library code draw from the global streams; everything of ours uses the generator.
+    Dropout and library code use the global states; code of RayFed uses the generator.
+
+    Yields:
+        A torch CPU generator with the same seed.
     """
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
+    torch_cpu = torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     try:
         yield torch.Generator().manual_seed(seed)
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_cpu)

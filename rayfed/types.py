@@ -1,4 +1,4 @@
-"""The messages of a round and the state that survives it."""
+"""Messages between server and clients, the state of the server, and types of hyperparameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
-"""Tensors by global name. A partial dict is legal everywhere: a client that holds 3 of 12 blocks sends 3."""
+"""Tensors by global name. A dict may be partial: a client that holds 3 of 12 blocks sends these 3."""
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs, shape (B, ...), and targets, shape (B,) or, for segmentation, (B, H, W)."""
@@ -21,21 +21,21 @@ NonNegative: TypeAlias = Annotated[float, Ge(0), Lt(float("inf"))]
 Fraction: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Decay: TypeAlias = Annotated[float, Ge(0), Lt(1)]
 Count: TypeAlias = Annotated[int, Ge(1)]
-"""Ranges of hyperparameters: a field of this type is checked when a config is read."""
+"""Ranges of hyperparameters; the range is checked when a config is read."""
 
 BLOCK = "blocks."
 """Global names of tensors inside block j begin with `blocks.<j>.`"""
 
 EXIT = "exits."
-"""Global names of an early exit begin with `exits.<i>-<j>.`: whoever holds one of blocks i to j has it."""
-
+"""Global names of an early exit begin with `exits.<i>-<j>.`; a client with any of blocks i to j holds it."""
 
 RESIDUAL = ".lora_R"
-"""Names that end so travel to clients but are never trained: what the means of LoRA factors leave out."""
+"""Global names of LoRA residuals end with this. They are sent to clients and never trained: they hold what
+the factors cannot represent of the mean product (`rayfed.federation.lora_mean`)."""
 
 
 def block_of(name: str) -> int | None:
-    """Index of the backbone block a global name belongs to, None outside the blocks.
+    """Index of the backbone block that a global name belongs to; None: it is outside the blocks.
 
     >>> block_of("blocks.3.attn.proj.lora_A"), block_of("head.weight")
     (3, None)
@@ -44,7 +44,7 @@ def block_of(name: str) -> int | None:
 
 
 def is_held(name: str, blocks: Collection[int] | None) -> bool:
-    """Whether somebody with these blocks (None: all of them) holds the tensor of a global name.
+    """Whether a client with these blocks (None: all blocks) holds the tensor of this global name.
 
     >>> is_held("blocks.3.attn.proj.lora_A", (0, 3)), is_held("exits.0-2.weight", (3, 4))
     (True, False)
@@ -63,7 +63,9 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def is_statistic(name: str) -> bool:
-    """Whether a tensor is a running mean or variance of a BatchNorm layer: averaged, but never stepped on.
+    """Whether the name is that of a running mean or variance of a BatchNorm layer.
+
+    Servers average these values, but must not apply an optimizer step to them.
 
     >>> is_statistic("norm.running_mean"), is_statistic("norm.weight")
     (True, False)
@@ -72,7 +74,7 @@ def is_statistic(name: str) -> bool:
 
 
 def num_bytes(value: object) -> int:
-    """Bytes of all tensors in a message part; numbers and strings count as nothing."""
+    """Bytes of all tensors in a part of a message; numbers and strings are not counted."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, Mapping):
@@ -84,15 +86,15 @@ def num_bytes(value: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """Server to client.
+    """Message from the server to one client.
 
     Attributes:
         round: Round index, from 0.
-        params: Values to load before the call; names that are absent keep their start value.
+        params: Values to load before the task runs; absent names keep their initial value.
         shared: What a method sends besides parameters, by name.
-        blocks: Backbone blocks the client may hold, ascending global indices; None means all of them.
-        frozen_bytes: Frozen weights that travel with this message, for the accounts: in the simulation every
-            process has them already.
+        blocks: Global indices of the blocks that the client may hold, ascending; None: all blocks.
+        frozen_bytes: Bytes of frozen weights that a real system would send with this message. They are only
+            counted as traffic, because every process of the simulation has the weights already.
     """
 
     round: int
@@ -102,23 +104,23 @@ class Broadcast:
     frozen_bytes: int = 0
 
     def holds(self, name: str) -> bool:
-        """Whether a client with these blocks holds the tensor of this name."""
+        """Whether a client with the blocks of this message holds the tensor of this name."""
         return is_held(name, self.blocks)
 
     def num_bytes(self) -> int:
-        """Bytes this client downloads: tensors it can hold, what the method shares with it, frozen blocks."""
+        """Bytes the client downloads: the tensors it holds, tensors in `shared`, and frozen weights."""
         held = sum(num_bytes(v) for n, v in self.params.items() if self.holds(n))
         return num_bytes(self.shared) + held + self.frozen_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Client to server.
+    """Answer of one client to the server.
 
     Attributes:
-        client: Who sends it.
-        params: Trained values, only the names this client holds.
-        num_examples: Examples behind this update.
+        client: Id of the client.
+        params: Trained values, only of names that the client holds.
+        num_examples: Number of examples that the answer is based on.
         metrics: Scalars by name, for reports and for server rules.
         extra: What a method sends back besides parameters, by name.
     """
@@ -130,20 +132,21 @@ class Update:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def num_bytes(self) -> int:
+        """Bytes the client uploads: tensors in `params` and `extra`."""
         return num_bytes(self.params) + num_bytes(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """What the server carries from round to round: all of it, and nothing else, is in a checkpoint.
+    """State of the server between rounds. A checkpoint stores all of it.
 
     Attributes:
-        round: The round being run, or the last one run.
-        params: Global values of every tensor that travels.
-        shared: Goes to clients with every broadcast.
-        memory: Stays on the server.
-        blocks: Blocks the global model consists of; None means all of them.
-        virtual_time: Seconds on the virtual clock since the start (`rayfed.heterogeneity.faults`).
+        round: Index, from 0, of the present round, or of the last one between rounds.
+        params: Global values of all tensors that are sent and trained.
+        shared: Values sent to clients in every broadcast, by name.
+        memory: Values kept on the server only, by name.
+        blocks: Blocks of the global model; None: all blocks.
+        virtual_time: Seconds on the virtual clock since the first round (`rayfed.heterogeneity.faults`).
     """
 
     round: int
@@ -154,17 +157,22 @@ class ServerState:
     virtual_time: float = 0.0
 
     def share(self, **values: Any) -> ServerState:
+        """A copy of the state with these values added to `shared`."""
         return replace(self, shared={**self.shared, **values})
 
     def remember(self, **values: Any) -> ServerState:
+        """A copy of the state with these values added to `memory`."""
         return replace(self, memory={**self.memory, **values})
 
     def broadcast(
         self, params: Params | None = None, blocks: tuple[int, ...] | None = None, **private: Any
     ) -> Broadcast:
-        """The message of this round; `private` values join `shared` for the one client it is sent to.
+        """A message for this round.
 
-        Without `blocks` it goes to clients that hold the blocks of the global model.
+        Args:
+            params: Values to send; None: the global values.
+            blocks: Blocks the client may hold; None: the blocks of the global model.
+            private: Values added to `shared` in this message only.
         """
         return Broadcast(
             round=self.round,

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import ConfigError
-from rayfed.record.folder import LOCK, TENSORS
-from rayfed.report.table import final_table, last_evaluated
-from rayfed.terminal.arguments import Arguments, user_folder
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import follow, say
-from rayfed.terminal.guard import guarded
+from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
 python -m rayfed.view RUN [--follow] [--debug]
 
 Shows the rounds of the run in the folder RUN and the table of the last evaluated one. With --follow it shows
-rounds as they finish, until the run ends.
+rounds as they finish, until the run ends. For example
+  python -m rayfed.view runs/mine --follow
 """
 
 Row = dict[str, Any]
@@ -39,6 +38,8 @@ def view(path: Path, following: bool = False) -> None:
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
     """
+    from rayfed.report.table import final_table, last_evaluated
+
     rounds = planned(path)
     seen = list(follow(_rows(path, rounds, following), rounds))
     if last_evaluated(seen):
@@ -89,11 +90,15 @@ def read(path: Path) -> list[Row]:
 
 
 def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
+    from rayfed.record.folder import TENSORS
+
     return bool(rows) and rows[-1]["round"] >= rounds and (path / TENSORS).exists()
 
 
 def is_running(path: Path) -> bool:
     """Whether a process of this machine writes the run."""
+    from rayfed.record.folder import LOCK
+
     try:
         with (path / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -124,11 +129,10 @@ def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Look from the command line. Exit code: 0 shown, 2 no run there, 130 interrupted."""
-    parser = Arguments("rayfed.view", usage=USAGE)
+    parser = parser_of("rayfed.view", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.read(argv)
+    args = parser.parse_args(argv)
     return guarded(lambda: view(args.run, args.follow), args.debug)
 
 

@@ -1,6 +1,6 @@
-"""Hyperparameter searches with Ray Tune and Optuna.
+"""Hyperparameter search with Ray Tune and Optuna.
 
-Inside this package Ray's module is always `ray.tune`.
+Inside this package, `tune` is this package and `ray.tune` is Ray's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["resume", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # imported when asked for: Ray and torch take seconds
+    if name in __all__:  # imported on first use, because importing Ray and torch takes seconds
         from tune import conduct
 
         return getattr(conduct, name)

@@ -1,4 +1,4 @@
-"""A sweep checked against the schema of its experiment, and the manifest it is continued from."""
+"""Checks a sweep against the schema of its experiment, and writes and reads the manifest for `resume`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Search:
     """A checked sweep, ready to run.
 
     Attributes:
-        sweep: What was asked.
+        sweep: Space, objectives, searcher, scheduler and budget.
         base: The experiment that is varied.
         path: Folder of the sweep.
         config: The experiment with the paper's values.
-        points: These values, then other points to try first.
+        points: Points to try first: the paper's values, then others.
     """
 
     sweep: Sweep
@@ -53,15 +53,16 @@ class Search:
         return tuple(self.config.seed + i for i in range(self.sweep.seeds))
 
 
-def check(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path: Path) -> Search:
+def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path: Path) -> Search:
     """Check a sweep against the schema of its experiment.
 
     Raises:
-        ConfigError: One line: the key, its value, what is allowed.
+        ConfigError: A value is wrong; the message has the key, its value and what is allowed.
     """
     if "val_accuracy" in sweep.objectives:
         overrides = ("evaluation.validation=true", *overrides)
-    base, space = Base(overrides, file), sweep.read_space()
+    base = Base(overrides, file)
+    space = sweep.read_space()
     plain = base.config({})
     _check_objectives(sweep, plain)
     _check_loggers(sweep, plain)
@@ -101,8 +102,9 @@ def _check_loggers(sweep: Sweep, config: Config) -> None:
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:
-    """What the experiment has for each key of the space that it has at all."""
-    found, tree = {}, to_dict(config)
+    """Values of the experiment for the keys of the space; keys that it does not have are left out."""
+    values = {}
+    tree = to_dict(config)
     for parameter in space.parameters:
         *path, last = parameter.key.split(".")
         section: Any = tree
@@ -110,15 +112,15 @@ def _values_of(config: Config, space: Space) -> dict[str, Any]:
             section = section.get(part) if isinstance(section, dict) else None
         if isinstance(section, dict) and last in section:
             value = section[last]
-            found[parameter.key] = value.get("name") if isinstance(value, dict) else value
-    return found
+            values[parameter.key] = value.get("name") if isinstance(value, dict) else value
+    return values
 
 
 def new_folder(sweep: Sweep) -> Path:
     """The folder of a new sweep, absolute.
 
     Raises:
-        ConfigError: It holds a sweep already.
+        ConfigError: The folder holds a sweep already.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = user_path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}", "output").absolute()
@@ -132,7 +134,7 @@ def new_folder(sweep: Sweep) -> Path:
 
 
 def continued(path: Path) -> tuple[Search, Path]:
-    """A sweep as it was started, and the folder it was started in.
+    """The sweep in a folder, and the working folder that it was started in.
 
     Raises:
         ConfigError: The folder holds no sweep.
@@ -146,19 +148,19 @@ def continued(path: Path) -> tuple[Search, Path]:
         raise ConfigError(f"resume: {str(path)!r} holds no sweep to continue: {err}") from err
     here = here if here.is_dir() else Path.cwd()
     with contextlib.chdir(here):
-        return check(sweep, overrides, file, path), here
+        return check_sweep(sweep, overrides, file, path), here
 
 
-def describe(found: Search) -> None:
-    """Write what will be searched; it is all that `resume` needs."""
-    found.path.mkdir(parents=True, exist_ok=True)
+def describe(search: Search) -> None:
+    """Write the manifest sweep.yaml, from which `resume` continues."""
+    search.path.mkdir(parents=True, exist_ok=True)
     tree = {
-        "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(found.sweep)))),
-        "overrides": list(found.base.overrides),
-        "file": found.base.file,
+        "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(search.sweep)))),
+        "overrides": list(search.base.overrides),
+        "file": search.base.file,
         "here": str(Path.cwd()),
     }
-    write_text(found.path / MANIFEST, yaml.safe_dump(tree, sort_keys=False))
+    write_text(search.path / MANIFEST, yaml.safe_dump(tree, sort_keys=False))
 
 
 def _plain(value: Any) -> Any:

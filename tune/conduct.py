@@ -1,4 +1,4 @@
-"""Runs a sweep: shares what is common, hands trials to Ray Tune, writes what came out."""
+"""Runs a sweep: puts common weights into the object store, runs trials with Ray Tune, writes the results."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from rayfed.errors import ConfigError
 from rayfed.executors.cluster import connection, node_resources
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say
-from tune.checks import Search, check, continued, describe, new_folder
+from tune.checks import Search, check_sweep, continued, describe, new_folder
+from tune.figures import draw_figures
 from tune.progress import Progress
 from tune.resources import Demand, at_once, bundles, factory, in_words
-from tune.results import Outcomes, read, write
+from tune.results import Outcomes, read_outcomes, report, write
 from tune.searcher import unlock
 from tune.shared import put_frozen
 from tune.space import Values
 from tune.sweep import make_sweep
 from tune.trial import Common, Trial
-from tune.tuner import fit, make_tuner
+from tune.tuner import make_tuner, run_trials
 
 BASE = "base.yaml"
 MOST_COMBINATIONS = 64
 
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # `loggers` says which
-    "RAY_AIR_NEW_OUTPUT": "0",  # Ray's tables; `Progress` shows lines of our own
-    "TUNE_GLOBAL_CHECKPOINT_S": "2",  # what a crash loses of Ray's own view; rounds are never lost
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the loggers are those of `loggers`
+    "RAY_AIR_NEW_OUTPUT": "0",  # no tables from Ray; `Progress` shows one line per trial
+    "TUNE_GLOBAL_CHECKPOINT_S": "2",  # seconds between snapshots of Ray's state; rounds are saved separately
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
@@ -50,26 +51,27 @@ def search(
     Args:
         config: Overrides as on the command line of rayfed.run, or a checked config.
         space: Ranges by config key, as in configs/sweep: `{"server.q": {"loguniform": [0.1, 10]}}`.
-        quiet: Show nothing.
+        quiet: Print nothing.
         options: Keys of `tune.sweep.Sweep`: objective, trials, seeds, searcher, scheduler, output, ...
 
     Returns:
-        Ray Tune's table of trials. The folder of the sweep holds best.yaml, trials.parquet and figures.
+        Ray Tune's table of trials. The folder of the sweep holds report.md, best.yaml, trials.parquet and
+        figures.
 
     Raises:
-        ConfigError: Something in the input is wrong; found before any trial starts.
+        ConfigError: The input is wrong; found before any trial starts.
     """
     sweep = make_sweep({**options, "space": dict(space)})
     path = new_folder(sweep)
     if not isinstance(config, Config):
-        return run(check(sweep, tuple(config), None, path), quiet)[0]
+        return run(check_sweep(sweep, tuple(config), None, path), quiet)[0]
     path.mkdir(parents=True, exist_ok=True)
     write_text(path / BASE, yaml.safe_dump(to_dict(config), sort_keys=False))
-    return run(check(sweep, (), str(path / BASE), path), quiet)[0]
+    return run(check_sweep(sweep, (), str(path / BASE), path), quiet)[0]
 
 
 def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
-    """Go on with a sweep that was interrupted or killed; a finished one is only reported again.
+    """Continue a sweep that was interrupted or killed; of a finished one only the results are written again.
 
     Raises:
         ConfigError: The folder holds no sweep.
@@ -83,8 +85,8 @@ def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tu
     """Run a checked sweep and write its results.
 
     Raises:
-        ConfigError: The data, the model or the cluster refuse it.
-        KeyboardInterrupt: It was asked to end.
+        ConfigError: The data, the model or the cluster does not support a trial of the space.
+        KeyboardInterrupt: The sweep was asked to end; it can be resumed.
     """
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     Progress.shown = not quiet
@@ -105,12 +107,14 @@ def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tu
             frozen=put_frozen([setup.world for setup in setups]),
         )
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
-        grid = fit(make_tuner(found, trainable, most))
-        outcomes = read(found.path, found.sweep, found.base, found.seeds)
-    write(outcomes)
+        grid = run_trials(make_tuner(found, trainable, most))
+        outcomes = read_outcomes(found.path, found.sweep, found.base, found.seeds)
+    table = write(outcomes)
     missing = found.sweep.trials - len(outcomes.trials)
     if missing or any(trial.state == "unfinished" for trial in outcomes.trials):
         raise KeyboardInterrupt
+    if table is not None:
+        report(outcomes, table, draw_figures(outcomes))
     return grid, outcomes
 
 
@@ -134,12 +138,13 @@ def _connected(config: Config) -> Iterator[str]:
 
 
 def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int, Any]:
-    """How many trials may run at a time, and what each reserves.
+    """Number of trials that may run at the same time, and the resources that each reserves.
 
     Raises:
-        ResourceError: Some trial of the space can never be placed.
+        ResourceError: The cluster can never hold some trial of the space.
     """
-    sweep, nodes = found.sweep, tuple(node_resources())
+    sweep = found.sweep
+    nodes = tuple(node_resources())
     wanted = min(sweep.trials, sweep.max_concurrent or sweep.trials)
     demand = Demand(
         clients=len(setup.experiment.clients),
@@ -159,7 +164,7 @@ def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int
 
 
 def _corners(found: Search, keys: Sequence[str]) -> Iterator[Values]:
-    """Combinations of all options and ends of ranges of some keys, beside the paper's values."""
+    """All combinations of options and ends of ranges of these keys, with the paper's values of the others."""
     corners: list[dict[str, Any]] = [dict(found.points[0])]
     for parameter in found.space.parameters:
         if parameter.key in keys:

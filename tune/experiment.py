@@ -1,4 +1,4 @@
-"""The experiment that a sweep varies: overrides or a saved config, with the values of a trial on top."""
+"""The experiment that a sweep varies: a config to which the values of a trial are applied."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rayfed.config.compose import compose, folder
+from rayfed.config.compose import compose, config_groups, read_file
 from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")
-"""Keys that belong to the sweep as a whole."""
+"""Keys and sections that are the same in all trials of a sweep."""
 
 FIXED_CLUSTER = ("executor", "address", "num_cpus", "num_gpus", "dashboard")
 
 
 @dataclass(frozen=True)
 class Base:
-    """What all trials have in common.
+    """The config that all trials start from.
 
     Attributes:
-        overrides: As on the command line of rayfed.run.
-        file: A resolved config they apply to; none: the defaults.
+        overrides: Overrides as on the command line of rayfed.run.
+        file: Path of a resolved config that they are applied to; None: the defaults.
     """
 
     overrides: tuple[str, ...] = ()
@@ -32,14 +32,14 @@ class Base:
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        return compose(self.overrides, self.file)
+        return self._compose(self.overrides)
 
     def config(self, values: Mapping[str, Any], seed: int | None = None) -> Config:
-        """The checked experiment of a trial, as `rayfed.run` would run it.
+        """The checked config of a trial, as for `rayfed.run`.
 
         Args:
-            values: By config key; groups (`tuning: lora`) apply before single keys.
-            seed: Instead of the experiment's own.
+            values: Values by config key; groups (`tuning: lora`) are applied before single keys.
+            seed: Seed of the experiment; None: that of the config.
 
         Raises:
             ConfigError: A key does not exist or a value is not allowed.
@@ -47,7 +47,7 @@ class Base:
         groups = {key: value for key, value in values.items() if key in group_names()}
         if groups:
             chosen = tuple(f"{group}={value}" for group, value in groups.items())
-            tree = compose((*self.overrides, *chosen), self.file)
+            tree = self._compose((*self.overrides, *chosen))
         else:
             tree = copy.deepcopy(self.tree)
         for key, value in values.items():
@@ -56,17 +56,20 @@ class Base:
         config = resolve(tree)
         return config if seed is None else replace(config, seed=seed)
 
+    def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        return compose(overrides, None if self.file is None else read_file(self.file, "--config"))
+
 
 def group_names() -> set[str]:
-    """Config groups: keys whose value is the name of a YAML file."""
-    return {path.name for path in folder().iterdir() if path.is_dir()} - {"sweep", "experiment"}
+    """Config groups that a sweep may search."""
+    return config_groups() - {"experiment"}
 
 
 def check_searchable(key: str) -> None:
-    """Refuse to search what belongs to the sweep as a whole.
+    """Check that a key may differ between the trials of a sweep.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: The key is the same for the whole sweep.
     """
     section, _, rest = key.partition(".")
     if section in FIXED or key == "cluster" or (section == "cluster" and rest in FIXED_CLUSTER):

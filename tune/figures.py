@@ -1,4 +1,4 @@
-"""Pictures of a sweep: Optuna's, drawn from the study on disk."""
+"""Figures of a sweep: Optuna's plots of the study on disk."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def draw(outcomes: Outcomes) -> dict[str, Path]:
-    """Draw what the finished trials allow; the files by title."""
+def draw_figures(outcomes: Outcomes) -> dict[str, Path]:
+    """Draw all figures that the finished trials allow.
+
+    Returns:
+        Files by title; empty where fewer than two trials are finished.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -31,8 +35,11 @@ def draw(outcomes: Outcomes) -> dict[str, Path]:
         path = outcomes.path / "figures" / f"{title.replace(' ', '_')}.png"
         try:
             _save(figure, path)
-        except (ValueError, RuntimeError) as err:  # such as importance where all trials are equally good
-            log.warning("no picture of %s: %s", title, err)
+        except (
+            ValueError,
+            RuntimeError,
+        ) as err:  # such as importance if all scores are equal
+            log.warning("no figure of %s: %s", title, err)
         else:
             drawn[title] = path
     return drawn
@@ -42,7 +49,7 @@ def _figures(study: optuna.Study, names: list[str]) -> Iterator[tuple[str, Calla
     from optuna.visualization import matplotlib as drawings
 
     for i, name in enumerate(names):
-        # With one objective Optuna takes the value itself, and shows trials that were stopped early too.
+        # With one objective Optuna uses the value itself, and also shows trials that were stopped early.
         target: Any = None if len(names) == 1 else (lambda trial, i=i: trial.values[i])
         label = {"target": target, "target_name": name}
         suffix = "" if len(names) == 1 else f" of {name}"

@@ -1,4 +1,4 @@
-"""The folder of a sweep and the run folders of its trials: what a killed sweep goes on from."""
+"""The folder of a sweep and the run folders of its trials, from which a killed sweep continues."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from rayfed.report.table import read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 
 Row = dict[str, Any]
-RUNS, ERROR = "runs", "error.txt"
+RUNS = "runs"
+ERROR = "error.txt"
 
 
 def trial_folder(sweep: Path, number: int) -> Path:
-    """Where the run folders of a trial are, one per seed."""
+    """Folder with the run folders of a trial, one per seed."""
     return sweep / RUNS / f"{number:04d}"
 
 
 def rows_of(
     config: Config, setup: Setup, path: Path, executor: Executor, watch: Watch | None = None
 ) -> Iterator[Row]:
-    """Every row of a run from the first round on, then one with the digest of the final tensors.
+    """Rows of all rounds of a run, then one row with the SHA-256 digest of the final tensors.
 
-    Rounds that are on disk come from there; the run goes on after its last checkpoint.
+    Rounds that are on disk are read; the run continues after its last checkpoint.
     """
     digest = finished(path, config.rounds)
     if digest:
@@ -52,7 +53,11 @@ def rows_of(
 
 
 def resumable(run: Path) -> list[Path]:
-    """What a run folder needs to go on elsewhere, relative to it: the last checkpoint and its history."""
+    """Files with which a run can continue in another folder: the last checkpoint and its history.
+
+    Returns:
+        Paths relative to the run folder.
+    """
     last = sorted((run / "checkpoints").glob("round-*"))[-1:]
     folders = [*last, run / "checkpoints" / "stores", run / "history"]
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]

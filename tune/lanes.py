@@ -1,14 +1,14 @@
-"""Client actors of a trial: they live in its bundles, serve all its seeds, and the trials after it."""
+"""Client actors of a trial: they run in its resource bundles, for all its seeds and for later trials."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import ray
 
-from rayfed.executors.actors import ClientActor, RayExecutor
+from rayfed.executors.actors import ClientActor, LaneExecutor
 from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane
 from rayfed.executors.metrics import Memory
@@ -20,13 +20,13 @@ from tune.shared import Frozen, feature_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a lane needs to play the clients of one seed.
+    """Everything a lane needs to run the clients of one seed.
 
     Attributes:
-        world: The experiment as a worker sees it.
-        weights: Its start tensors.
-        frozen: Its backbone in the object store, if it is there.
-        labels: Of the lane's metrics; none: it has no metrics.
+        world: Data, model and method of the experiment, as a worker needs them.
+        weights: Initial tensors.
+        frozen: Backbone in the object store; None: it is not there.
+        labels: Labels of the lane's metrics; None: it has no metrics.
     """
 
     world: World
@@ -35,38 +35,47 @@ class Stage:
     labels: Mapping[str, str] | None = None
 
     def worker(self, device: str) -> Worker:
+        """A new worker of this process for these clients."""
         worker = Worker(self.world, self.weights, device)
         share_features(worker, self.world, self.frozen, device)
         return worker
 
 
 def share_features(worker: Worker, world: World, frozen: Frozen | None, device: str) -> None:
-    """Let a worker keep frozen features where other processes of the node find them."""
+    """Let a worker keep frozen features in a folder that other processes of the node read, too."""
     folder = feature_folder(world, frozen, device)
     if folder is not None:
         worker.cache = folder
 
 
 class TrialClient(ClientActor):
-    """A lane that can change from seed to seed and from trial to trial without a new process."""
+    """Client actor that can change to another seed or trial without a new process."""
 
     def __init__(self, name: str, stages: list[Any], chosen: int) -> None:
-        """Args: name: of the actor. stages: references, one per seed. chosen: whose turn it is."""
+        """Start with one of the seeds.
+
+        Args:
+            name: Name of the actor.
+            stages: Object references to `Stage`, one per seed.
+            chosen: Index of the seed whose clients are run first.
+        """
         stage: Stage = ray.get(stages[chosen])
         super().__init__(name, stage.world, stage.weights, stage.labels)
         self._device = self._worker._device
         share_features(self._worker, stage.world, stage.frozen, self._device)
-        self._stages, self._workers = stages, {chosen: self._worker}
+        self._stages = stages
+        self._workers = {chosen: self._worker}
 
     def become(self, stages: list[Any]) -> None:
-        """Serve another trial, its first seed first."""
-        self._stages, self._workers = stages, {}
+        """Change to another trial and its first seed."""
+        self._stages = stages
+        self._workers = {}
         self.choose(0)
 
     def choose(self, index: int) -> None:
-        """Serve one of the seeds."""
+        """Run clients of this seed from now on."""
         if index not in self._workers:
-            del self._worker  # no call may be played by another seed should this fail
+            del self._worker  # if the next lines fail, no call may run with another seed's worker
             stage: Stage = ray.get(self._stages[index])
             self._workers[index] = stage.worker(self._device)
             if stage.labels:
@@ -79,18 +88,27 @@ class TrialClient(ClientActor):
 
 
 class Lanes:
-    """The client actors of a trial, whichever seed they serve."""
+    """The client actors of a trial, shared by its seeds."""
 
     def __init__(self, names: Sequence[str], options: Sequence[Mapping[str, Any]], policy: Policy) -> None:
-        """Args: names: one actor each. options: its Ray options. policy: what is done about failures."""
-        self.names, self._options, self.policy = list(names), [dict(o) for o in options], policy
+        """Prepare lanes; their actors start in `serve`.
+
+        Args:
+            names: One per actor.
+            options: Ray options of each actor.
+            policy: What is done about failures.
+        """
+        self.names = list(names)
+        self.policy = policy
+        self._options = [dict(o) for o in options]
         self._stages: list[Any] = []
         self.chosen = 0
         self.lanes: list[Lane] = []
 
     def serve(self, stages: Sequence[Stage]) -> list[SeedExecutor]:
-        """An executor for each seed of a trial; actors are started once and then change over."""
-        self._stages, self.chosen = [ray.put(stage) for stage in stages], 0
+        """An executor for each seed of a trial; actors are started once and reused by later trials."""
+        self._stages = [ray.put(stage) for stage in stages]
+        self.chosen = 0
         if self.lanes:
             ray.get([lane.actor.become.remote(self._stages) for lane in self.lanes])
         executors = [SeedExecutor(self, k) for k in range(len(stages))]
@@ -101,39 +119,39 @@ class Lanes:
         return executors
 
     def start(self, lane: Lane) -> None:
-        """Start the actor of a lane, serving the seed whose turn it is."""
+        """Start the actor of a lane with the seed that is chosen now."""
         actor = ray.remote(TrialClient).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._stages, self.chosen))
 
     def choose(self, index: int) -> None:
-        """Let the next calls play clients of this seed."""
+        """Run clients of this seed in the next calls."""
         if index != self.chosen:
             self.chosen = index
             for lane in self.lanes:
-                lane.actor.choose.remote(index)  # actors take calls in the order in which they were sent
+                lane.actor.choose.remote(index)  # actors run calls in the order in which they are sent
 
     def close(self) -> None:
+        """End the actors."""
         for lane in self.lanes:
             ray.kill(lane.actor)
         self.lanes = []
 
 
-class SeedExecutor(RayExecutor):
-    """One seed of a trial on lanes it shares with the others: stores are its own, actors are not."""
+class SeedExecutor(LaneExecutor):
+    """Executor of one seed of a trial, with stores of its own and the lanes of all seeds."""
 
     def __init__(self, shared: Lanes, index: int) -> None:
-        # The actors are not its own, so neither is what they are started with.
-        super().__init__(cast("World", None), None, (), (), shared.policy)
-        self._shared, self._index = shared, index
+        super().__init__(shared.lanes, shared.policy)
+        self._shared = shared
+        self._index = index
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         self._shared.choose(self._index)
-        self.lanes = self._shared.lanes
-        self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in self.lanes}
+        self.use_lanes(self._shared.lanes)
         return super().map(calls)
 
     def _start(self, lane: Lane) -> None:
         self._shared.start(lane)
 
     def close(self) -> None:
-        """The lanes go on without this seed."""
+        """Nothing to end: the actors belong to `Lanes`."""

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep goes on: one line when a trial ends."""
+"""Progress of a sweep on the screen: one line when a trial ends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from tune.results import number
 
 
 class Progress(ray.tune.Callback):
-    """Says how trials ended, and ends a sweep that was asked to stop.
+    """Prints how trials ended, and ends the sweep on request.
 
     Attributes:
-        shown: Whether to say anything; of this process, while Ray keeps the rest for a sweep that goes on.
+        shown: Whether to print. It is an attribute of the class and therefore not saved in Ray's snapshot, so
+            that a resumed sweep may have another value.
     """
 
     shown = True
 
     def __init__(self, objectives: tuple[str, ...], rounds: int) -> None:
-        """Args: objectives: columns to show. rounds: of a whole trial."""
-        self._objectives, self._rounds = objectives, rounds
+        """Print these columns.
+
+        Args:
+            objectives: Columns of the results.
+            rounds: Number of rounds of a whole trial.
+        """
+        self._objectives = objectives
+        self._rounds = rounds
         self._began = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if STOP.is_set():  # an exception raised by a signal may be lost inside Ray
+        if STOP.is_set():  # Ray may swallow an exception raised by a signal handler
             raise KeyboardInterrupt
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a trial occupies: bundles from its config, and how many trials a cluster holds at a time."""
+"""Resources of a trial as Ray bundles, and the number of trials that a cluster holds at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ray.tune import PlacementGroupFactory
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.sections import ClusterConfig
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
 
@@ -17,12 +17,12 @@ SLACK = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What decides the size of a trial, besides its own config.
+    """Facts, besides its config, that determine the resources of a trial.
 
     Attributes:
-        clients: Clients of the experiment.
-        per_round: Clients that work at the same time.
-        together: Trials that should run at the same time, if they fit.
+        clients: Number of clients of the experiment.
+        per_round: Number of clients that train at the same time.
+        together: Number of trials that should run at the same time if they fit.
         nodes: Resources of every node: CPU, GPU, memory (bytes).
     """
 
@@ -35,11 +35,11 @@ class Demand:
 def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
     """Number and size of the client actors of one trial.
 
-    `cluster.actors=auto` shares the cluster out among the trials that run at the same time, at least one
-    actor each; a number, or `per_client`, holds for every trial.
+    `cluster.actors=auto` divides the cluster between the trials that run at the same time, with at least one
+    actor each; a number, or `per_client`, applies to every trial.
 
     Raises:
-        ResourceError: One trial alone does not fit; says what would.
+        ResourceError: One trial alone does not fit; the message suggests values that do.
     """
     wish = Wish(
         actors=cluster.actors,
@@ -57,14 +57,14 @@ def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
 def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
     """The bundles of one trial: its driver, then its client actors.
 
-    The driver mostly waits and occupies nothing; without actors it does the work itself.
+    With client actors the driver mostly waits and reserves nothing; without them it does the work.
 
     Raises:
-        ResourceError: They can never be placed.
+        ResourceError: No node can hold a bundle.
     """
     if cluster.executor == "ray":
-        found = lanes(cluster, demand)
-        return [{}, *([found.bundle] * found.actors)]
+        actors = lanes(cluster, demand)
+        return [{}, *([actors.bundle] * actors.actors)]
     most = max(node.get("CPU", 0) for node in demand.nodes)
     if cluster.threads > most:
         raise ResourceError(
@@ -75,12 +75,12 @@ def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
 
 
 def factory(cluster: ClusterConfig, demand: Demand) -> PlacementGroupFactory:
-    """What Ray Tune reserves for a trial."""
+    """The bundles of one trial as Ray Tune's placement group factory."""
     return PlacementGroupFactory(bundles(cluster, demand), strategy="PACK")
 
 
 def at_once(wanted: Sequence[Resources], nodes: Sequence[Resources], most: int) -> int:
-    """How many groups of such bundles the nodes hold at the same time, at most `most`; first fit."""
+    """Number of groups of these bundles that the nodes hold at the same time, at most `most`; first fit."""
     free = [_Free(node) for node in nodes]
     for count in range(most):
         if not all(any(node.take(bundle) for node in free) for bundle in wanted):
@@ -89,18 +89,21 @@ def at_once(wanted: Sequence[Resources], nodes: Sequence[Resources], most: int) 
 
 
 class _Free:
-    """What is left of a node; a share of a GPU lies on one GPU."""
+    """Free resources of a node; a fraction of a GPU must be on one GPU."""
 
     def __init__(self, node: Resources) -> None:
         self._cpus = node.get("CPU", 0.0)
         self._gpus = [1.0] * int(node.get("GPU", 0))
 
     def take(self, bundle: Resources) -> bool:
-        cpus, gpus = bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)
+        """Reserve a bundle; False where it does not fit."""
+        cpus = bundle.get("CPU", 0.0)
+        gpus = bundle.get("GPU", 0.0)
         if cpus > self._cpus + SLACK:
             return False
         if gpus:
-            whole, share = math.ceil(gpus), min(gpus, 1.0)
+            whole = math.ceil(gpus)
+            share = min(gpus, 1.0)
             fits = [i for i, left in enumerate(self._gpus) if left + SLACK >= share][:whole]
             if len(fits) < whole:
                 return False
@@ -111,7 +114,7 @@ class _Free:
 
 
 def in_words(wanted: Sequence[Resources], together: int) -> str:
-    """One line for the user."""
+    """Resources of a trial and number of trials, in one line for the user."""
 
     def text(bundle: Resources) -> str:
         return " and ".join(f"{value:.3g} {name}" for name, value in bundle.items())

@@ -1,4 +1,4 @@
-"""What came out of a sweep, read from its folder: the study, and the run folders of its trials."""
+"""Results of a sweep, read from its folder: from the study and the run folders of its trials."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ STATES = {
 }
 SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
 DEFAULT = 0
-"""Number of the trial with the paper's values: it is proposed first."""
+"""Number of the trial with the paper's values, which is proposed first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One trial.
+    """Result of one trial.
 
     Attributes:
-        number: In the order of proposals.
+        number: Index in the order of proposals.
         state: finished, stopped early, failed or unfinished.
-        values: By config key.
-        row: Its last round, the mean over seeds; empty where there is none.
-        sha256: Digest of the final tensors of the first seed; empty unless finished.
-        error: Why it failed.
+        values: Hyperparameters by config key.
+        row: Columns of its last round, means over seeds; empty where no round was run.
+        sha256: SHA-256 digest of the final tensors of the first seed; empty unless finished.
+        error: First line of the error with which it failed, else empty.
     """
 
     number: int
@@ -65,10 +65,10 @@ class Outcomes:
 
     Attributes:
         path: Folder of the sweep.
-        sweep: What was asked.
+        sweep: Space, objectives, searcher, scheduler and budget.
         base: The experiment that was varied.
         seeds: Experiment seeds of every trial.
-        trials: What became of them.
+        trials: Results of the trials.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class Outcomes:
 
     @property
     def best(self) -> Outcome | None:
-        """The best one by the first objective; the earlier one of equals. None where none is finished."""
+        """The best finished trial by the first objective, the earlier of equal ones; None: there is none."""
         name, direction = next(iter(self.sweep.objectives.items()))
         sign = 1 if direction == "max" else -1
         return max(self.finished, key=lambda t: (sign * t.row[name], -t.number), default=None)
@@ -101,11 +101,11 @@ class Outcomes:
 
     @property
     def front(self) -> list[Outcome]:
-        """Trials that no other one beats in one objective without losing in another."""
+        """Pareto front: finished trials that no other trial dominates in the objectives."""
         signs = {n: 1 if d == "max" else -1 for n, d in self.sweep.objectives.items()}
         points = [(t, [s * t.row[n] for n, s in signs.items()]) for t in self.finished]
         return [
-            t for t, mine in points if not any(_beats(other, mine) for _, other in points if other != mine)
+            t for t, own in points if not any(_dominates(other, own) for _, other in points if other != own)
         ]
 
 
@@ -114,13 +114,14 @@ def is_score(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _beats(other: Sequence[float], mine: Sequence[float]) -> bool:
-    return all(a >= b for a, b in zip(other, mine, strict=True))
+def _dominates(other: Sequence[float], own: Sequence[float]) -> bool:
+    return all(a >= b for a, b in zip(other, own, strict=True))
 
 
-def read(path: Path, sweep: Sweep, base: Base, seeds: tuple[int, ...]) -> Outcomes:
-    """Read a sweep, finished or not."""
-    space, rounds = sweep.read_space(), base.config({}).rounds
+def read_outcomes(path: Path, sweep: Sweep, base: Base, seeds: tuple[int, ...]) -> Outcomes:
+    """Read the results of a sweep, finished or not, from its folder."""
+    space = sweep.read_space()
+    rounds = base.config({}).rounds
     study = load_study(path).get_trials(deepcopy=False)
     known = [t for t in study if t.state is not TrialState.WAITING and REFUSED not in t.user_attrs]
     trials = tuple(_outcome(path, t, space, seeds, (rounds, tuple(sweep.objectives))) for t in known)
@@ -130,7 +131,8 @@ def read(path: Path, sweep: Sweep, base: Base, seeds: tuple[int, ...]) -> Outcom
 def _outcome(
     path: Path, trial: FrozenTrial, space: Space, seeds: tuple[int, ...], whole: tuple[int, tuple[str, ...]]
 ) -> Outcome:
-    folder, state = trial_folder(path, trial.number), STATES[trial.state]
+    folder = trial_folder(path, trial.number)
+    state = STATES[trial.state]
     rows = [read_rows(f) if (f / "result.json").exists() else [] for f in seed_folders(folder, seeds)]
     done = min(map(len, rows))
     scored = [mean_of([r[i] for r in rows], whole[1]) for i in range(done)]
@@ -147,11 +149,12 @@ def _outcome(
 
 
 def seed_folders(folder: Path, seeds: Sequence[int]) -> list[Path]:
+    """The run folders of a trial, one per seed."""
     return [folder / f"seed-{seed}" for seed in seeds]
 
 
 def decode(trial: FrozenTrial, space: Space) -> dict[str, Any]:
-    """The values of a trial: options that Optuna knows by a label are options again."""
+    """The values of a trial; labels that Optuna stores are turned into the options they stand for."""
     from optuna.trial import FixedTrial
 
     complete = all(p.key in trial.params for p in space.parameters if not p.when)
@@ -159,7 +162,11 @@ def decode(trial: FrozenTrial, space: Space) -> dict[str, Any]:
 
 
 def write(outcomes: Outcomes) -> Table | None:
-    """Write trials.parquet, rounds.parquet, best.yaml and report.md; the table of the best trial."""
+    """Write trials.parquet, rounds.parquet, best.yaml and front/.
+
+    Returns:
+        The table of the best trial; None where no trial is finished.
+    """
     path = outcomes.path
     write_parquet(path / "trials.parquet", [_trial_row(outcomes, t) for t in outcomes.trials])
     rounds = [
@@ -185,7 +192,7 @@ def write(outcomes: Outcomes) -> Table | None:
 
 
 def _write_config(outcomes: Outcomes, trial: Outcome, path: Path) -> None:
-    """The experiment of a trial with its first seed, as `rayfed.run --config` takes it."""
+    """Write the config of a trial with its first seed, for `rayfed.run --config`."""
     config = to_dict(outcomes.base.config(trial.values, outcomes.seeds[0]))
     write_text(path, yaml.safe_dump({**config, "output": None, "overwrite": False}, sort_keys=False))
 
@@ -200,14 +207,17 @@ def _trial_row(outcomes: Outcomes, trial: Outcome) -> Row:
 
 
 def _cell(value: Any, options: Sequence[Any]) -> Any:
-    """A value for a column of one type: text where options are of several types."""
+    """A value for a column with one data type: JSON text where the options have several types."""
     kinds = {float if isinstance(o, int) and not isinstance(o, bool) else type(o) for o in options}
     plain = kinds - {type(None)} <= {float} or len(kinds - {type(None)}) <= 1
     return value if plain and isinstance(value, SCALARS) else json.dumps(value)
 
 
 def table(outcomes: Outcomes) -> Table | None:
-    """The best trial and, beside it, the paper's default; with several objectives the Pareto front."""
+    """Table of the best trial and the paper's default, or with several objectives of the Pareto front.
+
+    None where no trial is finished.
+    """
     best, default = outcomes.best, outcomes.default
     if best is None:
         return None
@@ -238,7 +248,7 @@ def _heading(trial: Outcome, best: Outcome, default: Outcome | None) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits.
+    """A value as text; floats with four significant digits.
 
     >>> number(0.123456), number(None), number("lora"), number(8)
     ('0.1235', '-', 'lora', '8')
@@ -249,7 +259,7 @@ def number(value: Any) -> str:
 
 
 def summary(outcomes: Outcomes) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Results as plain containers, for `--json`."""
 
     def plain(trial: Outcome | None) -> dict[str, Any] | None:
         if trial is None:
@@ -275,7 +285,7 @@ def summary(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def report(outcomes: Outcomes, best: Table, pictures: Mapping[str, Path]) -> None:
-    """Write report.md: the best trial, all trials, figures."""
+    """Write report.md with tables of the best trial and of all trials, and the figures."""
     names = list(outcomes.sweep.objectives)
     keys = [p.key for p in outcomes.sweep.read_space().parameters]
     rows = tuple(

@@ -1,4 +1,4 @@
-"""python -m tune.run: a sweep, from a name and overrides to the best config."""
+"""The command python -m tune.run: runs a sweep and reports the best config."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded
+from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR] [overrides] [--json] [--quiet]
@@ -25,22 +24,21 @@ Overrides are those of rayfed.run (rounds=5, data.limit=24) and keys of the swee
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    parser = Arguments("tune.run", usage=USAGE)
+    parser = parser_of("tune.run", USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     parser.add_argument("--list", action="store_true", help="show every sweep")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.read(argv)
+    args = parser.parse_args(argv)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    return guarded(lambda: work(args), args.debug)
+    return guarded(lambda: work(args), args.debug, "finished rounds of all trials are kept")
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what was asked.
+    """Run, resume or list sweeps.
 
     Raises:
-        ConfigError: Bad input.
+        ConfigError: The input is wrong.
         RayFedError: No trial finished.
     """
     from tune.sweep import load_sweep, sweep_names
@@ -48,26 +46,25 @@ def work(args: argparse.Namespace) -> None:
     if args.list:
         say("\n".join(sweep_names()))
         return
-    from tune import checks, conduct, figures, results
+    from tune import checks, conduct, results
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
         if len(args.overrides) > 1:
-            raise ConfigError("resume: takes no other overrides; a sweep goes on as it was started")
+            raise ConfigError("resume: takes no other overrides; a sweep is continued as it was started")
         found, _ = checks.continued(user_path(again[0].removeprefix("resume="), "resume"))
     else:
         sweep, overrides = load_sweep(args.overrides)
-        found = checks.check(sweep, overrides, None, checks.new_folder(sweep))
+        found = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep))
     try:
         _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt:
         say(f"continue with: python -m tune.run resume={found.path}", sys.stderr)
         raise
-    table = results.write(outcomes)
+    table = results.table(outcomes)
     if table is None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
-    results.report(outcomes, table, figures.draw(outcomes))
     say(to_json(results.summary(outcomes)) if args.json else f"\n{table.text()}")
 
 

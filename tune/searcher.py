@@ -1,4 +1,4 @@
-"""Optuna behind Ray Tune: proposals that are checked, remembered on disk, and told how a trial ended."""
+"""Optuna as searcher of Ray Tune: proposals are checked, and the study is kept on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from rayfed.config.schema import Config, build_parts
 from rayfed.errors import ConfigError
-from rayfed.federation.method import check
+from rayfed.federation.method import check_compatible
 from tune.experiment import Base
 from tune.space import Space, Values
 from tune.sweep import SearcherConfig
@@ -22,15 +22,21 @@ from tune.sweep import SearcherConfig
 STUDY = "sweep"
 JOURNAL = "optuna.journal"
 MOST_REFUSED = 200
-VALUES, NUMBER, ROUND, REFUSED = "values", "number", "round", "refused"
+"""Largest number of invalid proposals in a row."""
+
+VALUES = "values"
+NUMBER = "number"
+ROUND = "round"
+REFUSED = "refused"
 
 
 class RoundAwareOptuna(OptunaSearch):
-    """Ray's OptunaSearch that knows rounds, conditions, refusals and restarts.
+    """Ray's OptunaSearch with rounds, conditional parameters, invalid proposals and restarts.
 
-    A trial that the scheduler stopped early is told as pruned, with its intermediate values, instead of
-    complete with a partial score. A proposal whose parts do not fit together is told as failed and replaced
-    by the next one. After a crash, proposals that Ray's snapshot does not know are handed out again.
+    A trial that the scheduler stopped early is reported to Optuna as pruned, with its intermediate values,
+    instead of complete with a partial score. A proposal whose parts are incompatible is reported as failed
+    and replaced by the next one. After a crash, proposals that are missing in Ray's snapshot are proposed
+    again.
     """
 
     def __init__(
@@ -42,20 +48,23 @@ class RoundAwareOptuna(OptunaSearch):
         points: Sequence[Values],
         sampler: optuna.samplers.BaseSampler,
     ) -> None:
-        """Open the study in the folder, or begin one.
+        """Open the study in the folder, or create one.
 
         Args:
-            space: What is searched.
-            base: What its values are put into.
-            objectives: max or min by column.
-            folder: Where the study is kept.
-            points: Tried first, in this order.
-            sampler: Who proposes.
+            space: Parameters and their ranges.
+            base: Experiment that the values are applied to.
+            objectives: Direction, max or min, by column.
+            folder: Folder of the sweep, which holds the study.
+            points: Points to try first, in this order.
+            sampler: Optuna's sampler, which makes the proposals.
         """
-        names, modes = list(objectives), list(objectives.values())
+        names = list(objectives)
+        modes = list(objectives.values())
         one = len(names) == 1
         known = (folder / JOURNAL).exists()
-        self._parameters, self._base, self._rounds = space, base, base.config({}).rounds
+        self._parameters = space
+        self._base = base
+        self._rounds = base.config({}).rounds
         self._last: dict[str, int] = {}
         self._ot_study: Any
         with quiet_optuna():
@@ -86,21 +95,21 @@ class RoundAwareOptuna(OptunaSearch):
                 else:
                     self._ot_trials[trial_id] = trial
                     return {NUMBER: trial.number, VALUES: values}
-        raise ConfigError(f"space: {MOST_REFUSED} proposals in a row cannot be run; the last one: {reason}")
+        raise ConfigError(f"space: {MOST_REFUSED} proposals in a row are invalid; the last one: {reason}")
 
     def _forgotten(self) -> Any:
-        """A trial that the study knows and Ray's snapshot does not: it was proposed just before a crash."""
-        mine = {trial.number for trial in self._ot_trials.values()}
-        for found in self._ot_study.get_trials(deepcopy=False):
-            if found.number in mine or found.state is TrialState.WAITING or REFUSED in found.user_attrs:
+        """A trial in the study that Ray's snapshot lacks, because it was proposed just before a crash."""
+        known = {trial.number for trial in self._ot_trials.values()}
+        for trial in self._ot_study.get_trials(deepcopy=False):
+            if trial.number in known or trial.state is TrialState.WAITING or REFUSED in trial.user_attrs:
                 continue
-            if found.state is TrialState.RUNNING:
-                return optuna.Trial(self._ot_study, found._trial_id)
-            return optuna.trial.FixedTrial(found.params, found.number)
+            if trial.state is TrialState.RUNNING:
+                return optuna.Trial(self._ot_study, trial._trial_id)
+            return optuna.trial.FixedTrial(trial.params, trial.number)
         return None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Remember an intermediate value; a round that is replayed after a crash counts once."""
+        """Report an intermediate value to Optuna; a round that is repeated after a crash is reported once."""
         if isinstance(self.metric, list) or result[ROUND] <= self._last.get(trial_id, 0):
             return
         self._last[trial_id] = result[ROUND]
@@ -112,7 +121,7 @@ class RoundAwareOptuna(OptunaSearch):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell Optuna the value of the last round, or that there is none."""
+        """Report to Optuna the value of the last round, or that the trial was pruned or failed."""
         if is_told(self._ot_trials[trial_id]):
             self._completed_trials.add(trial_id)
             return
@@ -122,7 +131,7 @@ class RoundAwareOptuna(OptunaSearch):
 
 
 def is_told(trial: Any) -> bool:
-    """Whether the study knows already how a trial ended, from before a crash."""
+    """Whether the study has recorded the end of a trial already, before a crash."""
     if isinstance(trial, optuna.trial.FixedTrial):
         return True
     state: TrialState = trial.storage.get_trial(trial._trial_id).state
@@ -130,22 +139,22 @@ def is_told(trial: Any) -> bool:
 
 
 def check_parts(config: Config) -> None:
-    """Refuse halves and a tuning that do not fit together.
+    """Check that server, local half and tuning are compatible.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They are not.
     """
     parts = build_parts(config)
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
 
 
 def _nothing(trial: optuna.Trial) -> dict[str, Any]:
-    """Ray wants a define-by-run function; `suggest` asks the space instead."""
+    """Define-by-run function that Ray requires; it is not used, because `suggest` asks the space."""
     return {}
 
 
 def make_sampler(search: SearcherConfig, seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler; every option that changes its proposals is set here, not left to Optuna's version."""
+    """Optuna's sampler, with all options set that affect proposals and whose defaults may change."""
     with quiet_optuna():
         if search.name == "nsga2":
             return optuna.samplers.NSGAIISampler(population_size=search.population, seed=seed)
@@ -157,7 +166,7 @@ def make_sampler(search: SearcherConfig, seed: int) -> optuna.samplers.BaseSampl
 
 
 def open_storage(folder: Path) -> optuna.storages.BaseStorage:
-    """The journal of a sweep; only one process at a time may write to it."""
+    """Storage of the study, a journal file; only one process at a time may write to it."""
     from optuna.storages.journal import JournalFileBackend
 
     with quiet_optuna():
@@ -178,7 +187,7 @@ def load_study(folder: Path) -> optuna.Study:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """No remarks about experimental features, which are chosen on purpose, and none about new studies."""
+    """Suppress Optuna's messages about new studies and its warnings about experimental features."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

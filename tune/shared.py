@@ -1,4 +1,4 @@
-"""Work that is done once for all trials: frozen weights in the object store, frozen features on disk."""
+"""Data shared by all trials of a sweep: frozen weights in the object store, frozen features on disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Frozen:
-    """The weights of one backbone before any tuning, in the object store.
+    """The weights of one backbone without tuning, in the object store.
 
     Attributes:
-        ref: All its tensors by module name.
-        digest: Of their content.
+        ref: Object reference to all its tensors by module name.
+        digest: SHA-256 digest of the tensors.
     """
 
     ref: Any
@@ -40,18 +40,23 @@ class Frozen:
 
 @dataclass(frozen=True)
 class FrozenWeights:
-    """The backbones that trials may ask for, by `key_of`."""
+    """Backbones in the object store.
 
-    found: Mapping[str, Frozen] = field(default_factory=dict)
+    Attributes:
+        by_key: Backbones by `key_of` their world.
+    """
+
+    by_key: Mapping[str, Frozen] = field(default_factory=dict)
 
     def of(self, world: World) -> Frozen | None:
-        return self.found.get(key_of(world))
+        """The backbone of an experiment; None: it is not in the object store."""
+        return self.by_key.get(key_of(world))
 
     def build(self, world: World) -> Backbone:
-        """As `world.build()`, but with frozen tensors mapped from the object store where they are there.
+        """As `world.build()`, with frozen tensors mapped from the object store if they are there.
 
-        No file of weights is read then. Tensors of the result may be memory that others map: it is meant for
-        `dump` and `export`, which copy whatever trains.
+        Then no file of weights is read. The frozen tensors of the result are memory shared with other
+        processes and must not be changed; `dump` and `export` copy the trained ones.
         """
         frozen = self.of(world)
         if frozen is None:
@@ -64,22 +69,23 @@ class FrozenWeights:
 
 
 def key_of(world: World) -> str:
-    """What the weights of an untuned backbone depend on."""
+    """Text that identifies the weights of a backbone without tuning."""
     return repr((world.model, world.classes, world.num_classes, world.seed))
 
 
 def put_frozen(worlds: list[World]) -> FrozenWeights:
     """Build each backbone once and put it into the object store."""
-    found: dict[str, Frozen] = {}
+    by_key: dict[str, Frozen] = {}
     for world in worlds:
-        if key_of(world) not in found:
+        if key_of(world) not in by_key:
             model = build_backbone(world.model, world.classes or world.num_classes, world.seed)
             arrays = dump(model.requires_grad_(False))
-            found[key_of(world)] = Frozen(ray.put(arrays), digest_of(arrays))
-    return FrozenWeights(found)
+            by_key[key_of(world)] = Frozen(ray.put(arrays), digest_of(arrays))
+    return FrozenWeights(by_key)
 
 
 def digest_of(arrays: Mapping[str, Array]) -> str:
+    """SHA-256 hex digest of names, data types, shapes and bytes."""
     out = hashlib.sha256()
     for name in sorted(arrays):
         out.update(f"{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode())
@@ -88,14 +94,22 @@ def digest_of(arrays: Mapping[str, Array]) -> str:
 
 
 class JoinedWeights(Mapping[str, Array]):
-    """All tensors of a tuned model: its own ones, and by reference those of the backbone.
+    """All tensors of a tuned model; those of the backbone are stored by object reference.
 
-    Small to send: a process that opens it maps the backbone's tensors from its node's object store.
+    It is small to send: a process that reads it maps the backbone from the object store of its node.
     """
 
     def __init__(self, ref: Any, own: Mapping[str, Array], names: Mapping[str, str]) -> None:
-        """Args: ref: the backbone's tensors. own: the others. names: the backbone's name of each tensor."""
-        self._ref, self._own, self._names = ref, dict(own), dict(names)
+        """Join tensors.
+
+        Args:
+            ref: Object reference to the tensors of the backbone.
+            own: All other tensors, by name.
+            names: Name in the backbone, by name in the tuned model.
+        """
+        self._ref = ref
+        self._own = dict(own)
+        self._names = dict(names)
         self._mapped: Mapping[str, Array] | None = None
 
     def __getitem__(self, name: str) -> Array:
@@ -117,11 +131,11 @@ class JoinedWeights(Mapping[str, Array]):
 
 
 def joined(weights: Mapping[str, Array], frozen: Frozen | None) -> Mapping[str, Array]:
-    """The weights of a tuned model without those that the object store has already.
+    """The weights of a tuned model, with references instead of tensors that are in the object store.
 
     Args:
-        weights: `Setup.weights` of a model made by `FrozenWeights.build`.
-        frozen: Its backbone; None: it has none in common with other trials.
+        weights: `Setup.weights` of a model built by `FrozenWeights.build`.
+        frozen: Its backbone; None: it is not in the object store.
     """
     if frozen is None:
         return weights
@@ -135,16 +149,22 @@ def _place(array: Array) -> tuple[int, Any]:
 
 
 class FeatureFolder(dict[Any, Tensor]):
-    """A worker's cache of frozen features that other processes of the node, and later trials, read too.
+    """Cache of frozen features of a worker, which other processes of the node and later trials read, too.
 
-    One file per set of images: features depend on frozen weights and images only, and are always computed in
-    the same batches.
+    There is one file per split of a client: features depend on frozen weights and examples only, and are
+    always computed in the same batches.
     """
 
     def __init__(self, folder: Path, splits: Mapping[str, Mapping[str, Any]]) -> None:
-        """Args: folder: of this backbone, data and batch size. splits: row numbers by client and split."""
+        """Use a folder.
+
+        Args:
+            folder: Folder for this backbone, data set and batch size.
+            splits: Row numbers by client and split.
+        """
         super().__init__()
-        self._folder, self._splits = folder, splits
+        self._folder = folder
+        self._splits = splits
 
     def __contains__(self, key: object) -> bool:
         if not super().__contains__(key) and self._file(key).exists():
@@ -172,7 +192,7 @@ class FeatureFolder(dict[Any, Tensor]):
 
 
 def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureFolder | None:
-    """Where features of this backbone on this data are; None where its weights are not known by content."""
+    """Cache for features of this backbone on this data; None where there is no digest of its weights."""
     if frozen is None:
         return None
     parts = (frozen.digest, world.model, world.shard.name, world.train.eval_batch_size, world.threads)
@@ -181,5 +201,5 @@ def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureF
 
 
 def _features_of(world: World) -> Path:
-    """Beside the images, so that `data.cache` says where features are."""
+    """Folder beside the prepared data, which is set by `data.cache`."""
     return world.shard.parent / "features"

@@ -1,4 +1,4 @@
-"""Search spaces: from YAML to Optuna's suggestions, with parameters that exist only under a condition."""
+"""Search spaces: parameters with ranges and conditions, read from YAML and suggested by Optuna."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Parameter:
     """One config key that is searched.
 
     Attributes:
-        key: `section.key`, or a group such as `tuning`.
+        key: Config key `section.key`, or a group such as `tuning`.
         kind: uniform, loguniform, quniform, randint, lograndint or choice.
-        args: The ends of the range (both included) and a step, or the options.
-        when: Keys that come earlier, and the values under which this one exists.
+        args: Both ends of the range (included) and for quniform the step; or the options.
+        when: Condition: earlier keys, and the values of these with which this parameter is active.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Parameter:
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def is_active(self, values: Values) -> bool:
-        """Whether it exists beside these values."""
+        """Whether the condition holds for these values."""
         return all(key in values and values[key] in allowed for key, allowed in self.when.items())
 
     def suggest(self, trial: BaseTrial) -> Any:
@@ -49,7 +49,7 @@ class Parameter:
         return trial.suggest_float(self.key, low, high, step=step[0] if step else None, log=log)
 
     def contains(self, value: Any) -> bool:
-        """Whether the value can be suggested."""
+        """Whether a value is in the range or among the options."""
         if self.kind == "choice":
             return value in self.args
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -58,7 +58,7 @@ class Parameter:
         return bool(whole and self.args[0] <= value <= self.args[1])
 
     def probes(self) -> tuple[Any, ...]:
-        """Values to try before a sweep starts: every option, or both ends."""
+        """Values that are checked before a sweep starts: every option, or both ends of the range."""
         return self.args if self.kind == "choice" else self.args[:2]
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Space:
     parameters: tuple[Parameter, ...]
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """Values of every parameter that exists beside those before it."""
+        """Suggested values of all parameters that are active."""
         values: dict[str, Any] = {}
         for parameter in self.parameters:
             if parameter.is_active(values):
@@ -80,7 +80,7 @@ class Space:
         return values
 
     def select(self, values: Values) -> dict[str, Any]:
-        """Those of the values that a trial can have: of parameters that exist beside the ones before."""
+        """The given values of active parameters, in the order of the space."""
         chosen: dict[str, Any] = {}
         for parameter in self.parameters:
             if parameter.key in values and parameter.is_active(chosen):
@@ -88,7 +88,7 @@ class Space:
         return chosen
 
     def point(self, values: Values, where: str) -> dict[str, Any]:
-        """A point to be tried first, as Optuna wants it.
+        """A point to try first, in the form that Optuna expects.
 
         Raises:
             ConfigError: A key is not searched, a value is outside its range, or one is missing.
@@ -102,7 +102,9 @@ class Space:
             if not parameter.is_active(chosen):
                 continue
             if parameter.key not in chosen:
-                raise ConfigError(f"{where}.{parameter.key}: missing; a point names every parameter")
+                raise ConfigError(
+                    f"{where}.{parameter.key}: missing; a point needs a value for every active parameter"
+                )
             if not parameter.contains(chosen[parameter.key]):
                 raise ConfigError(
                     f"{where}.{parameter.key}: {chosen[parameter.key]!r} is outside space.{parameter.key}, "
@@ -111,13 +113,13 @@ class Space:
         return {key: label(value) for key, value in chosen.items()}
 
     def check(self, resolve: Callable[[Values], object]) -> None:
-        """Try every option and both ends of every range on the config's own schema.
+        """Check every option and both ends of every range against the schema of the config.
 
         Args:
             resolve: Checks the experiment with these values; raises ConfigError.
 
         Raises:
-            ConfigError: Names the key and the value.
+            ConfigError: A value is not allowed; the message has the key and the value.
         """
         for parameter in self.parameters:
             parents = self._parents(parameter)
@@ -128,16 +130,16 @@ class Space:
                     raise ConfigError(f"space.{parameter.key} ({parameter}): {err}") from err
 
     def _parents(self, parameter: Parameter) -> dict[str, Any]:
-        """Values under which a parameter exists."""
-        found: dict[str, Any] = {}
+        """Values of other parameters with which a parameter is active."""
+        values: dict[str, Any] = {}
         by_key = {p.key: p for p in self.parameters}
         for key, allowed in parameter.when.items():
-            found |= {**self._parents(by_key[key]), key: allowed[0]}
-        return found
+            values |= {**self._parents(by_key[key]), key: allowed[0]}
+        return values
 
 
 def label(value: Any) -> Scalar:
-    """What stands for an option in Optuna, which takes scalars only.
+    """Scalar that represents an option in Optuna, which stores scalars only.
 
     >>> label("lora"), label([1, 2])
     ('lora', '[1, 2]')
@@ -146,7 +148,7 @@ def label(value: Any) -> Scalar:
 
 
 KINDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2}
-"""Kinds of ranges, and how many numbers each takes."""
+"""Kinds of ranges, with the number of arguments of each."""
 
 
 def read_space(tree: Any) -> Space:
@@ -170,7 +172,8 @@ def _read(key: str, entry: Any, earlier: Mapping[str, Parameter]) -> Parameter:
     kinds = [name for name in entry if name != "when"]
     if len(kinds) != 1:
         raise ConfigError(f"{where}: give exactly one of {', '.join([*KINDS, 'choice'])}")
-    kind, args = kinds[0], entry[kinds[0]]
+    kind = kinds[0]
+    args = entry[kind]
     if kind not in (*KINDS, "choice"):
         raise ConfigError(unknown(where, kind, [*KINDS, "choice"]))
     if isinstance(args, str) or not isinstance(args, Sequence):
@@ -198,7 +201,9 @@ def _check_range(where: str, kind: str, args: Sequence[Any]) -> None:
     if not args[0] < args[1]:
         raise ConfigError(f"{where}.{kind}: {args[0]!r} is not below {args[1]!r}")
     if kind in ("loguniform", "lograndint") and args[0] <= 0:
-        raise ConfigError(f"{where}.{kind}: {args[0]!r} is not above 0, where a logarithm begins")
+        raise ConfigError(
+            f"{where}.{kind}: {args[0]!r} is not above 0; a logarithmic range needs positive ends"
+        )
     if kind == "quniform" and args[2] <= 0:
         raise ConfigError(f"{where}.quniform: the step {args[2]!r} is not above 0")
 
@@ -206,7 +211,7 @@ def _check_range(where: str, kind: str, args: Sequence[Any]) -> None:
 def _conditions(where: str, when: Any, earlier: Mapping[str, Parameter]) -> dict[str, tuple[Any, ...]]:
     if not isinstance(when, Mapping):
         raise ConfigError(f"{where}.when: {when!r} is not a mapping of keys to values")
-    found = {}
+    conditions = {}
     for key, value in when.items():
         if key not in earlier:
             raise ConfigError(unknown(f"{where}.when", key, earlier) + " (a key of the space, further up)")
@@ -214,5 +219,5 @@ def _conditions(where: str, when: Any, earlier: Mapping[str, Parameter]) -> dict
         for one in allowed:
             if not earlier[key].contains(one):
                 raise ConfigError(f"{where}.when.{key}: {one!r} is never suggested ({earlier[key]})")
-        found[str(key)] = allowed
-    return found
+        conditions[str(key)] = allowed
+    return conditions

@@ -1,4 +1,4 @@
-"""What a sweep is: space, objectives, searcher, scheduler and budget, from YAML and overrides."""
+"""The description of a sweep: space, objectives, searcher, scheduler and budget, from YAML and overrides."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rayfed.config.check import parse
-from rayfed.config.compose import folder, read_yaml
+from rayfed.config.compose import folder, read_file
+from rayfed.config.parse import parse
 from rayfed.documents import DocumentError, parse_yaml, user_path
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.types import Count
@@ -24,13 +24,13 @@ SMALLER_IS_BETTER = ("sigma", "loss", "bytes", "seconds", "time", "variance")
 
 @dataclass(frozen=True, kw_only=True)
 class SearcherConfig:
-    """Who proposes the trials.
+    """The algorithm that proposes trials.
 
     Attributes:
-        name: tpe: Optuna's tree-structured Parzen estimator; nsga2: evolution, for several objectives;
-            random.
-        startup: tpe: random proposals before the first one that is based on results.
-        population: nsga2: trials of a generation.
+        name: tpe: Optuna's tree-structured Parzen estimator; nsga2: evolutionary search for several
+            objectives; random: random search.
+        startup: For tpe: number of random proposals before the first one that is based on results.
+        population: For nsga2: number of trials in a generation.
     """
 
     name: SearcherName = "tpe"
@@ -40,13 +40,15 @@ class SearcherConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Who stops trials early.
+    """The rule that stops trials early.
 
     Attributes:
-        name: none: nobody; asha: asynchronous successive halving; median: below the median of the others.
-        grace: Rounds that every trial gets.
-        reduction: asha: one trial in so many goes on at each rung; rungs are at grace times its powers.
-        least: median: other trials there must be to compare with.
+        name: none: no trial is stopped; asha: asynchronous successive halving; median: trials below the
+            median of the others are stopped.
+        grace: Number of rounds before a trial may be stopped.
+        reduction: For asha: one in `reduction` trials continues at each rung; rungs are at grace times powers
+            of `reduction`.
+        least: For median: smallest number of other trials to compare with.
     """
 
     name: SchedulerName = "none"
@@ -60,20 +62,22 @@ class Sweep:
     """One sweep.
 
     Attributes:
-        name: For folders and tables.
-        experiment: Overrides of the experiment that is varied; those of the command line come after them.
-        space: What is searched, by config key.
-        default: The paper's values of these keys, tried first; keys left out have the experiment's own.
+        name: Name of the sweep in folders and tables.
+        experiment: Overrides of the experiment that is varied; those of the command line are applied after
+            them.
+        space: Ranges and conditions by config key (`tune.space`).
+        default: The paper's values of these keys, tried first; for other keys the experiment's values are
+            used.
         points: Further points to try first; keys left out have the paper's values.
-        objective: A column of the rounds, or several, each with max or min; its value in the last round
-            counts.
-        searcher: Who proposes trials, by name or with options.
-        scheduler: Who stops them early, by name or with options.
-        trials: Trials to run.
-        seeds: Experiment seeds per trial; the objective is their mean.
-        seed: Of the proposals; none: the experiment's.
-        max_concurrent: Most trials at the same time; none: as many as fit.
-        loggers: Besides result.json and progress.csv of every trial.
+        objective: One or several columns of the results of rounds, each with max or min; the value in the
+            last round counts.
+        searcher: Algorithm that proposes trials, by name or with options.
+        scheduler: Rule that stops trials early, by name or with options.
+        trials: Number of trials.
+        seeds: Number of experiment seeds per trial; the objective is the mean over them.
+        seed: Seed of the searcher; none: the seed of the experiment.
+        max_concurrent: Largest number of trials at the same time; none: as many as fit.
+        loggers: Outputs of Ray Tune besides result.json and progress.csv of every trial.
         output: Folder of the sweep; none: a new one under runs/.
     """
 
@@ -97,7 +101,7 @@ class Sweep:
         """Direction of every objective, in order; the first one chooses the best trial.
 
         Raises:
-            ConfigError: It does not follow from the name.
+            ConfigError: The direction is not given and does not follow from the name.
         """
         given = self.objective
         if isinstance(given, dict):
@@ -106,27 +110,34 @@ class Sweep:
 
     @property
     def search(self) -> SearcherConfig:
+        """The searcher with all its options."""
         return SearcherConfig(name=self.searcher) if isinstance(self.searcher, str) else self.searcher
 
     @property
     def schedule(self) -> SchedulerConfig:
+        """The scheduler with all its options."""
         return SchedulerConfig(name=self.scheduler) if isinstance(self.scheduler, str) else self.scheduler
 
     def read_space(self) -> Space:
+        """The checked search space.
+
+        Raises:
+            ConfigError: A key cannot be searched, or a range is wrong.
+        """
         for key in self.space:
             check_searchable(key)
         return read_space(self.space)
 
 
 SHORT = tuple(f.name for f in fields(Sweep) if f.name not in ("name", "experiment", "seed"))
-"""Keys of a sweep that need no `sweep.` in front of them; `seed` is the experiment's."""
+"""Keys of a sweep that may be written without `sweep.`; `seed` alone is the seed of the experiment."""
 
 
 def make_sweep(tree: Mapping[str, Any]) -> Sweep:
     """A checked sweep from plain containers.
 
     Raises:
-        ConfigError: One line: the key, its value, what is allowed.
+        ConfigError: A value is wrong; the message has the key, its value and what is allowed.
     """
     sweep = parse(Sweep, tree, "")
     sweep.read_space()
@@ -148,9 +159,11 @@ def load_sweep(arguments: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
             experiment.
 
     Raises:
-        ConfigError: The sweep does not exist or something in it is wrong.
+        ConfigError: The sweep does not exist, or a value in it is wrong.
     """
-    name, own, rest = "", {}, []
+    name = ""
+    own: dict[str, Any] = {}
+    rest: list[str] = []
     for text in arguments:
         key, sep, value = text.partition("=")
         if not sep or not key:
@@ -166,7 +179,7 @@ def load_sweep(arguments: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
             rest.append(text)
     if not name:
         raise ConfigError(f"sweep: missing; set sweep=NAME, one of: {', '.join(sweep_names())}")
-    tree = read_file(name)
+    tree = read_sweep(name)
     for key, value in own.items():
         _put(tree, key, value)
     sweep = make_sweep(tree)
@@ -174,24 +187,31 @@ def load_sweep(arguments: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
 
 
 def sweep_names() -> list[str]:
+    """Names of the sweeps in configs/sweep."""
     return sorted(path.stem for path in (folder() / "sweep").glob("*.yaml"))
 
 
-def read_file(name: str) -> dict[str, Any]:
-    """The mapping in `configs/sweep/<name>.yaml`, or in a file of one's own.
+def read_sweep(name: str) -> dict[str, Any]:
+    """The mapping in `configs/sweep/<name>.yaml`, or in another file.
+
+    Args:
+        name: Name of a sweep, or path of a file that ends with .yaml or .yml.
 
     Raises:
-        ConfigError: There is none, or it is not YAML.
+        ConfigError: The file does not exist or is not a mapping in plain YAML.
     """
     own = name.endswith((".yaml", ".yml"))
     path = user_path(name, "sweep") if own else folder() / "sweep" / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(unknown("sweep", name, sweep_names()))
-    return {"name": path.stem, **read_yaml(path, "sweep")}
+    return {"name": path.stem, **read_file(path, "sweep")}
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """`space.server.q` is the parameter `server.q` (null removes it); other dots are sections."""
+    """Set an override in the tree of a sweep.
+
+    `space.server.q` is the parameter `server.q`, which the value null removes; other dots separate sections.
+    """
     head, _, rest = key.partition(".")
     if not rest:
         tree[key] = value
@@ -217,4 +237,6 @@ def _direction(name: str) -> Direction:
         return "min"
     if "accuracy" in name:
         return "max"
-    raise ConfigError(f"objective: say whether {name!r} should be large or small: objective={{{name}: max}}")
+    raise ConfigError(
+        f"objective: the direction of {name!r} is missing; write objective={{{name}: max}} or min"
+    )

@@ -1,4 +1,4 @@
-"""One trial: an experiment run round by round for Ray Tune, resumable by its own run folder."""
+"""One trial: an experiment that Ray Tune runs round by round, and that can resume from its run folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
-from rayfed.engine.launch import policy
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, NonFiniteError, unknown
 from rayfed.executors.inline import InlineExecutor
@@ -31,19 +30,20 @@ from tune.lanes import Lanes, Stage, share_features
 from tune.shared import FrozenWeights, joined
 
 REACHED = "reached.json"
-NUMBER, VALUES = "number", "values"
+NUMBER = "number"
+VALUES = "values"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What all trials of a sweep know.
+    """Data that all trials of a sweep share.
 
     Attributes:
         base: The experiment that is varied.
-        folder: Of the sweep.
-        here: Where the sweep was started, for relative paths in the config.
-        objectives: Columns that must be in the rows that are reported.
-        seeds: Experiment seeds of every trial, run side by side, round by round.
+        folder: Folder of the sweep.
+        here: Working folder in which the sweep was started, for relative paths in the config.
+        objectives: Columns that every reported row must have.
+        seeds: Experiment seeds of every trial; all of them run each round before the next one begins.
         frozen: Backbones in the object store.
     """
 
@@ -56,11 +56,16 @@ class Common:
 
 
 class Trial(ray.tune.Trainable):
-    """Reports one row a round: the mean over its seeds. Its process serves one trial after the other."""
+    """Reports one row per round, the mean over its seeds. Its process is reused for later trials."""
 
     def setup(self, config: dict[str, Any], common: Common) -> None:  # type: ignore[override]  # with_parameters
-        """Args: config: number and values of the trial. common: what all trials know."""
-        logging.getLogger("ray").setLevel(logging.WARNING)  # it reports every checkpoint
+        """Begin the first trial of this process.
+
+        Args:
+            config: Number and values of the trial.
+            common: Data that all trials share.
+        """
+        logging.getLogger("ray").setLevel(logging.WARNING)  # else it logs every checkpoint
         self._common = common
         self._lanes: Lanes | None = None
         self._begin(config)
@@ -71,14 +76,15 @@ class Trial(ray.tune.Trainable):
         return True
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._number, self._values = int(config[NUMBER]), dict(config[VALUES])
+        self._number = int(config[NUMBER])
+        self._values = dict(config[VALUES])
         self._path = trial_folder(self._common.folder, self._number)
         self._runs: list[Iterator[Row]] = []
         self._reported = 0
 
     def _end(self) -> None:
         for run in self._runs:
-            run.close()  # type: ignore[attr-defined]  # they are generators; it writes the tables
+            run.close()  # type: ignore[attr-defined]  # closing the generator writes its tables
         self._runs = []
 
     def cleanup(self) -> None:
@@ -87,7 +93,7 @@ class Trial(ray.tune.Trainable):
             self._lanes.close()
 
     def step(self) -> dict[str, Any]:
-        """The next round that was scored: recorded ones first, where the trial goes on after a crash."""
+        """Row of the next round with scores; after a crash, rounds on disk come first."""
         try:
             return self._next()
         except Exception as err:
@@ -98,7 +104,8 @@ class Trial(ray.tune.Trainable):
         self._runs = self._runs or self._open()
         while True:
             rows = [next(run) for run in self._runs]
-            number, last = rows[0]["round"], rows[0]["round"] == self._rounds
+            number = rows[0]["round"]
+            last = number == self._rounds
             row = mean_of(rows, self._common.objectives)
             check_objectives(row, self._common.objectives)
             missing = [name for name in self._common.objectives if name not in row]
@@ -112,14 +119,15 @@ class Trial(ray.tune.Trainable):
                 return {**row, "done": last}
 
     def _open(self) -> list[Iterator[Row]]:
-        """Prepare the experiment of every seed; the rows of each."""
+        """Prepare the experiment of every seed, and return the rows of each."""
         if self._common.here.is_dir():
-            os.chdir(self._common.here)  # Ray puts trials into a folder of their own
+            os.chdir(self._common.here)  # Ray starts trials in another folder
         configs = [
             replace(self._common.base.config(self._values, seed), compare=(), output=None)
             for seed in self._common.seeds
         ]
-        self._rounds, self._algorithm = configs[0].rounds, configs[0].algorithm
+        self._rounds = configs[0].rounds
+        self._algorithm = configs[0].algorithm
         self._path.mkdir(parents=True, exist_ok=True)
         (self._path / ERROR).unlink(missing_ok=True)
         setups = [prepare(config, self._common.frozen.build) for config in configs]
@@ -131,17 +139,17 @@ class Trial(ray.tune.Trainable):
         return [rows_of(*each) for each in zip(configs, setups, paths, executors, watches, strict=True)]
 
     def _labels(self, seed: int) -> dict[str, str]:
-        """Of the metrics of one seed's run; a trial with one seed is called by its number alone."""
+        """Labels of the metrics of one seed's run; the seed is left out where a trial has one seed."""
         trial = self._path.name + (f"-seed-{seed}" if len(self._common.seeds) > 1 else "")
         return labels_of(self._common.folder.name, self._algorithm, trial)
 
     def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
         frozen = [self._common.frozen.of(setup.world) for setup in setups]
         if config.cluster.executor == "inline":
-            found = [InlineExecutor(setup.world, setup.weights, policy(config)) for setup in setups]
-            for executor, setup, backbone in zip(found, setups, frozen, strict=True):
+            inline = [InlineExecutor(setup.world, setup.weights, config.failures) for setup in setups]
+            for executor, setup, backbone in zip(inline, setups, frozen, strict=True):
                 share_features(executor.worker, setup.world, backbone, "cpu")
-            return found
+            return inline
         stages = [
             Stage(
                 world=setup.world,
@@ -153,7 +161,7 @@ class Trial(ray.tune.Trainable):
         ]
         if self._lanes is None:
             self._lanes = self._start_lanes(config, setups[0])
-        self._lanes.policy = policy(config)
+        self._lanes.policy = config.failures
         served = self._lanes.serve(stages)
         self._write_placement(self._lanes)
         return served
@@ -166,8 +174,8 @@ class Trial(ray.tune.Trainable):
         bundles = [bundle for bundle in group.bundle_specs if bundle]
         if config.cluster.actors == "per_client" and len(clients) != len(bundles):
             raise ConfigError(
-                f"cluster.actors: per_client needs as many clients in every trial; this one has "
-                f"{len(clients)}, {len(bundles)} were planned"
+                f"cluster.actors: per_client needs the same number of clients in every trial; this one has "
+                f"{len(clients)} instead of {len(bundles)}"
             )
         lanes = (
             clients if config.cluster.actors == "per_client" else [f"{i:02d}" for i in range(len(bundles))]
@@ -180,18 +188,18 @@ class Trial(ray.tune.Trainable):
             }
             for i, bundle in enumerate(bundles)
         ]
-        pid = os.getpid()  # actors outlive the trial they were started for
-        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, policy(config))
+        pid = os.getpid()  # actors are reused by later trials, so their names contain no trial number
+        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, config.failures)
 
     def _write_placement(self, lanes: Lanes) -> None:
-        """Say where the trial's actors are."""
+        """Write to placement.json on which nodes the trial's actors are."""
         group = get_current_placement_group()
         places = ray.get([lane.actor.where.remote() for lane in lanes.lanes])
         facts = {"bundles": group.bundle_specs if group else [], "lanes": places}
         write_text(self._path / "placement.json", json.dumps(facts, indent=1) + "\n")
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Everything with which the trial can go on from this round, on any node."""
+        """Copy everything with which the trial can continue after this round on any node."""
         target = Path(checkpoint_dir)
         for folder in sorted(self._path.glob("seed-*")):
             for name in resumable(folder):
@@ -200,7 +208,7 @@ class Trial(ray.tune.Trainable):
         write_text(target / REACHED, json.dumps({"round": self._reported}))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on after the round of a checkpoint; the trial's own folder may be further already."""
+        """Continue after the round of a checkpoint; the run folders may contain later rounds already."""
         self._end()
         source = Path(str(checkpoint))
         self._reported = int(json.loads((source / REACHED).read_text())["round"])
@@ -222,7 +230,7 @@ def check_objectives(row: Row, objectives: Sequence[str]) -> None:
 
 
 def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:
-    """One row for all seeds: the mean of every number, and the deviation of the objectives.
+    """One row for all seeds: the mean of every number, and the standard deviation of the objectives.
 
     >>> mean_of([{"round": 1, "accuracy": 0.25, "worst": "a"}, {"round": 1, "accuracy": 0.75, "worst": "b"}],
     ...     ["accuracy"])

@@ -1,4 +1,4 @@
-"""Ray Tune's tuner for a checked sweep: new, or going on from what a killed one left."""
+"""Ray Tune's tuner for a checked sweep, new or restored after a crash."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ from tune.progress import Progress
 from tune.searcher import RoundAwareOptuna, make_sampler
 from tune.sweep import Sweep
 
-FOLDER = "tune"
+RAY_FOLDER = "tune"
+"""Folder of Ray Tune's files inside the folder of the sweep."""
 
 
 def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
-    """A tuner for a new sweep, or for what a killed one left."""
-    folder = found.path / FOLDER
+    """A tuner for a new sweep, or one restored from the snapshot of a killed sweep.
+
+    Args:
+        found: The checked sweep.
+        trainable: `tune.trial.Trial` with its parameters and resources.
+        most: Largest number of trials at the same time.
+    """
+    folder = found.path / RAY_FOLDER
     _drop_unreadable(folder)
     if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
         return ray.tune.Tuner.restore(str(folder), trainable)
@@ -52,7 +59,7 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
             trial_dirname_creator=_trial_name,
         ),
         run_config=ray.tune.RunConfig(
-            name=FOLDER,
+            name=RAY_FOLDER,
             storage_path=str(found.path),
             verbose=0,
             callbacks=[*_loggers(found), Progress(tuple(sweep.objectives), config.rounds)],
@@ -65,9 +72,9 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
 
 
 def _drop_unreadable(folder: Path) -> None:
-    """Remove snapshots that Ray was killed in the middle of writing.
+    """Remove snapshots that are incomplete because Ray was killed while it wrote them.
 
-    An older one takes their place; without one, Optuna's journal and the run folders have everything.
+    Ray then uses an older snapshot; without one, Optuna's journal and the run folders hold all results.
     """
     for file in folder.glob("experiment_state*.json"):
         try:
@@ -76,11 +83,11 @@ def _drop_unreadable(folder: Path) -> None:
             file.unlink()
 
 
-def fit(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
+def run_trials(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
     """Run all trials.
 
     Raises:
-        RayFedError: The searcher or a check of ours stopped it.
+        RayFedError: The searcher or a check of RayFed stopped the sweep.
     """
     try:
         return tuner.fit()
@@ -113,7 +120,7 @@ def _loggers(found: Search) -> list[Any]:
 
         mine = variables()
         uri = mine.get(URI) or f"sqlite:///{found.path / DATABASE}"
-        with within(mine):  # it imports the library, which then is as quiet as in a run
+        with within(mine):  # MLflow is imported here and reads these variables
             loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
     return loggers
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,12 +11,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.config.schema import Config, load_config
+from rayfed.config.schema import Config, load_run
 from rayfed.data.client_data import Splits
 from rayfed.engine.setup import Setup, prepare
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
-from rayfed.terminal.console import say
 from rayfed.types import ServerState, is_statistic
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -54,7 +52,7 @@ def reopen(folder: Path) -> Finished:
         folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
         hint = f"; give one of its runs: {', '.join(folds)}" if folds else ""
         raise ConfigError(f"{str(folder)!r} is not the folder of a finished run: no {tensors.name}{hint}")
-    config = load_config(file=folder / "config.yaml")
+    config = load_run(folder)
     setup = prepare(config)
     facts = json.loads((folder / "environment.json").read_text())
     for what, now in (("data", setup.dataset.digest), ("partition", setup.partition.digest)):
@@ -98,13 +96,3 @@ def mention(folder: Path, title: str, picture: Path) -> None:
     link = f"](figures/{picture.name})"
     if link not in text:
         write_text(report, f"{text}\n![{title}{link}\n")
-
-
-def command(work: Callable[[], None]) -> int:
-    """Run a command of this package; exit code 2 and one line for bad input."""
-    try:
-        work()
-    except RayFedError as err:
-        say(f"error: {err}", sys.stderr)
-        return 2 if isinstance(err, ConfigError) else 1
-    return 0

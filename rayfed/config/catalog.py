@@ -1,42 +1,107 @@
-"""What there is: every algorithm, tuning scheme, model and data set, from the files themselves."""
+"""What can be chosen: every algorithm, tuning scheme, model, data set, experiment and sweep, a line each.
+
+Descriptions are the first lines of the files: of the docstring of a Python file, of the comment at the top of
+a YAML file. Nothing is imported for them, so that listing is fast.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from rayfed.config.compose import folder
-from rayfed.federation.method import METHODS
-from rayfed.tuning.base import TUNINGS
+from rayfed.config.compose import BRINGS, NAMED, choices, folder, read_file
+from rayfed.terminal.console import say
+from rayfed.terminal.guard import guarded, parser_of
+
+USAGE = """\
+python -m rayfed.config.catalog [--json]
+
+Lists every algorithm, tuning scheme, model, data set, experiment and sweep, and in brackets what each one
+brings: data=shakespeare brings model=char_lstm. For example
+  rayfed list --json
+"""
+
+SECTIONS = {
+    "algorithms": "algorithm",
+    "tunings": "tuning",
+    "models": "model",
+    "data": "data",
+    "experiments": "experiment",
+    "sweeps": "sweep",
+}
+"""Titles of the list, and the config group that each one is about."""
+
+OVERRIDE = re.compile(r"override /(\w+)")
 
 
-def first_line(module: str) -> str:
-    """The first line of a module's docstring, without its final dot."""
-    doc = importlib.import_module(module).__doc__ or ""
-    return doc.strip().splitlines()[0].rstrip(".") if doc.strip() else ""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One name of a config group.
+
+    Attributes:
+        name: What to write after `group=`.
+        description: One line.
+        brings: Choices in other groups that come with it, by group.
+    """
+
+    name: str
+    description: str
+    brings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Description, and what it brings in brackets."""
+        brings = ", ".join(f"{group}={name}" for group, name in self.brings.items())
+        return f"{self.description} [{brings}]" if brings else self.description
+
+
+def listed(group: str) -> list[Choice]:
+    """Every choice of a config group, sorted by name."""
+    return [_choice(group, name) for name in choices(group)]
 
 
 def algorithms() -> list[tuple[str, str]]:
-    """Name and first line of every method that ships."""
-    return [(name, first_line(f"{METHODS.package}.{name}")) for name in METHODS.names()]
+    """Name and description of every method and preset that ships."""
+    return [(choice.name, choice.description) for choice in listed("algorithm")]
 
 
 def tunings() -> list[tuple[str, str]]:
-    """Name and first line of every tuning scheme that ships."""
-    return [(name, first_line(f"{TUNINGS.package}.{name}")) for name in TUNINGS.names()]
-
-
-def group(name: str) -> list[str]:
-    """Names of the YAML files of a config group, in nested folders too."""
-    root = folder() / name
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+    """Name and description of every tuning scheme that ships."""
+    return [(choice.name, choice.description) for choice in listed("tuning")]
 
 
 def catalog() -> str:
     """Everything as plain text."""
-    parts = [_section("algorithm=", algorithms()), _section("tuning=", tunings())]
-    groups = [(name, group(name)) for name in ("model", "data", "experiment", "sweep")]
-    return "\n\n".join([*parts, *(f"{name}=  {', '.join(names)}" for name, names in groups if names)])
+    parts = []
+    for group in SECTIONS.values():
+        found = listed(group)
+        width = max(len(choice.name) for choice in found)
+        lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
+        parts.append("\n".join([f"{group}=", *lines]))
+    return "\n\n".join(parts)
+
+
+def as_json() -> dict[str, list[dict[str, Any]]]:
+    """Everything as one object: a list for each section, of objects with name, description and brings."""
+    return {title: [asdict(choice) for choice in listed(group)] for title, group in SECTIONS.items()}
+
+
+def show(as_object: bool) -> None:
+    """Write everything to standard output, as text or as JSON."""
+    say(json.dumps(as_json(), indent=1) if as_object else catalog())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List from the command line. Exit code: 0 listed, 2 bad input."""
+    parser = parser_of("rayfed.config.catalog", USAGE)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+    return guarded(lambda: show(args.json), args.debug)
 
 
 def markdown(rows: Iterable[tuple[str, str]]) -> str:
@@ -45,6 +110,37 @@ def markdown(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(["| name | what it is |", "|---|---|", *lines])
 
 
-def _section(title: str, rows: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([title, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+def _choice(group: str, name: str) -> Choice:
+    file = folder() / group / f"{name}.yaml"
+    content = read_file(file, group) if file.is_file() else {}
+    text = _comment(file) if file.is_file() else ""
+    if group in NAMED and name in NAMED[group].names():
+        text = NAMED[group].description(name) if group != "data" or not text else text
+    return Choice(name=name, description=text, brings=_brings(content))
+
+
+def _comment(file: Path) -> str:
+    """The first line of comment at the top of a YAML file, without the final full stop."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            return line.removeprefix("#").strip().rstrip(".")
+    return ""
+
+
+def _brings(content: dict[str, Any]) -> dict[str, str]:
+    """The choices in other groups, from the section `brings` or the overrides of a defaults list."""
+    found = dict(content.get(BRINGS, {}))
+    for entry in content.get("defaults", ()):
+        if isinstance(entry, str) and entry != "_self_":  # another experiment that this one begins with
+            base = entry.removeprefix("/experiment/").partition("@")[0]
+            found |= _brings(read_file(folder() / "experiment" / f"{base}.yaml", "experiment"))
+        for key, name in entry.items() if isinstance(entry, dict) else ():
+            if match := OVERRIDE.fullmatch(key):
+                found[match[1]] = name
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

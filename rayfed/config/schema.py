@@ -1,6 +1,6 @@
 """The typed schema of an experiment, checked against the dataclasses that the code runs on.
 
-`rayfed.config.compose` puts the YAML together, `rayfed.config.check` builds dataclasses from it.
+`rayfed.config.compose` puts the YAML together, `rayfed.config.parse` checks it against a dataclass.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from annotated_types import Ge, Le
-from pydantic import TypeAdapter
+import yaml
+from annotated_types import Ge
 
-from rayfed.config.check import parse
-from rayfed.config.compose import compose
+from rayfed.config.compose import compose, read_file
+from rayfed.config.parse import parse, plain
+from rayfed.config.renamed import refuse_renamed, with_new_names
+from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown
-from rayfed.executors.failures import OnError, OnNonFinite
+from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS
@@ -28,78 +30,7 @@ from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import TUNINGS, Tuning
-from rayfed.types import Count, NonNegative, Positive
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
-    """Where clients run; nothing here changes a result.
-
-    Attributes:
-        executor: Ray actors, or everything in this process.
-        address: A running Ray cluster (host:port); none: RAY_ADDRESS, else a cluster of our own on this
-            machine.
-        actors: Number of client actors; `auto` fits the cluster; `per_client`: each client has its own.
-        cpus_per_actor: CPUs an actor occupies; auto: one, or less where more actors are asked for than there
-            are.
-        gpus_per_actor: Share of a GPU an actor occupies; auto: all GPUs are shared out evenly.
-        memory_per_actor: GB an actor may need; limits `auto`.
-        threads: torch threads of an actor. Part of the result: float sums depend on it.
-        num_cpus: CPUs of a cluster of our own; none: what the machine has.
-        num_gpus: GPUs of a cluster of our own; none: what the machine has.
-        dashboard: Start Ray's dashboard with a cluster of our own.
-        metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
-        task_names: Tasks in Ray's dashboard are named after their exchange, or (`client`) also after round
-            and client, of which Ray keeps time series without end.
-        connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
-        retries: How often a client's work is repeated after its actor was lost.
-    """
-
-    executor: Literal["ray", "inline"] = "ray"
-    address: str | None = None
-    actors: Literal["auto", "per_client"] | Count = "auto"
-    cpus_per_actor: Literal["auto"] | Positive = "auto"
-    gpus_per_actor: Literal["auto"] | NonNegative = "auto"
-    memory_per_actor: Positive = 1.0
-    threads: Annotated[int, Ge(1), Le(1024)] = 1
-    num_cpus: Count | None = None
-    num_gpus: Annotated[int, Ge(0)] | None = None
-    dashboard: bool = True
-    metrics: bool = True
-    task_names: Literal["exchange", "client"] = "exchange"
-    connect_timeout: Positive = 30.0
-    retries: Annotated[int, Ge(0)] = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """What is scored when.
-
-    Attributes:
-        every: Score the global model in every such round and in the last one; 0: never.
-        personal: Also score the model each client would deploy, on its own test split.
-        validation: Also score the global model on the clients' validation splits, to choose a round by.
-        table: The final table has a row for each domain, or (`clients`) for each model the statistics over
-            clients: average, worst and best tenth, variance.
-    """
-
-    every: Annotated[int, Ge(0)] = 1
-    personal: bool = False
-    validation: bool = False
-    table: Literal["domains", "clients"] = "domains"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """What is kept for going on after a crash; nothing here changes a result.
-
-    Attributes:
-        every: Write a checkpoint after every such round, and after the last one; 0: only after the last one.
-        keep: How many of the last checkpoints stay.
-    """
-
-    every: Annotated[int, Ge(0)] = 1
-    keep: Count = 2
+from rayfed.types import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +59,9 @@ class Config:
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
         checkpoint: What is kept for going on after a crash.
-        on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
-            again up to cluster.retries times and then ends it (retry), or is left out of the round (drop).
+        failures: What is done when a client or an actor fails.
         on_nonfinite: A loss or a global tensor that is NaN or infinite is noted in the events, on the screen
-            and in the report, and the run goes on (warn) or ends (raise).
-        client_timeout: Seconds a client may take; none: as long as it likes. On Ray only.
-        watchdog: Seconds without any answer after which the clients that are waited for are named, with
-            what they are doing; none: never.
+            and in the report, and the run continues (warn) or ends (raise).
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
         output: Folder of the run; none: a new one under runs/.
@@ -160,10 +87,8 @@ class Config:
     deterministic: bool = False
     protocol: Literal["single", "leave_one_out"] = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    on_client_error: OnError = "raise"
+    failures: Policy = field(default_factory=Policy)
     on_nonfinite: OnNonFinite = "warn"
-    client_timeout: Positive | None = None
-    watchdog: Positive | None = 300.0
     tensorboard: bool = True
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
     output: str | None = None
@@ -189,11 +114,32 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
-    return resolve(compose(overrides, file))
+    return resolve(compose(overrides, None if file is None else read_file(file, "--config")))
+
+
+def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a run from its folder; keys that have another name now are read as the new ones.
+
+    Args:
+        folder: Folder of the run.
+        overrides: As of `load_config`.
+
+    Raises:
+        ConfigError: The folder holds no config, or it is not valid.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"{folder}: holds no run (there is no config.yaml)")
+    return resolve(compose(overrides, with_new_names(read_file(file, str(folder)))))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
-    """Check a plain mapping and fill in every default, those of the halves and the tuning included."""
+    """Check a plain mapping and fill in every default, those of the halves and the tuning included.
+
+    Raises:
+        ConfigError: One line: the key, its value, what is allowed.
+    """
+    refuse_renamed(tree)
     config = parse(Config, spelled_out(tree), "")
     parts = build_parts(config)
     return dataclasses.replace(
@@ -263,20 +209,23 @@ def _tuning(section: Mapping[str, Any], where: str) -> Tuning:
 
 def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, Any]:
     """The section `inner`, complete; keys that the wrapper does not have go to the inner scheme."""
-    inner = values.get("inner", {"name": "lora"})
-    if not isinstance(inner, Mapping) or "name" not in inner:
-        raise ConfigError(f"{where}.inner: {shown(inner)} is not a section with a name, such as lora")
-    inner = {**inner, **{key: value for key, value in values.items() if key not in own}}
+    inner = values.get("inner", {})
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{where}.inner: {shown(inner)} is not a section; write {where}.inner.name=lora")
+    inner = {"name": "lora", **inner, **{key: value for key, value in values.items() if key not in own}}
     scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
     return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Plain containers, as they go into config.yaml."""
-    plain: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json")
-    return plain
+    return plain(config)
+
+
+def to_yaml(config: Config) -> str:
+    """The text of config.yaml, which repeats the run."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
 def _named(name: str, part: object) -> dict[str, Any]:
-    plain: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
-    return {"name": name, **plain}
+    return {"name": name, **plain(part)}

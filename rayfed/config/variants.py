@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayfed.config.schema import Config, build_parts, resolve, to_dict
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS, check
+from rayfed.federation.method import METHODS, check_compatible
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:
@@ -30,7 +30,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
         found[name] = resolve({**to_dict(config), **change, **place})
         parts = build_parts(found[name])
-        check(parts.server, parts.local, parts.tuning)
+        check_compatible(parts.server, parts.local, parts.tuning)
     return found
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rayfed.data.config import DataConfig
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
-from rayfed.registry import Registry
+from rayfed.registry import READER_FILES, Registry
 
 Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
 """An input alone, or an input and its target."""
@@ -152,7 +152,7 @@ def choose_classes(wanted: Sequence[str] | int | None, found: Sequence[str]) -> 
 
 
 READERS = Registry(
-    package="rayfed.data.readers",
+    files=READER_FILES,
     attribute="READER",
     key="data.reader",
     accepts=lambda found: isinstance(found, type) and is_dataclass(found),

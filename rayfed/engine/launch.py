@@ -46,21 +46,10 @@ def launch(
     """
     keeping = Keeping.of(setup, config, path, resume)
     if config.cluster.executor == "inline":
-        executor = InlineExecutor(setup.world, setup.weights, policy(config))
+        executor = InlineExecutor(setup.world, setup.weights, config.failures)
         yield from conduct(setup.experiment, executor, setup.start, keeping)
         return
     yield from _launch_on_ray(setup, config, keeping, notify)
-
-
-def policy(config: Config) -> Policy:
-    """What the config says about failures."""
-    return Policy(
-        on_client_error=config.on_client_error,
-        retries=config.cluster.retries,
-        client_timeout=config.client_timeout,
-        watchdog=config.watchdog,
-        patience=max(config.cluster.connect_timeout, Policy.patience),
-    )
 
 
 def _launch_on_ray(
@@ -117,8 +106,7 @@ def _drive(
     options = [{**own, "namespace": space} for own in options]
     try:
         metrics = labels_of(name, config.algorithm) if config.cluster.metrics else None
-        by_client = config.cluster.task_names == "client"
-        seconds = ray.get(driver.start.remote(names, options, policy(config), metrics, by_client))
+        seconds = ray.get(driver.start.remote(names, options, config.failures, metrics))
         notify(f"actors ready after {seconds:.1f} s")
         rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
         for row in rows:
@@ -155,7 +143,6 @@ class DriverActor:
         options: list[dict[str, Any]],
         policy: Policy,
         labels: Mapping[str, str] | None,
-        names_clients: bool,
     ) -> float:
         """Start the client actors; returns the seconds until every one has its model."""
         import torch
@@ -166,7 +153,6 @@ class DriverActor:
         torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
         self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
-        self._executor.names_clients = names_clients
         self._watch = Metrics(labels) if labels else None
         self._executor.where()
         return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The round loop: choose clients, run a round, score the result."""
+"""The round loop: sample clients, run a round, evaluate the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.federation.executor import Executor, Task
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.federation.visit import evaluate
-from rayfed.heterogeneity.capacity import draw
+from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.round import Round
@@ -27,23 +27,23 @@ from rayfed.types import Params, ServerState, Update
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What the loop must know; together with an executor and start values it determines every result.
+    """Everything the loop needs except an executor and initial values; together they determine all results.
 
     Attributes:
-        server: Driver half of the method.
-        local: Client half.
+        server: Server half of the method.
+        local: Client half of the method.
         clients: Facts about every client, by id, in the order in which updates are summed.
         sets: Test sets, each scored once per evaluation.
         seed: Seed of the experiment.
-        rounds: Rounds to run.
-        clients_per_round: Size of a cohort (per domain where `sampling` is one_per_domain it is not used).
-        sampling: How a cohort is drawn.
-        evaluate_every: Score the global model in every such round and in the last one; 0: never.
-        validate: Also score it on the clients' validation splits.
-        depth: Blocks of the backbone.
-        capacity: Blocks each client can hold; None: drawn anew each round.
-        block_bytes: Size of the frozen weights of each block.
-        faults: Faults to inject; None: none.
+        rounds: Total number of rounds.
+        clients_per_round: Number of clients in a cohort; not used where `sampling` is one_per_domain.
+        sampling: How cohorts are drawn: uniformly, or one client of each domain.
+        evaluate_every: Score the global model in every n-th round and in the last one; 0: never.
+        validate: Score the global model on the validation splits of the clients, too.
+        depth: Number of blocks of the backbone.
+        capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
+        block_bytes: Size of the frozen weights of each block in bytes.
+        faults: Faults to inject; None: no faults.
     """
 
     server: Server
@@ -69,20 +69,20 @@ def run(
     state: ServerState | None = None,
     known: Mapping[str, Score] | None = None,
 ) -> Iterator[Round]:
-    """Run the rounds after `state` (from the start without one) and yield each when it is finished.
+    """Run the rounds of an experiment, and yield each when it is finished.
 
     Args:
-        experiment: What to run.
-        executor: Where; its clients have the stores that belong to `state`.
-        start: Start values of what travels.
-        state: What the server carried after an earlier round.
-        known: Last known scores of the clients' own models, which belong to `state` too.
+        experiment: The experiment.
+        executor: Runs the calls of clients; it must hold the client stores that belong to `state`.
+        start: Initial values of all tensors that are sent and trained.
+        state: State of the server after an earlier round, to continue from; None: begin with the first round.
+        known: Last known scores of the clients' personal models at that round.
     """
     first = 0 if state is None else state.round + 1
     state = state or experiment.server.start(start)
     own = Evaluation(clients=known, domains={}, held_out={}) if known else None
     for r in range(first, experiment.rounds):
-        began = time.perf_counter()
+        started = time.perf_counter()
         cohort = make_cohort(experiment, executor, r)
         state = advance(experiment, replace(state, round=r), cohort)
         trained = time.perf_counter()
@@ -99,14 +99,16 @@ def run(
             "bytes_up": cohort.ledger.total("up"),
             "bytes_down": cohort.ledger.total("down"),
             **fault_columns(experiment.faults, cohort.ledger, state),
-            "seconds": time.perf_counter() - began,
-            "seconds_training": trained - began,
+            "seconds": time.perf_counter() - started,
+            "seconds_training": trained - started,
         }
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
 
 
 def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> ServerState:
-    """The state after a round: the same one, but for the clock, where nobody is there or nobody answers.
+    """The state after a round.
+
+    Where no client is available or none answers, only the virtual clock changes.
 
     Raises:
         ServerError: The server's arithmetic failed.
@@ -128,7 +130,10 @@ def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> Serve
 
 
 def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> dict[str, Any]:
-    """How many clients were missing, and the virtual clock, where there can be something to say."""
+    """Columns of a round about faults: missing clients, and the virtual clock where there is one.
+
+    The number of missing clients is left out where no faults are injected and all clients answered.
+    """
     row: dict[str, Any] = {}
     if faults is not None or ledger.missing:
         row["missing"] = len(ledger.missing)
@@ -138,13 +143,22 @@ def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> 
 
 
 def is_due(every: int, round: int, rounds: int) -> bool:
-    """Whether something done `every` so many rounds, and in the last one, is done in this one."""
+    """Whether an action of every `every`-th round and the last one is due in this round (0: never).
+
+    Args:
+        every: Distance between two such rounds.
+        round: Round index, from 0.
+        rounds: Total number of rounds.
+    """
     return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
 
 
 def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohort:
-    """The clients of a round, drawn from the round's own stream."""
-    ids, capacity = sample(experiment, round), experiment.capacity
+    """Sample the clients of a round, and their capacities where these are drawn in each round."""
+    ids = sample(experiment, round)
+    capacity = experiment.capacity
+    if capacity is None:
+        capacity = draw_capacities(ids, experiment.depth, experiment.seed, round)
     return Cohort(
         round=round,
         ids=ids,
@@ -152,7 +166,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohor
         seed=experiment.seed,
         rounds=experiment.rounds,
         depth=experiment.depth,
-        capacity=draw(ids, experiment.depth, experiment.seed, round) if capacity is None else capacity,
+        capacity=capacity,
         executor=executor,
         block_bytes=experiment.block_bytes,
         faults=experiment.faults,
@@ -162,7 +176,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohor
 def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
     """Ids of the cohort, in client order: all, a uniform draw, or one client of each domain.
 
-    Only clients that are available are drawn; where they are too few, all of them take part.
+    Only available clients are drawn; where there are fewer than `clients_per_round`, all of them take part.
     """
     faults = experiment.faults
     ids = [cid for cid in experiment.clients if faults is None or faults.is_available(round, cid)]
@@ -180,42 +194,56 @@ def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
 
 
 def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> Evaluation:
-    """Score the global model on every test set; what we look at is not what the method costs."""
+    """Score the global model on all test sets; this traffic is not counted as the method's."""
     ids = tuple(s.id for s in experiment.sets)
     task = partial(evaluate, split="test", local=experiment.local)
-    answers = look(cohort, ids, task, state, "report")
+    answers = score_on(cohort, ids, task, state, "report")
     others = {name for a in answers.values() for name in a.metrics} - {*METRICS, "loss", "num"}
-    for name in sorted(others):  # another way to predict, such as the last exit alone
-        found = [a.metrics[name] for a in answers.values() if name in a.metrics]
-        cohort.measure(**{name: sum(found) / len(found)})
+    for name in sorted(others):  # metrics of further predictions, such as that of the last exit
+        values = [a.metrics[name] for a in answers.values() if name in a.metrics]
+        cohort.measure(**{name: sum(values) / len(values)})
     return evaluation(experiment.sets, answers)
 
 
-def look(cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, tag: str) -> dict[str, Update]:
-    """Let everybody score the global model; answers by id. Says in the round's row how many are lacking."""
+def score_on(
+    cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, tag: str
+) -> dict[str, Update]:
+    """Evaluate the global model on these ids; records how many did not answer as `<tag>_missing`.
+
+    Returns:
+        Answers by id.
+    """
     answers: Sequence[Update] = ()
     with suppress(NobodyAnsweredError):
-        answers = cohort.looking(ids).run(task, state.broadcast(), tag=tag)
+        answers = cohort.for_reporting(ids).run(task, state.broadcast(), tag=tag)
     if len(answers) < len(ids):
         cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
     return {answer.client: answer for answer in answers}
 
 
 def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
-    """Score and loss of the global model on the validation splits, means over the clients that have one."""
+    """Metric and loss of the global model on the validation splits, as `val_<metric>` and `val_loss`.
+
+    Both are unweighted means over the clients that have validation examples.
+    """
     task = partial(evaluate, local=experiment.local)
-    answers = look(cohort, cohort.all_ids, task, state, "report_validation")
-    found = [a.metrics for a in answers.values() if metric_of(a.metrics)]
-    metric = metric_of(found[0]) if found else None
+    answers = score_on(cohort, cohort.all_ids, task, state, "report_validation")
+    scored = [a.metrics for a in answers.values() if metric_of(a.metrics)]
+    metric = metric_of(scored[0]) if scored else None
     names = (metric, "loss") if metric else ()
-    return {f"val_{name}": float(sum(one[name] for one in found)) / len(found) for name in names}
+    return {f"val_{name}": float(sum(one[name] for one in scored)) / len(scored) for name in names}
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:
-    """The accuracy columns: of the model the method deploys, and of the other one under its own name."""
+    """Accuracy columns of a round: those of the model that the method deploys have no prefix.
+
+    Args:
+        scores: Evaluations by model, `global` and `personal`.
+        deploys: Which of the two the method deploys. Columns of the other one begin with its name.
+    """
     row: dict[str, Any] = {}
-    for model, found in scores.items():
-        columns = summary(found)
+    for model, scored in scores.items():
+        columns = summary(scored)
         prefix = "" if model == deploys else f"{model}_"
         row |= {name if name.startswith("held_out") else prefix + name: v for name, v in columns.items()}
     return row

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.sections import ClusterConfig
 from rayfed.engine.loop import Experiment
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError

@@ -20,7 +20,7 @@ from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import ClientInfo
-from rayfed.federation.method import check, check_task
+from rayfed.federation.method import check_compatible, check_task
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
@@ -64,7 +64,7 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         ConfigError: Something in the config, on disk or between the parts is wrong; one line says what.
     """
     parts = build_parts(config)
-    check(parts.server, parts.local, parts.tuning)
+    check_compatible(parts.server, parts.local, parts.tuning)
     # Without values, for the size of its input; the real one needs the classes of the data.
     bare = replace(config.model, pretrained=False)
     check_counts(config)

@@ -1,1 +1,1 @@
-"""What is scored, and the statistics over clients and domains."""
+"""Test sets of an evaluation, and statistics over clients and domains."""

@@ -13,12 +13,20 @@ from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.objective import METRICS, metric_of
 from rayfed.types import Update
 
-TEN = 10  # clients from which on a tenth is somebody
+MIN_CLIENTS_FOR_TENTHS = 10
+"""Smallest number of clients for which the worst and best tenth are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The task's metric (a fraction) and mean loss on `num` examples."""
+    """Score of a model on one test set.
+
+    Attributes:
+        value: Value of the metric, a fraction.
+        loss: Mean loss.
+        num: Number of examples.
+        metric: Name of the metric.
+    """
 
     value: float
     loss: float
@@ -28,12 +36,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Scores of one model, or of every client's own model.
+    """Scores of the global model, or of the personal models of all clients.
 
     Attributes:
-        clients: By client; clients that share a test set share its score.
-        domains: By domain, pooled over the examples of its test sets.
-        held_out: By domain that no client owns.
+        clients: Scores by client; clients with a common test set have the same score.
+        domains: Scores by domain, over all examples of its test sets.
+        held_out: Scores by domain, for domains without clients.
     """
 
     clients: Mapping[str, Score]
@@ -42,9 +50,12 @@ class Evaluation:
 
 
 def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> Evaluation:
-    """Scores by client and domain from the answers of evaluation sets, by id.
+    """Scores by client and domain.
 
-    Sets that are empty or did not answer are left out.
+    Args:
+        sets: Test sets.
+        answers: Answers to `rayfed.federation.visit.evaluate`, by id of the test set. Sets without examples
+            or without an answer are left out.
     """
     clients: dict[str, Score] = {}
     domains: dict[str, list[Score]] = {}
@@ -64,13 +75,13 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
 
 
 def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
-    """The score among a client's metrics, whose names begin with the prefix."""
+    """The score in the metrics of an answer, whose names begin with the prefix."""
     metric = metric_of(metrics, prefix) or METRICS[0]
     return Score(value=metrics[prefix + metric], loss=metrics[prefix + "loss"], num=num, metric=metric)
 
 
 def pool(scores: Sequence[Score]) -> Score:
-    """The score on all examples together."""
+    """The score on the examples of all scores together."""
     num = sum(s.num for s in scores)
     value = sum(s.value * s.num for s in scores) / num
     loss = sum(s.loss * s.num for s in scores) / num
@@ -78,15 +89,16 @@ def pool(scores: Sequence[Score]) -> Score:
 
 
 def summary(scores: Evaluation) -> dict[str, float | str]:
-    """The columns of a round.
+    """Columns of a round's row of results.
 
     Returns:
         accuracy: unweighted mean over clients; accuracy_domain: unweighted mean over domains; sigma_client
         and sigma_type: population standard deviations over clients and over domains; worst_domain and
-        worst_domain_accuracy; worst_client_accuracy; worst_tenth_accuracy and best_tenth_accuracy: with ten
-        clients or more; loss: unweighted mean over clients; held_out_accuracy: mean over held-out domains.
-        All accuracies and deviations are fractions. For a task with another metric its name takes the place
-        of `accuracy`.
+        worst_domain_accuracy: name and accuracy of the worst domain; worst_client_accuracy;
+        worst_tenth_accuracy and best_tenth_accuracy: means over a tenth of the clients, for ten clients or
+        more; loss: unweighted mean over clients; held_out_accuracy: unweighted mean over held-out domains.
+        All accuracies and deviations are fractions. For a task with another metric, its name replaces
+        `accuracy`.
     """
     row: dict[str, float | str] = {}
     if scores.clients:
@@ -112,18 +124,18 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
 
 
 def _tails(values: npt.NDArray[np.float64], metric: str) -> dict[str, float]:
-    if len(values) < TEN:
+    if len(values) < MIN_CLIENTS_FOR_TENTHS:
         return {}
-    found = spread(values.tolist())
-    return {f"worst_tenth_{metric}": found.worst, f"best_tenth_{metric}": found.best}
+    tails = spread(values.tolist())
+    return {f"worst_tenth_{metric}": tails.worst, f"best_tenth_{metric}": tails.best}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How evenly accuracies are spread over clients, in the unit of the accuracies (variance: its square).
+    """Distribution of accuracies over clients, in the unit of the accuracies (variance: in its square).
 
     Attributes:
-        average: Plain mean over clients.
+        average: Unweighted mean over clients.
         worst, best: Means of the worst and of the best tenth of the clients.
         variance: Population variance.
     """
@@ -135,7 +147,12 @@ class Spread:
 
 
 def spread(accuracies: Sequence[float], tenth: float = 0.1) -> Spread:
-    """Statistics of q-FFL's tables (Li et al., ICLR 2020, Table 1); a tenth is at least one client."""
+    """Statistics of q-FFL's tables (Li et al., ICLR 2020, Table 1).
+
+    Args:
+        accuracies: One per client.
+        tenth: Share of the clients in the worst and in the best tail; a tail has at least one client.
+    """
     ordered = np.sort(np.asarray(accuracies, dtype=np.float64))
     tail = max(1, int(tenth * len(ordered)))
     return Spread(
@@ -150,21 +167,29 @@ def dice(predicted: Sequence[int], truth: Sequence[int], label: int = 1, smooth:
     """Dice score of one label in a segmentation: twice the overlap over the sum of both sizes.
 
     Args:
-        predicted: Label of each pixel.
-        truth: The same, as it should be.
-        label: Whose score; the foreground by default.
-        smooth: Added to the denominator, as in GRACE's code, so that a label nobody has scores 0.
+        predicted: Predicted label of each pixel.
+        truth: True label of each pixel.
+        label: The label to score; by default the foreground.
+        smooth: Added to the denominator, as in the released GRACE code, so that the score of a label that
+            occurs in neither is 0.
     """
-    p, t = np.asarray(predicted) == label, np.asarray(truth) == label
+    p = np.asarray(predicted) == label
+    t = np.asarray(truth) == label
     return float(2 * (p & t).sum() / (p.sum() + t.sum() + smooth))
 
 
 def personal(
     previous: Evaluation | None, answers: Sequence[Answer], clients: Mapping[str, ClientInfo]
 ) -> Evaluation | None:
-    """Scores of the clients' own models: those that answered now, the last known ones of the others.
+    """Scores of the clients' personal models: from this round's answers, else the last known ones.
 
-    None where no client has ever scored a model of its own.
+    Args:
+        previous: Scores up to the round before; None: there are none.
+        answers: Metrics that clients returned in this round.
+        clients: All clients, by id, in order.
+
+    Returns:
+        The scores; None where no client has scored a personal model yet.
     """
     known = dict(previous.clients) if previous else {}
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What is scored in a round: test sets of clients, of domains and of domains nobody trained on."""
+"""Test sets that are scored in a round: of clients, of domains, and of held-out domains."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class EvaluationSet:
     """One test set.
 
     Attributes:
-        id: A client, which is scored on its own test split, or `domain:<name>`.
-        domain: Where its images come from.
-        clients: Whose accuracy this is; empty for a held-out domain.
+        id: Id of a client, which is scored on its test split, or `domain:<name>`.
+        domain: Domain of the examples.
+        clients: Clients that get this score; empty for a held-out domain.
     """
 
     id: str
@@ -29,9 +29,9 @@ def evaluation_sets(partition: Partition, per_client: bool) -> tuple[EvaluationS
     """Test sets of a partition, each scored once.
 
     Args:
-        partition: Who has what.
-        per_client: Score every client by itself even where clients of a domain share its test set: needed
-            when clients keep state of their own (BatchNorm statistics) that the global model runs with.
+        partition: The examples of all clients and domains.
+        per_client: Score every client separately, even where the clients of a domain have a common test set.
+            This is needed where clients keep BatchNorm statistics of their own, which the global model uses.
     """
     shared = partition.official_test and not per_client
     sets: list[EvaluationSet] = []
@@ -46,7 +46,7 @@ def evaluation_sets(partition: Partition, per_client: bool) -> tuple[EvaluationS
 
 
 def all_splits(partition: Partition) -> dict[str, Splits]:
-    """Row numbers of everything that can be called: trainers, clients with their test sets, and domains."""
+    """Row numbers of the splits of everything that can be called, by id: clients, trainers and domains."""
     splits: dict[str, Splits] = {}
     for part in (*partition.clients, *partition.trainers):
         splits[part.id] = {"train": part.train, "val": part.val, "test": part.test}

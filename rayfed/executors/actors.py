@@ -92,48 +92,38 @@ class ClientActor:
         }
 
 
-class RayExecutor:
-    """Any lane may run any client: stores travel with the call and rest in the object store between rounds.
+class LaneExecutor:
+    """Runs calls on client actors (lanes) and keeps the stores of clients; subclasses start the actors.
 
-    An actor that dies is replaced and its chunk is given out again, which is exact because calls are pure.
+    Any lane may run any client: a store is sent with the call and kept in the object store between rounds. An
+    actor that dies is replaced and its calls are run again, with the same result because calls are pure.
     """
 
-    def __init__(
-        self,
-        world: World,
-        weights: Any,
-        names: Sequence[str],
-        options: Sequence[dict[str, Any]],
-        policy: Policy | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the actors.
+    def __init__(self, lanes: list[Lane], policy: Policy) -> None:
+        """Make an executor without stores.
 
         Args:
-            world: What the actors need to play clients.
-            weights: Object reference of the start tensors.
-            names: One actor each; a client of the same name (after the last colon) always runs there.
-            options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
+            lanes: Lanes that run the calls. A client with the name of a lane (after the last colon) always
+                runs there.
             policy: What is done about failures.
-            labels: Of the actors' metrics: run, algorithm, trial; none: they have no metrics.
         """
-        self._world, self._weights, self._labels = ray.put(world), weights, labels
-        self.policy = policy or Policy()
+        self.policy = policy
         self.on_event: Callable[[Event], None] = lambda _: None
         self.on_visit: Callable[[Visit], None] = lambda _: None
-        self.names_clients = False  # in names of tasks
         self.stopped = threading.Event()
         self.replaced = 0
         self._stores: dict[str, Kept] = {}
         self._serial = itertools.count()
-        self.lanes = [Lane(name, own) for name, own in zip(names, options, strict=True)]
-        for lane in self.lanes:
-            self._start(lane)
-        self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in self.lanes}
+        self.use_lanes(lanes)
+
+    def use_lanes(self, lanes: list[Lane]) -> None:
+        """Run the next calls on these lanes."""
+        self.lanes = lanes
+        self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in lanes}
 
     def _start(self, lane: Lane) -> None:
-        actor = ray.remote(ClientActor).options(**lane.ray_options)
-        lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
+        """Start the actor of a lane."""
+        raise NotImplementedError
 
     @property
     def actors(self) -> int:
@@ -191,6 +181,41 @@ class RayExecutor:
 
     def stop(self) -> None:
         self.stopped.set()
+
+
+class RayExecutor(LaneExecutor):
+    """Runs calls on actors of its own, which it starts and ends."""
+
+    def __init__(
+        self,
+        world: World,
+        weights: Any,
+        names: Sequence[str],
+        options: Sequence[dict[str, Any]],
+        policy: Policy | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the actors.
+
+        Args:
+            world: What the actors need to run calls of clients.
+            weights: Object reference of the initial tensors.
+            names: One per actor; a client of the same name (after the last colon) always runs there.
+            options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
+            policy: What is done about failures; None: the defaults.
+            labels: Labels of the actors' metrics: run, algorithm, trial; None: they have no metrics.
+        """
+        self._world = ray.put(world)
+        self._weights = weights
+        self._labels = labels
+        lanes = [Lane(name, own) for name, own in zip(names, options, strict=True)]
+        super().__init__(lanes, policy or Policy())
+        for lane in lanes:
+            self._start(lane)
+
+    def _start(self, lane: Lane) -> None:
+        actor = ray.remote(ClientActor).options(**lane.ray_options)
+        lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
     def where(self) -> list[dict[str, Any]]:
         """Node and process of every lane."""

@@ -36,18 +36,6 @@ MOST_STACKS = 4  # actors whose stack the watchdog shows
 LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)  # Ray's ways to say it
 
 
-def task_title(chunk: Sequence[WireCall], with_client: bool = True) -> str:
-    """Name of the remote call in Ray's dashboard: the exchange, or also round, client and how many others.
-
-    The fit:7:c3-plain+2 of round 7 (counted from 1) plays c3-plain and two other clients. Ray keeps some ten
-    time series for every name it has ever seen, so that such names are for runs of few rounds.
-    """
-    if not with_client:
-        return chunk[0].tag
-    first, others = chunk[0], len(chunk) - 1
-    return f"{first.tag}:{first.round + 1}:{first.client}" + (f"+{others}" if others else "")
-
-
 class Exchange:
     """Longest calls first, small chunks last, answers by index."""
 
@@ -124,9 +112,8 @@ class Exchange:
                 WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
             )
             self._tries[i] += 1
-        run = lane.actor.run.options(
-            num_returns=1 + len(chunk), name=task_title(wire, self._pool.names_clients)
-        )
+        # The name in Ray's dashboard: Ray keeps some ten time series for every name that it has ever seen.
+        run = lane.actor.run.options(num_returns=1 + len(chunk), name=wire[0].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:

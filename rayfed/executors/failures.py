@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from annotated_types import Ge
 
 from rayfed.errors import ClientError
 from rayfed.federation.executor import Event
+from rayfed.types import Positive
 
 OnError: TypeAlias = Literal["raise", "retry", "drop"]
 OnNonFinite: TypeAlias = Literal["warn", "raise"]
@@ -14,23 +17,24 @@ OnNonFinite: TypeAlias = Literal["warn", "raise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is done about failures.
+    """What is done about failures: the section `failures` of a config.
 
     Attributes:
-        on_client_error: A client that raises, answers nonsense or is too slow ends the run, is asked again,
-            or is left out of the round.
+        on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
+            again up to `retries` times and then ends it (retry), or is left out of the round (drop).
         retries: How often a client is asked again: after its actor was lost (always), or after its own
             failure (`retry`).
-        client_timeout: Seconds a client may take; none: as long as it likes.
-        watchdog: Seconds without any answer after which it is said who is being waited for; none: never.
-        patience: Seconds a new actor may take to come up; after that the others do its work.
+        client_timeout: Seconds a client may take; none: no limit. On Ray only.
+        watchdog: Seconds without any answer after which the clients that have not answered are listed, with
+            what they are doing; none: never.
+        patience: Seconds a new actor may take to start; after that the others do its work. On Ray only.
     """
 
     on_client_error: OnError = "raise"
-    retries: int = 2
-    client_timeout: float | None = None
-    watchdog: float | None = None
-    patience: float = 120.0
+    retries: Annotated[int, Ge(0)] = 2
+    client_timeout: Positive | None = None
+    watchdog: Positive | None = 300.0
+    patience: Positive = 120.0
 
 
 def action_for(policy: Policy, attempt: int, lost: bool = False) -> str:

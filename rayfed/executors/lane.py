@@ -90,7 +90,6 @@ class Pool(Protocol):
     stopped: Any
     on_event: Any
     on_visit: Any
-    names_clients: bool
 
     def replace(self, lane: Lane) -> None: ...
     def retire(self, lane: Lane) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ class Worker:
             try:
                 client = self._client(call, dict(store), rng)
                 update = call.task(client, sent)
+                update = replace(update, metrics={**update.metrics, **client.metrics()})
                 self._check_shapes(update)
                 check_finite(update)
             except RayFedError:

@@ -1,1 +1,1 @@
-"""The vocabulary of a method: server and client halves, the cohort of a round, their messages."""
+"""What federated methods are written with: server and client halves, cohorts, clients and executors."""

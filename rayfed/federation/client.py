@@ -1,4 +1,4 @@
-"""What client-side code sees: one client, for the length of one call."""
+"""The client object that client-side code receives: model, data and private store during one call."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from torch import Tensor, nn
 from rayfed.data.client_data import ClientData
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective
-from rayfed.tuning.base import export, held, load, trainable
+from rayfed.tuning.base import export, load, trainable
 from rayfed.types import RESIDUAL, Batch, Count, Decay, NonNegative, Params, Positive, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Local optimisation, the same for every method.
+    """Settings of local optimisation, shared by all methods.
 
     Attributes:
-        optimizer: A new optimizer is made for every call: no moments survive a round.
+        optimizer: Kind of optimizer. A new one is made for every call, so momentum and Adam moments start at
+            zero in every round.
         lr: Learning rate.
-        momentum: For sgd.
-        weight_decay: Coupled L2 for sgd and adam, decoupled for adamw.
-        betas: For adam and adamw.
-        eps: For adam and adamw.
-        clip_norm: Largest global L2 norm of the gradients; none: no clipping.
+        momentum: Momentum of sgd; adam and adamw ignore it.
+        weight_decay: L2 penalty added to the gradient for sgd and adam; decoupled weight decay for adamw.
+        betas: Decay rates of the two moments of adam and adamw.
+        eps: Term added to the denominator of adam and adamw.
+        clip_norm: Gradients are scaled so that their global L2 norm is at most this; none: no clipping.
         epochs: Passes over the training split in one call.
-        batch_size: Training batch; the last partial batch is kept.
-        eval_batch_size: Batch for scoring.
-        local_steps: `full_epoch`, a number of steps, or `min_over_clients_plus_one`: full epochs, but
-            everybody stops one step after the client with the fewest batches (FedRA's code).
-        max_steps: No call takes more steps than this; none: no limit.
-        batch_norm: Running statistics of trained BatchNorm layers: `average` sends and averages them like
-            parameters, `local` keeps them with the client.
-        cache_features: Features of a frozen network are computed once per process and image, not in every
-            round: `auto`: wherever that is exact; on: refuse to run where it is not; off: never.
+        batch_size: Examples in a training batch; a smaller last batch of a pass is used too.
+        eval_batch_size: Examples in a batch when a model is evaluated.
+        local_steps: Optimisation steps of one call: `full_epoch` (`epochs` passes), a number, or
+            `min_over_clients_plus_one`, as in the released code of FedRA: full epochs, but every client stops
+            one step after the client with the fewest batches.
+        max_steps: Upper limit on the steps of one call; none: no limit.
+        batch_norm: What happens to the running statistics of trained BatchNorm layers: `average` sends and
+            averages them like parameters, `local` keeps them at the client.
+        cache_features: Whether the features of a frozen network are computed once per process and image
+            instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
+            where it is not; off: never.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -56,13 +59,16 @@ class TrainConfig:
     cache_features: Literal["auto"] | bool = "auto"
 
     def steps(self, num_examples: int) -> int:
-        """Optimisation steps of one call on so many examples."""
+        """Number of optimisation steps of one call on a split of `num_examples` examples."""
         full = self.epochs * -(-num_examples // self.batch_size)
         steps = self.local_steps if isinstance(self.local_steps, int) else full
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def examples(self, num_examples: int) -> int:
-        """Examples of all batches of these steps; the last batch of every pass may be smaller."""
+        """Number of examples, with repetition, in all batches of `steps(num_examples)` steps.
+
+        The last batch of a pass may be smaller than `batch_size`.
+        """
         if not num_examples:
             return 0
         passes, rest = divmod(self.steps(num_examples), -(-num_examples // self.batch_size))
@@ -71,20 +77,25 @@ class TrainConfig:
 
 @dataclass
 class Client:
-    """One client during one call. Only `store` outlives the call.
+    """One client during one call. Only `store` is kept after the call.
 
     Attributes:
-        id: Name of the client.
-        model: The resident backbone; it holds what the server sent, cut to the blocks the client may hold.
-        data: Splits by name: train, val, test.
-        config: Local optimisation.
-        rng: The stream of this (seed, tag, round, client); lives on the CPU.
-        store: Private, survives rounds, travels with the client: tensors, numbers, strings and containers of
-            them.
-        cache: Of the process, for what depends on data and frozen weights only; may be empty at any time.
-        transform: Changes the inputs of every batch; set by `Local.prepare`.
+        id: Id of the client.
+        model: The backbone of this process, loaded with the values the server sent and cut to the blocks
+            that the client may hold.
+        data: The client's examples, by split: train, val, test.
+        config: Settings of local optimisation.
+        rng: CPU generator seeded by (seed, tag, round, client), so that results do not depend on where or
+            when the client runs.
+        store: Private state of the client, kept from round to round: tensors, numbers, strings, and
+            containers of them.
+        cache: Tensors kept by the process, which depend on data and frozen weights only; it may be empty at
+            the beginning of any call.
+        transform: Function applied to the inputs of every batch; set in `Local.prepare`.
         objective: Loss and scores of the task.
-        personal_split: Split on which `fit` scores the model this client would deploy; empty: not this time.
+        personal_split: Split on which `fit` scores the model that the client would deploy; empty: that model
+            is not scored in this call.
+        measured: What `measure` was told in this call, by name, in the order of the calls.
     """
 
     id: str
@@ -97,22 +108,30 @@ class Client:
     cache: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
     objective: Objective = field(default_factory=Objective)
+    measured: dict[str, list[float | Tensor]] = field(default_factory=dict, repr=False)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
-        """Shuffled: the training batches of one call, `num_steps` of them. Else: one pass in order."""
+        """Batches of a split.
+
+        Args:
+            split: Name of the split.
+            shuffle: True: `num_steps(split)` random training batches. False: one pass in order, in batches of
+                `eval_batch_size`.
+        """
         n = self.data.size(split)
         if not shuffle:
             for rows in torch.arange(n).split(self.config.eval_batch_size) if n else ():
                 yield self.batch(split, rows)
             return
-        step, total = 0, self.num_steps(split) if n else 0
+        step = 0
+        total = self.num_steps(split) if n else 0
         while step < total:
             for rows in torch.randperm(n, generator=self.rng).split(self.config.batch_size)[: total - step]:
                 step += 1
                 yield self.batch(split, rows)
 
     def batch(self, split: str, positions: Tensor) -> Batch:
-        """The examples at these positions of a split, transformed."""
+        """Inputs and targets at these positions of a split, with `transform` applied to the inputs."""
         x, y = self.data.batch(split, positions)
         if self.transform is not None:
             return self.transform(x), y
@@ -131,27 +150,28 @@ class Client:
     def _frozen_features(self, split: str) -> Tensor:
         """Frozen features of a whole split, shape (n, width), computed once per process.
 
-        Always in the batches of one pass in order: the last bits depend on the batch, so features computed in
-        whatever batch came first would make results depend on where a client ran.
+        They are computed in the fixed batches of one ordered pass. Floating-point rounding depends on the
+        batch, so features computed in arbitrary batches would make results depend on where a client ran.
         """
         key = (self.id, split, self.model.active)
         if key not in self.cache:
             parts = torch.arange(self.data.size(split)).split(self.config.eval_batch_size)
-            found = [self.model.frozen_features(self.data.batch(split, rows)[0]).cpu() for rows in parts]
-            self.cache[key] = torch.cat(found)
+            features = [self.model.frozen_features(self.data.batch(split, rows)[0]).cpu() for rows in parts]
+            self.cache[key] = torch.cat(features)
         return self.cache[key]
 
     def num_steps(self, split: str = "train") -> int:
-        """Optimisation steps of one call."""
+        """Number of optimisation steps of one call on a split."""
         return self.config.steps(self.data.size(split))
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What the optimizer may change: trainable parameters of the held blocks, by global name."""
+        """Trainable parameters of the blocks this client holds, by global name."""
         return trainable(self.model)
 
     def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
-        """A fresh optimizer over `trainable()`."""
-        c, params = self.config, list(self.trainable().values())
+        """A new optimizer over `trainable()`, with learning rate `lr` (None: `config.lr`)."""
+        c = self.config
+        params = list(self.trainable().values())
         lr = c.lr if lr is None else lr
         if c.optimizer == "sgd":
             return torch.optim.SGD(params, lr=lr, momentum=c.momentum, weight_decay=c.weight_decay)
@@ -165,36 +185,64 @@ class Client:
 
     @property
     def buffers_travel(self) -> bool:
+        """Whether BatchNorm statistics are sent to the server and averaged."""
         return self.config.batch_norm == "average"
 
     def params(self) -> Params:
-        """Detached CPU copies of what this client holds and sends; residuals only come down."""
+        """Detached CPU copies of the values this client sends.
+
+        These are the trained tensors of its blocks, and BatchNorm statistics where `batch_norm` is `average`.
+        LoRA residuals (`rayfed.federation.lora_mean`) are received, but never sent.
+        """
         held = export(self.model, buffers=self.buffers_travel)
         return {name: value for name, value in held.items() if not name.endswith(RESIDUAL)}
 
     def load(self, params: Mapping[str, Tensor]) -> None:
-        """Put values into the model.
+        """Copy values into the model.
 
         Raises:
-            KeyError: A name the model does not have.
-            ValueError: A wrong shape.
+            KeyError: The model has no tensor of that name.
+            ValueError: A value has another shape than the model's tensor.
         """
         load(self.model, params)
 
     @torch.no_grad()
     def reference(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
-        """Output (headless: features) of the same model under other parameters, without changing it."""
+        """Output of the model with other parameter values, which does not change the model.
+
+        Args:
+            params: Values by global name; a name that is absent keeps the model's present value.
+            x: Inputs, shape (B, ...).
+            headless: Return the features before the head, shape (B, width), instead of the output.
+        """
         values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
-        # Not with tie_weights: it takes a module with two names (a block of a CLIP model) for two modules,
-        # and leaves the other parameters in the second.
+        # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
+        # and would leave the replaced values in the second one.
         return torch.func.functional_call(self.model, values, (x,), {"headless": headless}, tie_weights=False)
 
     def update(self, **parts: Any) -> Update:
-        """Answer with the trained values of this client."""
+        """The answer to the server, with the trained values of this client.
+
+        Args:
+            parts: Fields of `Update` except client and num_examples; `params` replaces the trained values.
+        """
         params = parts.pop("params", None)
         params = self.params() if params is None else params
         return Update(client=self.id, params=params, num_examples=self.data.size("train"), **parts)
 
-    def held(self) -> dict[str, Tensor]:
-        """The live tensors behind `params()`."""
-        return held(self.model, buffers=self.buffers_travel)
+    def measure(self, **scalars: float | Tensor) -> None:
+        """Add scalars to the metrics of this client's answer; what `Cohort.measure` is for a round.
+
+        A name that is measured several times, such as once per batch, is reported as the mean of its values.
+        The server finds it in `Update.metrics`, and it is written to the run's table of clients.
+
+        Args:
+            scalars: Numbers, or tensors of one element; a tensor is read only when the call ends.
+        """
+        for name, value in scalars.items():
+            kept = value.detach() if isinstance(value, Tensor) else value
+            self.measured.setdefault(name, []).append(kept)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of everything `measure` was told, by name."""
+        return {name: sum(map(float, values)) / len(values) for name, values in self.measured.items()}

@@ -1,4 +1,4 @@
-"""The clients of one round, as the server sees them."""
+"""The clients of one round, and how a server calls them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rayfed.heterogeneity.faults import Faults
 from rayfed.types import Broadcast, Update
 
 TRAINING = "fit"
-"""Tag of the training exchange of every method, so that all draw the same random numbers in it."""
+"""Tag of the training exchange. All methods share it, so clients draw the same random numbers in each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientInfo:
-    """What a server may know about a client before it answers.
+    """Facts about a client that the server has before the client answers.
 
     Attributes:
-        domain: Name of its domain; methods that must not know it use it for reports only.
-        num_examples: Training examples.
+        domain: Name of the client's domain. Methods that must not use it for training only report it.
+        num_examples: Number of training examples.
     """
 
     domain: str
@@ -30,7 +30,7 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Answer:
-    """Metrics of one client in one exchange."""
+    """Metrics that one client returned in one exchange."""
 
     exchange: str
     client: str
@@ -39,16 +39,16 @@ class Answer:
 
 @dataclass
 class Ledger:
-    """What happened in a round besides its result.
+    """Traffic, client metrics and method tables of one round.
 
     Attributes:
-        transfers: One row per client and exchange: exchange, client, bytes down and up.
-        scores: What clients answered besides tensors, one entry per client and exchange that has metrics.
-        tables: Rows of a method's own tables (allocations, clusters, weights), by table name.
+        transfers: One row per client and exchange, with the keys exchange, client, down and up (bytes).
+        scores: Metrics that clients returned, one entry per client and exchange that has any.
+        tables: Rows of the method's tables (allocations, clusters, weights), by table name.
         metrics: Scalars of the round, by name.
-        missing: Clients that were called and did not answer, each once, in the order in which that happened;
-            they are not called again in this round.
-        seconds: How long the exchanges took on the virtual clock.
+        missing: Ids of the clients that were called and did not answer, each once, in the order of the
+            failures. They are not called again in this round.
+        seconds: Duration of all exchanges on the virtual clock, in seconds.
     """
 
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -59,6 +59,7 @@ class Ledger:
     seconds: float = 0.0
 
     def total(self, direction: str) -> int:
+        """Bytes of all transfers in one direction, `down` or `up`."""
         return sum(row[direction] for row in self.transfers)
 
 
@@ -68,16 +69,16 @@ class Cohort:
 
     Attributes:
         round: Round index, from 0.
-        ids: Clients of this round, in the order in which everything is summed.
-        clients: All clients of the experiment, by id, in order.
+        ids: Ids of the clients of this round, in the order in which updates are summed.
+        clients: All clients of the experiment, by id, in that order.
         seed: Seed of the experiment, for `rayfed.seeds.derive`.
         rounds: Planned number of rounds.
-        depth: Number of backbone blocks, 0 where the backbone has no uniform blocks.
-        capacity: Blocks each client can hold in this round.
-        block_bytes: Size of the frozen weights of each block, for methods that send them.
-        executor: Where calls run.
+        depth: Number of backbone blocks; 0: the backbone has no uniform blocks.
+        capacity: Number of blocks each client can hold in this round, by id.
+        block_bytes: Size of the frozen weights of each block in bytes, for methods that send them.
+        executor: Runs the calls.
         ledger: Collects traffic, tables and metrics of the round.
-        faults: What goes wrong on purpose; None: nothing, and there is no virtual clock.
+        faults: Injected faults (`rayfed.heterogeneity.faults`); None: no faults and no virtual clock.
     """
 
     round: int
@@ -94,64 +95,74 @@ class Cohort:
 
     @property
     def all_ids(self) -> tuple[str, ...]:
+        """Ids of all clients of the experiment, in order."""
         return tuple(self.clients)
 
     @property
     def everyone(self) -> Cohort:
-        """All clients that can be reached in this round, whether or not they take part in it."""
+        """A cohort of all clients that are available in this round, whether or not they were sampled."""
         faults = self.faults
-        reached = (cid for cid in self.all_ids if faults is None or faults.is_available(self.round, cid))
-        return replace(self, ids=tuple(reached))
+        available = (cid for cid in self.all_ids if faults is None or faults.is_available(self.round, cid))
+        return replace(self, ids=tuple(available))
 
-    def looking(self, ids: tuple[str, ...] | None = None) -> Cohort:
-        """The same round seen from outside (by other ids): what we look at is not counted and never lost."""
+    def for_reporting(self, ids: tuple[str, ...] | None = None) -> Cohort:
+        """This cohort for exchanges that only measure: traffic is not counted and faults are off.
+
+        Args:
+            ids: Clients or evaluation sets to call; None: the clients of this cohort.
+        """
         return replace(self, ids=self.ids if ids is None else ids, ledger=Ledger(), faults=None)
 
     def prefix(self, client: str) -> tuple[int, ...] | None:
-        """The first blocks, as many as the client can hold; None where it holds all of them."""
+        """Indices of the first blocks, as many as the client can hold; None: it holds all blocks."""
         held = self.capacity[client]
         return None if held == self.depth else tuple(range(held))
 
     def run(
         self, task: Task, sent: Broadcast | Mapping[str, Broadcast], tag: str | None = None
     ) -> Sequence[Update]:
-        """One exchange: the same message for all, or one message per client (clients without one stay idle).
+        """One exchange: send a message to each client, run the task there, and return the answers.
 
-        Two calls with the same tag in the same round see the same random numbers; give a tag to tell them
-        apart.
+        A client that was called in this round and did not answer is recorded in `ledger.missing` and not
+        called again.
 
-        Clients may be missing: one that was called in this round and did not answer is noted in the ledger
-        and not called again.
+        Args:
+            task: Function that runs at the client.
+            sent: One message for all clients, or one per client id; clients without a message are not called.
+            tag: Name of the exchange and of its random streams; None: the name of the task. Two exchanges of
+                a round with the same tag draw the same random numbers.
 
         Returns:
-            One answer per client that answered, in the order of `ids`: pair by `Update.client`.
+            One answer per client that answered, in the order of `ids`. Some may be missing, so match answers
+            to clients by `Update.client`.
 
         Raises:
-            KeyError: A message is addressed to somebody outside the cohort.
-            NobodyAnsweredError: There are messages but no answers.
-            ClientError: A client failed.
+            KeyError: A message is addressed to a client outside the cohort.
+            NobodyAnsweredError: Messages were sent and no client answered.
+            ClientError: Code at a client failed, and the failure policy is to stop.
         """
         tag = tag or task_name(task)
         each = sent if isinstance(sent, Mapping) else dict.fromkeys(self.ids, sent)
-        strangers = sorted(each.keys() - set(self.ids))
-        if strangers:
-            raise KeyError(f"not in the cohort of round {self.round}: {strangers}")
+        outside = sorted(each.keys() - set(self.ids))
+        if outside:
+            raise KeyError(f"messages for clients outside the cohort of round {self.round + 1}: {outside}")
         gone = set(self.ledger.missing)
         calls = [self._call(cid, task, tag, each[cid]) for cid in self.ids if cid in each and cid not in gone]
-        found = self._answers(calls)
+        answers = self._answers(calls)
         for call in calls:
             row = {"exchange": tag, "client": call.client, "down": call.sent.num_bytes(), "up": 0}
-            if update := found.get(call.client):
+            if update := answers.get(call.client):
                 row["up"] = update.num_bytes()
                 if update.metrics:
                     self.ledger.scores.append(Answer(tag, call.client, update.metrics))
             self.ledger.transfers.append(row)
-        if each and not found:
-            raise NobodyAnsweredError(f"round {self.round + 1}: nobody answered in exchange {tag!r}")
-        return list(found.values())
+        if each and not answers:
+            raise NobodyAnsweredError(f"round {self.round + 1}: no client answered in exchange {tag!r}")
+        return list(answers.values())
 
     def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:
-        info, share = self.clients.get(cid), 1.0
+        info = self.clients.get(cid)
+        share = 1.0
         if sent.blocks and self.depth:
             share = len(sent.blocks) / self.depth
         cost = (float(info.num_examples) if info else 1.0) * share
@@ -159,32 +170,36 @@ class Cohort:
         return Call(cid, task, tag, sent, cost, seconds)
 
     def _answers(self, calls: Sequence[Call]) -> dict[str, Update]:
-        """Run the calls that no injected fault loses; answers by client. Notes who is missing and why."""
+        """Run the calls that no injected fault cancels, and record which clients are missing and why.
+
+        Returns:
+            Answers by client, in the order of the calls.
+        """
         faults = self.faults
         causes = {c.client: faults.cause(self.round, c.client, c.seconds) if faults else "" for c in calls}
-        # A client that drops out is not run, so its private state stays as it was.
+        # A client that drops out is not run, so its store stays as it was.
         running = [call for call in calls if not causes[call.client]]
-        answers = zip(running, self.executor.map(running), strict=True)
-        found = {call.client: update for call, update in answers if update is not None}
+        pairs = zip(running, self.executor.map(running), strict=True)
+        answers = {call.client: update for call, update in pairs if update is not None}
         for call in calls:
-            if call.client not in found:
+            if call.client not in answers:
                 self.ledger.missing.append(call.client)
                 cause = causes[call.client] or "error"
                 self.record("missing", client=call.client, exchange=call.tag, cause=cause)
         if faults is not None:
-            self.ledger.seconds += faults.duration({c.client: c.seconds for c in calls}, found)
-        return found
+            self.ledger.seconds += faults.duration({c.client: c.seconds for c in calls}, answers)
+        return answers
 
     def record(self, table: str, **row: Any) -> None:
-        """Add a row to one of the method's own tables; the round is added when it is written."""
+        """Add a row to one of the method's tables; the column `round` is added when the table is written."""
         self.ledger.tables.setdefault(table, []).append(row)
 
     def measure(self, **metrics: float) -> None:
-        """Add scalars to the row of this round."""
+        """Add scalars to this round's row of the results."""
         self.ledger.metrics.update(metrics)
 
 
 def task_name(task: Task) -> str:
-    """Name of a task function, also through `functools.partial`."""
+    """Name of a task function, or of the function inside a `functools.partial`."""
     inner = getattr(task, "func", task)
     return str(getattr(inner, "__name__", type(inner).__name__))

@@ -1,4 +1,4 @@
-"""What an executor does: it runs calls of clients anywhere, and keeps the private stores of clients."""
+"""The interface of executors, which run client calls and keep the private stores of clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rayfed.federation.client import Client
 from rayfed.types import Broadcast, Update
 
 Task: TypeAlias = Callable[[Client, Broadcast], Update]
+"""Work that a client does in an exchange: from the client and the message it received to its answer."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,13 @@ class Call:
     """One task for one client.
 
     Attributes:
-        client: Who is called.
-        task: What it does; importable by name, or a `functools.partial` of such a function.
-        tag: Names the random stream of the call, together with round and client.
-        sent: What the server sends.
-        cost: Relative work, to place the longest calls first; never changes a result.
-        seconds: How long it takes on the virtual clock, transfers included.
+        client: Id of the client to call.
+        task: A function that can be imported by name, or a `functools.partial` of one.
+        tag: Name of the exchange; with round and client it seeds the random stream of the call.
+        sent: The message from the server.
+        cost: Estimated work in arbitrary units. The longest calls are started first; results do not depend on
+            it.
+        seconds: Duration on the virtual clock in seconds, transfers included.
     """
 
     client: str
@@ -38,8 +40,8 @@ class Kept:
     """A client's private store between two calls.
 
     Attributes:
-        serial: Another number for every store that was ever kept.
-        value: The store, or where it is.
+        serial: Version number; it changes whenever a store is saved.
+        value: The store itself, or a reference to where it is kept.
     """
 
     serial: int
@@ -48,13 +50,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Visit:
-    """How long an answered call took; for whoever watches, never part of a result.
+    """Wall-clock timing of an answered call, for monitoring; it is never part of a result.
 
     Attributes:
-        client: Who was called.
+        client: Id of the client that was called.
         exchange: Tag of the exchange.
-        seconds: Of work.
-        waited: Seconds in the queue of an actor and on the wire.
+        seconds: Seconds the task ran.
+        waited: Seconds spent in the queue of an actor and in transfers.
     """
 
     client: str
@@ -64,12 +66,12 @@ class Visit:
 
 
 class Executor(Protocol):
-    """Runs calls anywhere, in any order, and keeps what clients keep.
+    """Runs calls in any process and order, and keeps the stores of clients between calls.
 
     Attributes:
-        on_event: Told about every failure.
-        on_visit: Told about every call that was answered.
-        actors: Client actors that play the calls; 0: this process does.
+        on_event: Called with every failure.
+        on_visit: Called with the timing of every answered call.
+        actors: Number of actors that run calls; 0: they run in the calling process.
     """
 
     on_event: Callable[[Event], None]
@@ -79,49 +81,49 @@ class Executor(Protocol):
     def actors(self) -> int: ...
 
     def map(self, calls: Sequence[Call]) -> Sequence[Update | None]:
-        """Answer in the order given, None for a client that was dropped.
+        """Run the calls and return their answers in the order of `calls`.
 
-        Tensors of an answer may be read-only views.
+        An answer is None where the client was dropped. Tensors of an answer may be read-only views.
         """
 
     def stores(self) -> dict[str, Kept]:
-        """What every client keeps now, by client."""
+        """The present stores of all clients, by client id."""
 
     def fetch(self, client: str, kept: Kept) -> dict[str, Any]:
         """The content of a client's store.
 
         Raises:
-            LostStoreError: It was on a node that is gone.
+            LostStoreError: The node that held the store has failed.
         """
 
     def restore(self, client: str, store: Mapping[str, Any]) -> None:
-        """Give a client its store back."""
+        """Set the store of a client, as read from a checkpoint."""
 
     def forget(self) -> None:
-        """Drop all stores."""
+        """Delete all stores."""
 
     def stop(self) -> None:
-        """Raise Stopped in the exchange under way, and in every later one."""
+        """End the current exchange, and every later one, with StoppedError."""
 
     def close(self) -> None:
-        """End what this executor started."""
+        """End all processes that this executor started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something went wrong; one row of events.parquet.
+    """A failure during a run; one row of events.parquet.
 
     Attributes:
-        kind: error (raised by client code), timeout, actor_lost, out_of_memory, lane_lost (an actor was not
-            replaced), store_lost, silence (the watchdog spoke), tracker_lost (its server does not answer),
-            nonfinite (a loss or a tensor is NaN or infinite).
-        action: retry, drop, raise, restart (of the round), or nothing.
-        round: Round index, from 0.
+        kind: error (client code raised an exception), timeout, actor_lost, out_of_memory, lane_lost (an actor
+            was lost and not replaced), store_lost, silence (the watchdog saw no progress), tracker_lost (the
+            tracking server does not answer), nonfinite (a loss or a tensor is NaN or infinite).
+        action: What was done: retry, drop, raise, restart (the round is run again), or empty.
+        round: Round index, from 0; -1: outside the rounds.
         exchange: Tag of the exchange.
-        client: Who was being called.
-        attempt: How many times it had been called.
-        message: One line.
-        trace: Traceback, where there is one.
+        client: Id of the client that was called.
+        attempt: Number of calls of this client in this exchange so far.
+        message: Description in one line.
+        trace: Traceback; empty where there is none.
     """
 
     kind: str

@@ -15,15 +15,16 @@ from rayfed.types import Batch, Broadcast, ServerState, Update
 
 @dataclass(frozen=True)
 class Local:
-    """Local objective and local training. Holds hyperparameters only; state lives in `client.store`.
+    """Local objective and local training. Holds hyperparameters only; state belongs in `client.store`.
 
-    Override the innermost method that does the job: `loss`, then `step`, then `train`.
+    A method overrides the smallest part that is enough: `loss`, else `step`, else `train`.
 
     Attributes:
-        offers: Names this half puts into `shared` or `extra`.
-        needs: Names it requires from another part; checked before the run.
-        deploys: Whether the method's headline accuracy is that of the global or of the personal models.
-        tasks: The tasks it makes sense for (`rayfed.objective`); empty: any.
+        offers: Names of what this half puts into `shared` or `extra`.
+        needs: Names that the server, the local half or the tuning must offer; checked before the run.
+        deploys: Which model the accuracy columns of the results are about: the global model, or the personal
+            models of the clients.
+        tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
@@ -32,33 +33,39 @@ class Local:
     tasks: ClassVar[frozenset[str]] = frozenset()
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
-        """Driver side, before training: learn from clients what all of them must know, and share it."""
+        """Exchanges before the training of a round; runs on the driver.
+
+        Collect here from clients what all of them need, and put it into `state.shared`.
+        """
         return state
 
     def prepare(self, client: Client, sent: Broadcast) -> None:
-        """Before a model is scored or trained at a client: set `client.transform` here."""
+        """Runs at the client before a model is trained or scored; set `client.transform` here."""
 
     def train(self, client: Client, sent: Broadcast) -> Update:
+        """Train `client.model`, which holds the received values, and return the answer to the server."""
         optimizer = client.optimizer()
         for batch in client.batches():
             self.step(client, sent, batch, optimizer)
         return client.update()
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        """One optimisation step on one batch."""
         optimizer.zero_grad()
         self.loss(client, sent, batch).backward()
         client.clip_gradients()
         optimizer.step()
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
+        """Loss of one batch, a scalar with gradient."""
         x, y = batch
         return client.objective.loss(logits(client.model(x)), y)
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
-        """Make `client.model` the one this client would deploy: by default what it just trained."""
+        """Load the model that this client would deploy into `client.model`; by default the trained one."""
         client.load(update.params)
 
 
 def logits(output: Tensor | list[Tensor]) -> Tensor:
-    """Prediction of a model with one head, (B, C, ...), or the mean over the exits of one with several."""
+    """Logits of a model, shape (B, C, ...): its output, or the mean over its exits where it has several."""
     return output if isinstance(output, Tensor) else torch.stack(output).mean(0)

@@ -1,4 +1,4 @@
-"""Combining LoRA factors of several clients.
+"""Rules that combine the LoRA factors of several clients.
 
 The mean of the factors is not the mean of the products: with weights p that sum to 1,
 
@@ -7,17 +7,17 @@ The mean of the factors is not the mean of the products: with weights p that sum
 so averaging A and B by name, as most papers do, drops the covariance of the factors. It is exact when all A
 (or all B) are equal, or one client holds the layer.
 
-What is offered, for every method, as `server.lora_agg`:
+Every method has the option `server.lora_agg` with these rules:
 
-- `factor_mean`: average A and B (most papers).
-- `product_svd`: the best rank-r approximation of the mean product, split again into factors.
-- `stack_merge`: the mean product, which is that of the stacked factors, goes into a matrix R beside the
-  frozen weight; A stays, B starts again from 0. Exact.
-- `residual`: average A and B, and add to R what the product of the means leaves out. Exact.
+- `factor_mean`: average A and B separately (most papers).
+- `product_svd`: the best rank-r approximation of the mean product, split into factors again.
+- `stack_merge`: add the mean product to a matrix R beside the frozen weight, keep A, and set B to 0. Exact.
+- `residual`: average A and B, and add to R the difference between the mean product and the product of the
+  means. Exact.
 
-and as `tuning.freeze_a`: A is common and fixed, only B trains and travels, and the mean is exact. The last
-two rules need `tuning.residual=true`. R travels down as a dense matrix and is counted; it is not added to the
-frozen weight itself, because every process of a node reads one shared copy of that.
+With `tuning.freeze_a` A is fixed and common to all clients, only B is trained and sent, and the mean of the
+factors is exact. The last two rules need `tuning.residual=true`. R is sent to clients as a dense matrix and
+counted as traffic. It is not added to the frozen weight, of which all processes of a node share one copy.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ EXACT: tuple[LoraRule, ...] = ("stack_merge", "residual")
 
 A, B = "lora_A", "lora_B"
 ROW_NORM = 1 / math.sqrt(3)
-"""Expected norm of a row of A at its start: uniform in +-1/sqrt(d), d numbers."""
+"""Expected norm of a row of A at initialisation: d entries, uniform in +-1/sqrt(d)."""
 
 RELATIVE_ZERO = 1e-6
-"""A singular value this much smaller than the largest one is rounding."""
+"""Singular values below this fraction of the largest one are treated as zero."""
 
 
 def stack(factors: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Factors of rank n r whose product is exactly the weighted mean of the products.
 
     Args:
-        factors: (B, A) of n clients, shapes (d_out, r) and (r, d_in).
-        weights: One per client, normalised here.
+        factors: Pairs (B, A) of n clients, shapes (d_out, r) and (r, d_in).
+        weights: One per client; they are normalised to sum 1.
 
     Returns:
-        [B_1 ... B_n] and [p_1 A_1; ...; p_n A_n].
+        [B_1 ... B_n], shape (d_out, n r), and [p_1 A_1; ...; p_n A_n], shape (n r, d_in).
     """
     total = sum(weights)
     rows = [a * (w / total) for (_, a), w in zip(factors, weights, strict=True)]
@@ -61,17 +61,17 @@ def stack(factors: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) ->
 def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
     """Best approximation of B A by factors of the rank of `old_a`, in float64.
 
-    The singular values go into B, and rows of A get the norm they have at a fresh start. (Splitting them
-    evenly would leave components of size 0 with zeros in both factors, which never receive a gradient again.)
-    Components of size 0 keep the old row of A, with a zero column in B.
+    The singular values go into B, and the rows of A get the norm they have at initialisation. Components with
+    singular value 0 keep the old row of A, with a zero column in B: with zeros in both factors they would
+    never receive a gradient again.
 
     Args:
-        b: Factor of any rank k, shape (d_out, k).
-        a: Factor, shape (k, d_in).
-        old_a: Shape (r, d_in).
+        b: Left factor of any rank k, shape (d_out, k).
+        a: Right factor, shape (k, d_in).
+        old_a: Value of A before the round, shape (r, d_in).
 
     Returns:
-        (B, A) of shapes (d_out, r) and (r, d_in), in the type of the arguments.
+        B and A, shapes (d_out, r) and (r, d_in), in the data types of `b` and `a`.
     """
     rank = old_a.shape[0]
     new_b = torch.zeros(b.shape[0], rank, dtype=torch.float64)
@@ -86,10 +86,15 @@ def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product_mean(updates: Sequence[Update], weights: Sequence[float], old: Mapping[str, Tensor]) -> Params:
-    """Refactored mean of the products of every adapter, over the clients that hold it with positive weight.
+    """Rank-r approximation of the mean product of every LoRA adapter (`refactor`), as new factors by name.
 
-    Adapters of convolutions, and adapters of which only one factor travels, are not in the result: they are
-    averaged by name.
+    The mean is over the clients that hold the adapter and have positive weight. Adapters of convolutions, and
+    adapters of which only one factor is sent, are not in the result; they are averaged by name.
+
+    Args:
+        updates: Answers of clients.
+        weights: One per update.
+        old: Values at the beginning of the round.
     """
     result: Params = {}
     for layer, (b, a) in _stacked(updates, weights).items():
@@ -103,9 +108,9 @@ def exact_mean(
     """Factors and residuals R with B A + R equal to the weighted mean of the clients' B_i A_i + R.
 
     Args:
-        updates: Answers; a layer is averaged over its holders with positive weight.
+        updates: Answers of clients; a layer is averaged over its holders with positive weight.
         weights: One per update.
-        old: Values at the beginning of the round, with the residuals that every holder had.
+        old: Values at the beginning of the round, residuals R included.
         rule: `residual` or `stack_merge`.
     """
     mean = mean_by_name(updates, weights)
@@ -123,8 +128,8 @@ def exact_mean(
 
 
 def _stacked(updates: Sequence[Update], weights: Sequence[float]) -> dict[str, tuple[Tensor, Tensor]]:
-    """`stack` of the holders' factors, by layer."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    """Stacked factors (`stack`) of the clients that hold a layer, by layer."""
+    stacked: dict[str, tuple[Tensor, Tensor]] = {}
     for name in dict.fromkeys(n for u in updates for n in u.params if n.endswith(f".{A}")):
         partner = name.removesuffix(A) + B
         holders = [
@@ -134,5 +139,5 @@ def _stacked(updates: Sequence[Update], weights: Sequence[float]) -> dict[str, t
         ]
         if holders:
             factors = [(b, a) for b, a, _ in holders]
-            found[name.removesuffix(f".{A}")] = stack(factors, [w for _, _, w in holders])
-    return found
+            stacked[name.removesuffix(f".{A}")] = stack(factors, [w for _, _, w in holders])
+    return stacked

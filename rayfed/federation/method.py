@@ -1,4 +1,4 @@
-"""A federated method: a server half and a local half, found by name."""
+"""Federated methods: a server half and a local half, looked up by name in `algorithms/`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT
 from rayfed.federation.server import Server
-from rayfed.registry import Registry
+from rayfed.registry import METHOD_FILES, Registry
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a file of algorithms/ offers. A half that is not named is FedAvg's."""
+    """A federated method, as a file of `algorithms/` defines it. A half that is not given is FedAvg's."""
 
     server: type[Server] = Server
     local: type[Local] = Local
 
 
-def check(server: Server, local: Local, tuning: object) -> None:
-    """Refuse parts that do not fit, before anything runs.
+def check_compatible(server: Server, local: Local, tuning: object) -> None:
+    """Check before a run that every part gets what it needs from the others.
 
     Raises:
-        ConfigError: A part needs something that none of the parts offers; names all of them.
+        ConfigError: A part needs something that no part offers (the message names all parts), or a LoRA rule
+            needs residuals and the tuning has none.
     """
     if server.lora_agg in EXACT and not getattr(tuning, "residual", False):
         raise ConfigError(
-            f"server.lora_agg: {server.lora_agg!r} needs tuning=lora with tuning.residual=true, which holds "
-            f"what the factors cannot"
+            f"server.lora_agg: {server.lora_agg!r} needs tuning=lora with tuning.residual=true, which stores "
+            f"the part of the mean that the factors cannot represent"
         )
     parts = (server, local, tuning)
     offered: frozenset[str] = frozenset().union(*(getattr(part, "offers", frozenset()) for part in parts))
@@ -42,10 +43,10 @@ def check(server: Server, local: Local, tuning: object) -> None:
 
 
 def check_task(task: str, *halves: Server | Local) -> None:
-    """Refuse halves that make no sense for a task (`rayfed.objective`).
+    """Check before a run that both halves of a method support the task of the data set.
 
     Raises:
-        ConfigError: Names the half, the task and the tasks it is for.
+        ConfigError: A half does not support the task (`rayfed.objective`); names the tasks it supports.
     """
     for half in halves:
         if half.tasks and task not in half.tasks:
@@ -56,9 +57,9 @@ def check_task(task: str, *halves: Server | Local) -> None:
 
 
 METHODS = Registry(
-    package="algorithms",
+    files=METHOD_FILES,
     attribute="METHOD",
     key="algorithm",
-    accepts=lambda found: isinstance(found, Method),
+    accepts=lambda value: isinstance(value, Method),
     expected="a method, which is a Method(...)",
 )

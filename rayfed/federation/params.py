@@ -1,4 +1,4 @@
-"""Arithmetic on name-keyed tensors. Pure functions: no argument is changed."""
+"""Arithmetic on tensors by name. All functions leave their arguments unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.types import Params, Update
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
-    """A - b over the names of a."""
+    """Differences a - b for all names of a."""
     return {name: value - b[name] for name, value in a.items()}
 
 
@@ -22,27 +22,27 @@ def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
 
 
 def sq_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Sum of squared differences over the names of a; a scalar with gradient."""
+    """Sum of squared differences over all names in a; a scalar with gradient."""
     return sq_norm(subtract(a, b))
 
 
 def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
     """Weighted mean of every name over the clients that hold it.
 
-    Sums in the order given, one update at a time, so the result depends neither on who answered first nor on
-    where a client ran, and only one update has to be in memory.
+    Updates are added one at a time in the order given, so that the result does not depend on where or when a
+    client ran.
 
     Args:
-        updates: Answers of clients; each holds any subset of names.
+        updates: Answers of clients; each may hold any subset of the names.
         weights: One non-negative number per update; they are normalised per name over its holders.
 
     Returns:
-        The mean of each name that somebody holds with positive weight. A name nobody holds is absent: it
-        keeps its previous value in the state.
+        The mean of each name that at least one client with positive weight holds. Other names are absent, so
+        that they keep their previous value in the state.
 
     Raises:
-        ValueError: There is not exactly one weight per update, a weight is negative or not finite, or two
-            clients send different shapes under one name.
+        ValueError: The numbers of weights and updates differ, a weight is negative or not finite, or two
+            clients sent different shapes under one name.
     """
     held = _with_weight(updates, [float(w) for w in weights])
     mass: dict[str, float] = {}
@@ -56,7 +56,7 @@ def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
             if name not in mean:
                 mean[name] = value * share
             elif mean[name].shape != value.shape:
-                shapes = f"{tuple(value.shape)} but others sent {tuple(mean[name].shape)}"
+                shapes = f"{tuple(value.shape)}, but other clients sent {tuple(mean[name].shape)}"
                 raise ValueError(f"client {update.client!r} sent {name!r} with shape {shapes}")
             else:
                 mean[name].add_(value, alpha=share)
@@ -73,7 +73,7 @@ def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tu
 
 
 def digest(params: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes, in the order of the names."""
+    """SHA-256 hex digest over names, data types, shapes and bytes, in the sorted order of the names."""
     out = hashlib.sha256()
     for name in sorted(params):
         value = params[name].detach().cpu().contiguous()

@@ -18,7 +18,7 @@ from rayfed.types import Broadcast, Params, ServerState, Update
 
 @dataclass(frozen=True)
 class Server:
-    """Server rule. Holds hyperparameters only; what it must remember goes through ServerState.
+    """Server rule. Holds hyperparameters only; what must be remembered is kept in `ServerState`.
 
     McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     Algorithm 1.
@@ -26,10 +26,12 @@ class Server:
     Attributes:
         weighting: Weight of a client in the mean: its number of training examples, or the same for all.
         lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
-            of the products at the same rank, or that mean exactly (`rayfed.federation.lora_mean`).
+            product at the same rank, or that mean exactly (`rayfed.federation.lora_mean`).
+        offers: Names of what this half puts into `shared`.
+        needs: Names that the server, the local half or the tuning must offer; checked before the run.
         by_block: Whether the method needs a backbone whose blocks can be left out.
-        tasks: The tasks it makes sense for (`rayfed.objective`); empty: any.
-        trains: Whether rounds change anything; if not, one is enough to show the model beside others.
+        tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
+        trains: Whether rounds change the model; if not, comparisons run one round only.
     """
 
     weighting: Literal["data_size", "uniform"] = "data_size"
@@ -42,26 +44,31 @@ class Server:
     trains: ClassVar[bool] = True
 
     def start(self, params: Params) -> ServerState:
+        """The state before the first round, from the initial values."""
         return ServerState(round=0, params=params)
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
-        """One communication round: any number of exchanges, then the next state."""
+        """One communication round: any number of exchanges with clients; returns the next state."""
         state = local.exchange(state, cohort)
         updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
     def visit(self, local: Local) -> Task:
-        """What a client does in the training exchange; ask here for scores before or after training."""
+        """The task of the training exchange; override it to have models scored before or after training."""
         return partial(fit, local=local)
 
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
-        """What each client receives for training: the first blocks, as many as it can hold."""
+        """The message to each client for training, by id: the first blocks, as many as it can hold."""
         return {cid: state.broadcast(blocks=cohort.prefix(cid)) for cid in cohort.ids}
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        """From trained updates, in the order of the cohort, to the next state. May run more exchanges.
+        """Combine the trained updates into the next state; may run further exchanges.
 
-        Clients may be missing, here and in a later exchange: pair answers by `Update.client`.
+        Args:
+            state: State before the round.
+            cohort: Clients of the round.
+            updates: Answers in the order of the cohort. Clients may be missing, here and in later exchanges,
+                so match answers to clients by `Update.client`.
         """
         weights = self.base_weights(updates)
         self.record_weights(cohort, updates, weights)
@@ -73,13 +80,13 @@ class Server:
             cohort.record("aggregation", client=update.client, weight=float(weight))
 
     def base_weights(self, updates: Sequence[Update]) -> list[float]:
-        """One weight per update, as `weighting` says, summing to 1."""
+        """One weight per update according to `weighting`, summing to 1."""
         raw = [1.0 if self.weighting == "uniform" else float(u.num_examples) for u in updates]
         total = sum(raw)
         return [w / total for w in raw]
 
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
-        """Weighted mean per name over holders; a name nobody sent keeps its value."""
+        """Weighted mean of each name over the clients that sent it; other names keep their value."""
         mean = mean_by_name(updates, weights)
         if self.lora_agg == "product_svd":
             mean |= product_mean(updates, weights, state.params)

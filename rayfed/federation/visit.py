@@ -1,4 +1,4 @@
-"""Client-side work that does not depend on the method: score a model, and visit a client once."""
+"""Tasks that clients run for every method: evaluate a model, and train with evaluations around it."""
 
 from __future__ import annotations
 
@@ -16,39 +16,55 @@ from rayfed.types import Broadcast, Update
 def score(client: Client, split: str) -> dict[str, float]:
     """Mean loss and metrics (fractions) of `client.model` on one split, in evaluation mode.
 
-    A split without examples gives no metrics. With exits, also the accuracy of both ways to predict: the mean
-    of all exits and the last one.
+    Returns:
+        `loss`, `num` (number of examples) and the metrics of the task, by name; empty where the split has no
+        examples. For a model with several exits also `<metric>_ensemble`, the metric of the mean over exits,
+        and `<metric>_last_exit`, that of the last exit.
     """
     client.model.eval()
-    task, sums, n = client.objective, dict[str, float](), client.data.size(split)
+    task = client.objective
+    sums: dict[str, float] = {}
+    n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
         output = client.model(x)
-        found = task.scores(client.model.predict(output), y)
+        values = task.scores(client.model.predict(output), y)
         if isinstance(output, list):
             for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
-                found[f"{task.metric}_{name}"] = task.scores(out, y)[task.metric]
-        for name, value in found.items():
+                values[f"{task.metric}_{name}"] = task.scores(out, y)[task.metric]
+        for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
     train_mode(client.model)
     return {"loss": sums.pop("loss") / n, "num": n, **{name: s / n for name, s in sums.items()}} if n else {}
 
 
 def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
-    """Score the broadcast model, on the inputs that `local` prepares."""
+    """Task that scores the received model on one split.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        split: Name of the split.
+        local: Client half of the method, whose `prepare` is called first; None: inputs are used as they are.
+    """
     if local is not None:
         local.prepare(client, sent)
     return Update(client=client.id, num_examples=client.data.size(split), metrics=score(client, split))
 
 
 def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str = "") -> Update:
-    """One visit: score what was received, train, score what is sent back, score what the client would deploy.
+    """Task of the training exchange: train, and score the received, the trained and the personal model.
 
     Args:
-        client: Who is visited; its model holds `sent.params`.
-        sent: What the server sent.
-        local: The client half of the method.
-        start: Split for the received model; its metrics come back as start/loss, start/<metric>. Empty: skip.
-        end: Split for the trained parameters, as end/...
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method.
+        start: Split on which the received model is scored; the metrics are returned as start/loss and
+            start/<metric>. Empty: it is not scored.
+        end: The same for the trained model, as end/loss and end/<metric>.
+
+    Returns:
+        The answer of `local.train`, with these metrics added. Where `client.personal_split` is set, the model
+        that the client would deploy is scored too, as personal/loss and personal/<metric>.
     """
     metrics: dict[str, float] = {}
     local.prepare(client, sent)

@@ -54,7 +54,7 @@ def assign(
     return found
 
 
-def draw(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str, int]:
+def draw_capacities(clients: Sequence[str], depth: int, seed: int, round: int) -> dict[str, int]:
     """Depths of one round, uniform in 1..depth, both ends included (FedRA, Table 4)."""
     return {cid: int(generator(seed, "capacity", round, cid).integers(1, depth + 1)) for cid in clients}
 

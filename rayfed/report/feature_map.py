@@ -1,9 +1,4 @@
-"""Draws where a finished run's model puts images of seen and of unseen domains.
-
-    python -m rayfed.report.feature_map RUN [RUN ...] [--images 300]
-
-`rayfed.analysis.feature_map` measures it.
-"""
+"""Draws the features of images of seen and of unseen domains; `rayfed.analysis.feature_map` measures them."""
 
 from __future__ import annotations
 
@@ -12,13 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.analysis.feature_map import distance, features
-from rayfed.analysis.reopen import command, mention
+from rayfed.analysis.reopen import mention
 from rayfed.errors import ConfigError
 from rayfed.record.files import read_table
 from rayfed.report.group_figures import save_figure
-from rayfed.terminal.arguments import Arguments, user_folder
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
+from rayfed.terminal.guard import guarded, parser_of
 
+USAGE = """\
+python -m rayfed.report.feature_map RUN [RUN ...] [--images 300] [--debug]
+
+Draws where the models of finished runs put images of seen and of unseen domains, for example
+  python -m rayfed.report.feature_map runs/mine runs/other
+"""
 TITLE = "features of seen and of unseen domains"
 
 
@@ -45,13 +47,11 @@ def panels(folders: Sequence[Path]) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = Arguments("rayfed.report.feature_map", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "runs", type=user_folder, nargs="+", help="folders of finished runs with a held-out domain"
-    )
+    """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
+    parser = parser_of("rayfed.report.feature_map", USAGE)
+    parser.add_argument("runs", type=user_folder, nargs="+", help="finished runs with a held-out domain")
     parser.add_argument("--images", type=int, default=300, help="of the seen domains together")
-    args = parser.read(argv)
+    args = parser.parse_args(argv)
 
     def work() -> None:
         import matplotlib as mpl
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mention(args.runs[0], TITLE, picture)
         say(str(picture))
 
-    return command(work)
+    return guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

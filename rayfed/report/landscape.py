@@ -1,7 +1,4 @@
-"""Draws the loss around the models of a finished run; `rayfed.analysis.landscape` measures it.
-
-python -m rayfed.report.landscape RUN [--points 11] [--images 100]
-"""
+"""Draws the loss around the models of a finished run; `rayfed.analysis.landscape` measures it."""
 
 from __future__ import annotations
 
@@ -13,13 +10,20 @@ from typing import Any
 import numpy as np
 
 from rayfed.analysis.landscape import Vectors, survey
-from rayfed.analysis.reopen import command, mention
+from rayfed.analysis.reopen import mention
 from rayfed.errors import ConfigError
 from rayfed.record.files import read_table
 from rayfed.report.group_figures import save_figure
-from rayfed.terminal.arguments import Arguments, user_folder
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
+from rayfed.terminal.guard import guarded, parser_of
 
+USAGE = """\
+python -m rayfed.report.landscape RUN [--points 11] [--images 100] [--debug]
+
+Draws the loss around the global model and the clients' models of a finished run, for example
+  python -m rayfed.report.landscape runs/mine --points 21
+"""
 TITLE = "loss around the global model and the clients' models"
 
 
@@ -52,12 +56,12 @@ def surface(rows: Sequence[Mapping[str, Any]]) -> tuple[Vectors, Vectors, Vector
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = Arguments("rayfed.report.landscape", description=__doc__.splitlines()[0])
+    """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
+    parser = parser_of("rayfed.report.landscape", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of a finished run")
     parser.add_argument("--points", type=int, default=11, help="of the grid, in each direction")
     parser.add_argument("--images", type=int, default=100, help="at most so many of each test set")
-    args = parser.read(argv)
+    args = parser.parse_args(argv)
 
     def work() -> None:
         import matplotlib as mpl
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mention(args.run, TITLE, picture)
             say(str(picture))
 
-    return command(work)
+    return guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

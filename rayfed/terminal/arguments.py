@@ -17,13 +17,15 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {one_line(ValueError(message))}; --help shows what there is\n")
 
-    def read(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    def parse_args(  # type: ignore[override]  # never into a namespace of the caller
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
         """The arguments, options and overrides in any order.
 
         Raises:
             SystemExit: They are not allowed (code 2), or --help was asked for (code 0).
         """
-        found = self.parse_intermixed_args(argv)
+        found = self.parse_intermixed_args(args)
         try:
             refuse_repeated(getattr(found, "overrides", ()))
         except ConfigError as err:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.models.backbone import Backbone, Slot
-from rayfed.registry import Registry
+from rayfed.registry import TUNING_FILES, Registry
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
 
@@ -99,12 +99,11 @@ def train_mode(model: Backbone) -> None:
 
 
 TUNINGS = Registry(
-    package="rayfed.tuning",
+    files=TUNING_FILES,
     attribute="TUNING",
     key="tuning.name",
     accepts=lambda found: isinstance(found, type) and hasattr(found, "apply"),
     expected="a tuning scheme, which is a class with apply()",
-    helpers=frozenset({"base"}),
 )
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.depthfl import MutualDistillation, exit_loss, imitation, ramp
+from algorithms.depthfl import MutualDistillation, distillation_loss, exit_loss, ramp
 from rayfed import simulate
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
@@ -31,7 +31,7 @@ def test_cross_entropy_and_divergences():
         [0.754774, 0.273834, 0.653516], abs=2e-6
     )
     expected = [[0, 0.259607, 0.296399], [0.320592, 0, 0.415553], [0.413236, 0.306746, 0]]
-    found = [[imitation(s, t).item() if s is not t else 0 for t in z] for s in z]
+    found = [[distillation_loss(s, t).item() if s is not t else 0 for t in z] for s in z]
     for row, values in zip(found, expected, strict=True):
         assert row == pytest.approx(values, abs=2e-6)
     assert sum(map(sum, found)) == pytest.approx(2.012132, abs=2e-6)

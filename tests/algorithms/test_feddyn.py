@@ -8,7 +8,7 @@ from algorithms.inclusivefl import InclusiveServer
 from rayfed import simulate
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
-from rayfed.federation.method import check
+from rayfed.federation.method import check_compatible
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
@@ -107,10 +107,10 @@ def test_running_statistics_are_not_corrected():
 
 def test_halves_that_do_not_belong_together_are_refused():
     with pytest.raises(ConfigError, match="DynamicRegularization needs feddyn_alpha"):
-        check(InclusiveServer(), DynamicRegularization(), Lora())
+        check_compatible(InclusiveServer(), DynamicRegularization(), Lora())
     with pytest.raises(ConfigError, match="DynamicServer needs feddyn_update"):
-        check(DynamicServer(), Local(), Lora())
-    check(InclusiveServer(feddyn_alpha=0.1), DynamicRegularization(), Lora())
+        check_compatible(DynamicServer(), Local(), Lora())
+    check_compatible(InclusiveServer(feddyn_alpha=0.1), DynamicRegularization(), Lora())
     with pytest.raises(ConfigError, match="factor_mean"):
         DynamicServer(lora_agg="product_svd")
 

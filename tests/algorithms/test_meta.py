@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algorithms._meta import meta_step
-from algorithms.ditto import pulled
+from algorithms.ditto import personal_loss
 from algorithms.fft_gp import coral
 from algorithms.grace import consistent_weights
 from rayfed.report.table import read_rows
@@ -107,7 +107,7 @@ def test_ditto_vector():
         ([0.2, 0.4], [0.1, 0.2], 0.0, [0.19, 0.38]),
     ):
         own = {"p": torch.nn.Parameter(torch.tensor(start))}
-        pulled((torch.tensor(slope) * own["p"]).sum(), own, received, lam).backward()
+        personal_loss((torch.tensor(slope) * own["p"]).sum(), own, received, lam).backward()
         torch.optim.SGD(own.values(), lr=0.1).step()
         assert own["p"].tolist() == pytest.approx(expected, abs=1e-6)
 

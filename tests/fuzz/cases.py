@@ -13,7 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rayfed import prepare, resume, run, view
+from rayfed import resume, run, view
+from rayfed.prepare import __main__ as prepare
 from rayfed.report import landscape
 from tests.fuzz.damage import WRONG, damaged_bytes, damaged_tree, overrides, written
 from tests.fuzz.ground import Ground, stopping, with_base, without_figures

@@ -25,7 +25,7 @@ FIXED = (
     "compare",
     "protocol",
     "trackers",
-    "watchdog",
+    "failures.watchdog",
 )
 """Keys that valid cases leave as they are, because another value is another experiment or takes long."""
 

@@ -1,9 +1,9 @@
 """Bad input stops before anything starts: exit code 2, and one line with key, value and what is allowed."""
 
 import socket
-import sys
 
 import pytest
+import yaml
 
 from rayfed.run import main
 from tests.rayfed.malformed import last_wins
@@ -126,11 +126,18 @@ def test_a_cluster_that_never_speaks_is_given_up(tmp_path, capsys, cache):
     assert address in capsys.readouterr().err
 
 
-def test_importing_rayfed_is_light():
-    import subprocess
-
-    script = (
-        "import rayfed, sys; print([m for m in ('torch', 'ray', 'peft', 'open_clip') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_the_printed_config_is_that_of_the_run_and_nothing_is_created(small, capsys, tmp_path, monkeypatch):
+    done = small("local.mu=0.5", "algorithm=fedprox")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["--config", str(done.path / "config.yaml"), "--print-config"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == (done.path / "config.yaml").read_text()
+    assert main(["algorithm=fedprox", "local.mu=0.5", "output=elsewhere", "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["local"] == {
+        "name": "fedprox",
+        "mu": 0.5,
+        "form": "squared",
+    }
+    assert main(["algorithm=fedprx", "--print-config"]) == 2
+    assert sorted(tmp_path.rglob("*")) == before

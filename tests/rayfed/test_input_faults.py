@@ -172,7 +172,7 @@ def test_options_may_stand_before_a_folder(tmp_path, capsys):
     parser.add_argument("run")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--quiet", action="store_true")
-    found = parser.read(["dir", "a=1", "--quiet", "b=2"])
+    found = parser.parse_args(["dir", "a=1", "--quiet", "b=2"])
     assert (found.run, found.overrides, found.quiet) == ("dir", ["a=1", "b=2"], True)
 
 

@@ -109,7 +109,8 @@ def test_the_wheel_carries_configs_weights_and_packages(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "rayfed/configs/config.yaml",
-        "rayfed/configs/algorithm/fedavg.yaml",
+        "rayfed/__init__.pyi",
+        "rayfed/configs/algorithm/fedgcr.yaml",
         "rayfed/models/weights/vit_mini.safetensors",
         "algorithms/fedprox.py",
         "tune/__init__.py",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.sections import ClusterConfig
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB
 from tune.resources import Demand, at_once, bundles

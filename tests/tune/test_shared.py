@@ -50,7 +50,7 @@ def test_a_model_on_shared_weights_is_the_same_model(more, cache, store):
     config = load_config(overrides(cache, *more))
     plain = prepare(config)
     frozen = put_frozen([plain.world])
-    (backbone,) = frozen.found.values()
+    (backbone,) = frozen.by_key.values()
     before = digest_of(backbone.ref)
     again = prepare(config, frozen.build)
     assert digest_of(again.weights) == digest_of(plain.weights)
@@ -79,7 +79,7 @@ def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, s
 
     monkeypatch.setattr(shared, "_features_of", lambda world: tmp_path)
     setup = prepare(load_config(overrides(cache, "tuning=head")))
-    (backbone,) = put_frozen([setup.world]).found.values()
+    (backbone,) = put_frozen([setup.world]).by_key.values()
     client = next(iter(setup.experiment.clients))
 
     def score(on_forward=lambda *_: None):

@@ -5,7 +5,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from rayfed.errors import ConfigError
-from tune.checks import check
+from tune.checks import check_sweep
 from tune.experiment import Base
 from tune.space import read_space
 from tune.sweep import load_sweep, make_sweep, sweep_names
@@ -110,7 +110,7 @@ def test_the_values_of_a_trial_become_its_config():
 @pytest.mark.parametrize("name", sweep_names())
 def test_the_sweeps_that_ship_are_accepted_and_start_with_the_papers_values(name, tmp_path):
     sweep, overrides = load_sweep([f"sweep={name}", f"output={tmp_path / 'out'}"])
-    found = check(sweep, overrides, None, tmp_path)
+    found = check_sweep(sweep, overrides, None, tmp_path)
     assert {key: found.points[0][key] for key in sweep.default} == sweep.default
     assert found.config.evaluation.validation
 
@@ -179,7 +179,7 @@ def test_a_sweep_that_cannot_run_is_refused_in_one_line(arguments, words, tmp_pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else real(name))
     with pytest.raises(ConfigError) as err:
         sweep, overrides = load_sweep(arguments)
-        check(sweep, overrides, None, tmp_path)
+        check_sweep(sweep, overrides, None, tmp_path)
     assert all(word in str(err.value) for word in words), err.value
     assert "\n" not in str(err.value)
 

@@ -1,19 +1,8 @@
-"""Actors and tasks have names that can be read in Ray's dashboard, and never collide."""
+"""Actors have names that can be read in Ray's dashboard, and never collide."""
 
 import pytest
 
-from rayfed.executors.exchange import task_title
-from rayfed.executors.lane import Lane, Slot, WireCall
-
-
-def wire(client, tag="fit", round=6):
-    return WireCall(client, print, tag, round, None, Slot(0), {}, None)
-
-
-def test_a_task_is_called_after_its_exchange_round_and_clients():
-    assert task_title([wire("c3-plain"), wire("c4-plain"), wire("c0-street")]) == "fit:7:c3-plain+2"
-    assert task_title([wire("c3-plain", "report", 0)]) == "report:1:c3-plain"
-    assert task_title([wire("c3-plain"), wire("c4-plain")], with_client=False) == "fit"
+from rayfed.executors.lane import Lane
 
 
 def test_the_actor_in_the_place_of_a_lost_one_says_so():

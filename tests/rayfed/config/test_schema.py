@@ -98,15 +98,7 @@ SURFACE = (
         "seed",
     ),
     *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
-    *(
-        "checkpoint",
-        "on_client_error",
-        "on_nonfinite",
-        "client_timeout",
-        "watchdog",
-        "tensorboard",
-        "trackers",
-    ),
+    *("checkpoint", "failures", "on_nonfinite", "tensorboard", "trackers"),
     *("output", "overwrite"),
 )
 

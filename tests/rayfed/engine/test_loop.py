@@ -9,7 +9,7 @@ from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
-from rayfed.heterogeneity.capacity import assign, draw
+from rayfed.heterogeneity.capacity import assign, draw_capacities
 from rayfed.types import Update
 
 CLIENTS = {f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=10) for i in range(6)}
@@ -168,8 +168,8 @@ def test_a_backbone_without_blocks_has_no_capacities():
 
 def test_dynamic_depths_are_uniform_from_1_to_all():
     assert assign("dynamic", DOMAINS, 12, 0) is None
-    drawn = [d for r in range(600) for d in draw(("c0", "c1"), 12, 0, r).values()]
+    drawn = [d for r in range(600) for d in draw_capacities(("c0", "c1"), 12, 0, r).values()]
     counts = [drawn.count(d) for d in range(1, 13)]
     assert sum(counts) == 1200
     assert all(60 <= n <= 140 for n in counts)  # 100 expected, standard deviation 9.6
-    assert draw(("c0",), 12, 0, 5)["c0"] == draw(("c1", "c0"), 12, 0, 5)["c0"]
+    assert draw_capacities(("c0",), 12, 0, 5)["c0"] == draw_capacities(("c1", "c0"), 12, 0, 5)["c0"]

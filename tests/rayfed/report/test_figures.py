@@ -10,11 +10,13 @@ import torch
 import rayfed
 from algorithms._gaps import variance
 from algorithms.ga import adjusted_weights, step_at
+from rayfed.analysis import feature_map as features
+from rayfed.analysis import landscape as measured
 from rayfed.analysis.reopen import reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
-from rayfed.federation.visit import evaluate
+from rayfed.federation.visit import evaluate, fit
 from rayfed.record.files import write_parquet
 from rayfed.report import feature_map, landscape
 from rayfed.report.gap_figures import gap_variance, gap_variances
@@ -106,7 +108,7 @@ def flat(params):
 def test_three_models_lie_in_their_plane_at_their_distances():
     three = models(3)
     centre = {n: 0.5 * three[0][n] + 0.3 * three[1][n] + 0.2 * three[2][n] for n in three[0]}
-    plane = landscape.plane_through(centre, three)
+    plane = measured.plane_through(centre, three)
     assert plane.share == pytest.approx(1)
     for (x, y), model in zip(plane.places, three, strict=True):
         found = plane.at(x, y)
@@ -117,14 +119,14 @@ def test_three_models_lie_in_their_plane_at_their_distances():
     far = plane.at(*(100 * plane.places[0]))
     assert (far["n.running_var"] >= 0).all()
     with pytest.raises(ConfigError, match="2 clients do not span a plane"):
-        landscape.plane_through({n: (three[0][n] + three[1][n]) / 2 for n in centre}, three[:2])
+        measured.plane_through({n: (three[0][n] + three[1][n]) / 2 for n in centre}, three[:2])
 
 
 def test_the_grid_has_the_losses_of_its_points():
     """A quadratic loss, whose values follow from explicit axes; five models do not lie in one plane."""
     five, target = models(5), flat(models(1, seed=1)[0])
     centre = {n: sum(m[n] for m in five) / 5 for n in five[0]}
-    plane = landscape.plane_through(centre, five)
+    plane = measured.plane_through(centre, five)
     moves = np.stack([flat(m) - flat(centre) for m in five])
     sizes, axes = np.linalg.svd(moves)[1:]
     assert plane.share == pytest.approx((sizes[:2] ** 2).sum() / (sizes**2).sum())
@@ -135,7 +137,7 @@ def test_the_grid_has_the_losses_of_its_points():
     def loss(params):
         return float(((flat(params) - target) ** 2).sum())
 
-    rows = landscape.losses(plane, list("abcde"), 4, loss)
+    rows = measured.losses(plane, list("abcde"), 4, loss)
     assert [row["kind"] for row in rows] == ["global"] + ["client"] * 5 + ["grid"] * 16
     for row, model in zip(rows[1:6], five, strict=True):
         assert row["loss"] == pytest.approx(loss(model))
@@ -162,14 +164,14 @@ def test_landscape_of_a_finished_run(run):
     executor = InlineExecutor(opened.setup.world, opened.setup.weights)
     local, sent = opened.setup.experiment.local, opened.state.broadcast()
     client = next(iter(opened.setup.experiment.clients))
-    (update,) = executor.map([Call(client, partial(landscape.fit, local=local), "fit", sent)])
+    (update,) = executor.map([Call(client, partial(fit, local=local), "fit", sent)])
     task = partial(evaluate, split="test", local=local)
     whole = {**opened.state.params, **update.params}
     (answer,) = executor.map([Call("domain:street", task, "x", opened.state.broadcast(params=whole))])
-    everything = landscape.survey(run, 2, 10_000)
+    everything = measured.survey(run, 2, 10_000)
     assert everything[1]["loss"] == pytest.approx(answer.metrics["loss"], rel=1e-4)
     scored = pq.read_table(run / "aggregation.parquet").to_pylist()
-    assert landscape.last_weights(scored) == {r["client"]: r["weight"] for r in scored if r["round"] == 2}
+    assert measured.last_weights(scored) == {r["client"]: r["weight"] for r in scored if r["round"] == 2}
 
 
 def test_features_of_seen_and_unseen_domains(run):
@@ -183,7 +185,7 @@ def test_features_of_seen_and_unseen_domains(run):
     opened = reopen(run)
     world, tensors = opened.setup.world, opened.setup.weights
     worker = InlineExecutor(world, tensors).worker
-    shown = feature_map.chosen(opened, 60)["plain"][1]
+    shown = features.chosen(opened, 60)["plain"][1]
 
     def look(client, sent):
         client.model.eval()
@@ -201,8 +203,8 @@ def test_proxy_a_distance_tells_apart_what_differs():
     rng = np.random.default_rng(0)
     unseen = np.arange(200) % 2 == 1
     x = rng.normal(size=(200, 4))
-    assert feature_map.proxy_a_distance(x, unseen) < 0.4
-    assert feature_map.proxy_a_distance(x + 10 * unseen[:, None], unseen) == 2.0
+    assert features.proxy_a_distance(x, unseen) < 0.4
+    assert features.proxy_a_distance(x + 10 * unseen[:, None], unseen) == 2.0
 
 
 def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):

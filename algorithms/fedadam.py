@@ -1,0 +1,48 @@
+"""FedAdam: Adam on the server, with the mean move of the clients in the place of the gradient.
+
+Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. As there, the moments are not corrected
+for their start, and v starts at tau^2. `server.weighting=uniform` is the paper's mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rayfed import Cohort, Method, Server, ServerState, Update
+from rayfed.types import Decay, Positive, is_statistic
+
+
+@dataclass(frozen=True)
+class FedAdam(Server):
+    """Averages as FedAvg does, and takes an Adam step along the difference to the old parameters.
+
+    Attributes:
+        lr: Step size eta.
+        beta1: Decay of the first moment m.
+        beta2: Decay of the second moment v.
+        tau: Added to the root of v; large values make all steps alike.
+    """
+
+    lr: Positive = 0.01
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: Positive = 1e-3
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        averaged = super().aggregate(state, cohort, updates)
+        params = dict(averaged.params)
+        m, v = dict(state.memory.get("m", {})), dict(state.memory.get("v", {}))
+        for name in dict.fromkeys(name for update in updates for name in update.params):
+            if is_statistic(name):
+                continue  # a running mean or variance of BatchNorm stays the clients' mean
+            old = state.params[name]
+            delta = averaged.params[name] - old
+            m[name] = self.beta1 * m.get(name, torch.zeros_like(old)) + (1 - self.beta1) * delta
+            start = torch.full_like(old, self.tau**2)
+            v[name] = self.beta2 * v.get(name, start) + (1 - self.beta2) * delta**2
+            params[name] = old + self.lr * m[name] / (v[name].sqrt() + self.tau)
+        return replace(averaged, params=params).remember(m=m, v=v)
+
+
+METHOD = Method(server=FedAdam)

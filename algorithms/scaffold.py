@@ -1,0 +1,83 @@
+"""SCAFFOLD: control variates on the server and on every client correct each local step.
+
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+The new control variate of a client is the mean gradient of its K local steps. With plain SGD that is option
+II, c_i - c + (x - y_i) / (K eta_l). With momentum, Adam, weight decay or clipping option II is no gradient,
+so the mean gradient is used there too. Blocks that a client cannot hold keep their values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
+from rayfed.federation.params import subtract
+from rayfed.types import Params, Positive, is_statistic
+
+CONTROL = "control"
+CHANGE = "control_change"
+
+
+@dataclass(frozen=True)
+class ScaffoldServer(Server):
+    """Steps along the mean move of the clients, and keeps the mean of their control variates.
+
+    Attributes:
+        weighting: Weight of a client in the mean; uniform in the paper.
+        lr: Step size eta_g; 1 puts the mean in the place of the old parameters.
+    """
+
+    weighting: Literal["data_size", "uniform"] = "uniform"
+    lr: Positive = 1.0
+
+    offers: ClassVar[frozenset[str]] = frozenset({CONTROL})
+    needs: ClassVar[frozenset[str]] = frozenset({CHANGE})
+
+    def start(self, params: Params) -> ServerState:
+        zeros = {name: torch.zeros_like(value) for name, value in params.items() if not is_statistic(name)}
+        return super().start(params).share(**{CONTROL: zeros})
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        averaged = super().aggregate(state, cohort, updates)
+        params = dict(averaged.params)
+        for name in state.shared[CONTROL]:  # a running mean or variance of BatchNorm stays the clients' mean
+            params[name] = torch.lerp(state.params[name], averaged.params[name], self.lr)
+        control = dict(state.shared[CONTROL])
+        for update in updates:
+            for name, change in update.extra[CHANGE].items():
+                control[name] = control[name] + change / len(cohort.all_ids)
+        return replace(averaged, params=params).share(**{CONTROL: control})
+
+
+@dataclass(frozen=True)
+class ScaffoldLocal(Local):
+    """Adds c - c_i to every gradient; the client keeps c_i, the mean gradient of its last visit."""
+
+    offers: ClassVar[frozenset[str]] = frozenset({CHANGE})
+    needs: ClassVar[frozenset[str]] = frozenset({CONTROL})
+
+    def train(self, client: Client, sent: Broadcast) -> Update:
+        live = client.trainable()
+        control = {name: sent.shared[CONTROL][name] for name in live}
+        kept = client.store.get(CONTROL, {})
+        own = {name: kept.get(name, torch.zeros_like(c)) for name, c in control.items()}
+        correction = {name: (c - own[name]).to(live[name].device) for name, c in control.items()}
+        total = {name: torch.zeros_like(p) for name, p in live.items()}
+        optimizer = client.optimizer()
+        for batch in client.batches():
+            optimizer.zero_grad()
+            self.loss(client, sent, batch).backward()
+            for name, p in live.items():
+                if p.grad is not None:
+                    total[name] += p.grad
+                    p.grad += correction[name]
+            client.clip_gradients()
+            optimizer.step()
+        new = {name: value.cpu() / max(client.num_steps(), 1) for name, value in total.items()}
+        client.store[CONTROL] = {**kept, **new}
+        return client.update(extra={CHANGE: subtract(new, own)})
+
+
+METHOD = Method(server=ScaffoldServer, local=ScaffoldLocal)

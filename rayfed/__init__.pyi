@@ -1,0 +1,11 @@
+from rayfed.experiment.simulate import simulate as simulate
+from rayfed.federation.client import Client as Client
+from rayfed.federation.cohort import Cohort as Cohort
+from rayfed.federation.local import Local as Local
+from rayfed.federation.method import Method as Method
+from rayfed.federation.server import Server as Server
+from rayfed.types import Broadcast as Broadcast
+from rayfed.types import ServerState as ServerState
+from rayfed.types import Update as Update
+
+__version__: str

@@ -1,0 +1,57 @@
+"""rayfed VERB: every command under one name; `rayfed run` is `python -m rayfed.run`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from rayfed.errors import unknown
+from rayfed.terminal.console import say
+
+VERBS = {
+    "run": ("rayfed.run", "run one experiment"),
+    "resume": ("rayfed.resume", "continue a run that was interrupted, or add rounds to a finished one"),
+    "view": ("rayfed.view", "show the rounds of a run, also while it goes on"),
+    "doctor": (
+        "rayfed.doctor.__main__",
+        "say whether an experiment fits this machine and how long it may take",
+    ),
+    "prepare": ("rayfed.prepare.__main__", "check a downloaded data set and decode it into the cache"),
+    "sweep": ("tune.run", "search hyperparameters"),
+    "list": ("rayfed.config.catalog", "list every method, tuning, model, data set, experiment and sweep"),
+}
+"""The module whose `main` each verb calls, and what it does."""
+
+
+def usage() -> str:
+    """All verbs, a line each."""
+    width = max(len(verb) for verb in VERBS)
+    lines = (f"  {verb.ljust(width)}  {text}" for verb, (_, text) in VERBS.items())
+    return "\n".join(
+        [
+            "rayfed VERB [arguments]",
+            "",
+            *lines,
+            "",
+            "rayfed VERB --help says more of each, for example",
+            "  rayfed run algorithm=fedprox local.mu=0.1 rounds=5",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Call the command of a verb; its exit code, or 2 where there is no such verb."""
+    verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if verb in ("--help", "-h"):
+        say(usage())
+        return 0
+    if verb not in VERBS:
+        say(f"error: {unknown('verb', verb, VERBS)}", sys.stderr)
+        return 2
+    code: int = importlib.import_module(VERBS[verb][0]).main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

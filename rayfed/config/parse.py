@@ -1,0 +1,125 @@
+"""Builds dataclasses from plain mappings, and the messages for what they refuse.
+
+The only module that knows pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from rayfed.documents import DocumentError, checked_depth
+from rayfed.errors import ConfigError, shown, unknown
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from a mapping, refusing unknown keys and wrong types.
+
+    Raises:
+        ConfigError: Names the key by its full path, the value and what is allowed.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
+    _check_keys(cls, values, where)
+    try:
+        return TypeAdapter(cls).validate_python(dict(values))
+    except ValidationError as err:
+        raise ConfigError(_explain(err, where)) from err
+
+
+def _explain(err: ValidationError, where: str) -> str:
+    errors = err.errors()
+    first = errors[0]
+    # A union reports one error per member under the same key: say all that would be allowed.
+    key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
+        : _depth(first["loc"])
+    ]
+    same = [e["msg"] for e in errors if e["input"] == first["input"]]
+    allowed = "; or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in same))
+    path = ".".join([*([where] if where else []), *key])
+    if first["type"] == "missing":
+        return f"{path}: missing; set {path}=..."
+    return f"{path}: {shown(first['input'])} is not allowed: {allowed}"
+
+
+def _depth(loc: Sequence[int | str]) -> int:
+    """How many leading parts of an error location are config keys rather than names of union members."""
+    for i, part in enumerate(loc):
+        if not (isinstance(part, int) or part.isidentifier()) or part in {"int", "float", "str", "literal"}:
+            return i
+    return len(loc)
+
+
+def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
+    hints = get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            raise ConfigError(unknown_key(path, str(key), list(known)))
+        if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
+            raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
+        check_plain(path, value)
+        for kind in (known[key], *get_args(known[key])):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+                _check_keys(kind, value, path)
+
+
+MOST_WHOLE = 2**63 - 1
+
+
+def check_plain(path: str, value: Any) -> None:
+    """Refuse what no key of any section can mean, in nested values too.
+
+    Raises:
+        ConfigError: NaN or infinity, a whole number beyond 64 bits, a text with a NUL character, or nesting
+            without end; names the key.
+    """
+    try:
+        checked_depth(value)
+    except DocumentError as err:
+        raise ConfigError(f"{path}: {err}") from err
+    for key, each in _leaves(path, value):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{key}: {each} is not allowed: a finite number is needed")
+        if isinstance(each, int) and abs(each) > MOST_WHOLE:
+            raise ConfigError(f"{key}: {shown(each)} is not allowed: whole numbers end at {MOST_WHOLE}")
+        if isinstance(each, str) and "\0" in each:
+            raise ConfigError(f"{key}: {shown(each)} holds a NUL character")
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no container, with its key; keys of mappings are values too."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield path, key
+            yield from _leaves(f"{path}.{key}", each)
+    elif isinstance(value, list | tuple):
+        for position, each in enumerate(value):
+            yield from _leaves(f"{path}.{position}", each)
+    else:
+        yield path, value
+
+
+def _allows_bool(kind: Any) -> bool:
+    return kind in (bool, Any) or any(_allows_bool(arg) for arg in get_args(kind))
+
+
+def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
+    """The message for a key that does not exist."""
+    message = unknown(path, key, known)
+    return message.replace(f"{key!r} does not exist", "no such key", 1).replace(
+        "Choose one of", "Keys here", 1
+    )
+
+
+def plain(part: object) -> dict[str, Any]:
+    """A dataclass as plain containers, as YAML and JSON hold them."""
+    values: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
+    return values

@@ -1,0 +1,67 @@
+"""Keys of a config that have another name now, or were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from rayfed.errors import ConfigError
+
+RENAMED: Mapping[str, str | None] = {
+    "on_client_error": "failures.on_client_error",
+    "client_timeout": "failures.client_timeout",
+    "watchdog": "failures.watchdog",
+    "cluster.retries": "failures.retries",
+    "cluster.task_names": None,
+}
+"""The former key and the present one; None: the key was removed, and nothing takes its place."""
+
+
+def refuse_renamed(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError, in one line, if a config has keys of an earlier version.
+
+    Args:
+        tree: Nested mappings of a whole config.
+    """
+    if found := list(_former(tree)):
+        raise ConfigError("; ".join(_advice(key) for key in found))
+
+
+def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a config in which the values of former keys stand under the present ones.
+
+    Where both names are there, the present one counts.
+
+    Args:
+        tree: Nested mappings of a whole config.
+    """
+    new = deepcopy(dict(tree))
+    for key in _former(tree):
+        value = _section(new, key).pop(_last(key))
+        target = RENAMED[key]
+        if target is not None and isinstance(section := new.setdefault(target.split(".")[0], {}), dict):
+            section.setdefault(_last(target), value)
+    return new
+
+
+def _former(tree: Mapping[str, Any]) -> Iterator[str]:
+    for key in RENAMED:
+        section = _section(tree, key)
+        if isinstance(section, Mapping) and _last(key) in section:
+            yield key
+
+
+def _section(tree: Mapping[str, Any], key: str) -> Any:
+    """The mapping that holds the last part of a key of at most two parts."""
+    head, dot, _ = key.partition(".")
+    return tree.get(head) if dot else tree
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _advice(key: str) -> str:
+    new = RENAMED[key]
+    return f"{key}: is now {new}" if new else f"{key}: does not exist any more; leave it out"

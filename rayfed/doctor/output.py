@@ -1,0 +1,54 @@
+"""A diagnosis as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayfed.doctor.diagnosis import Diagnosis
+from rayfed.terminal.console import size
+
+
+def report(found: Diagnosis) -> str:
+    """A diagnosis for people."""
+    m, e, d = found.measured, found.estimate, found.disk
+    share = f" and {found.gpus_per_actor:.3g} GPU" if found.gpus_per_actor else ""
+    actors = f"{found.actors} client actors with {found.cpus_per_actor:.3g} CPU{share} each"
+    if not found.cpus_per_actor:
+        actors = "one process" if found.actors else "no plan of client actors fits"
+    on_gpu = f", {size(m.device_bytes)} on {m.device}" if m.device_bytes else ""
+    lines = [
+        ("experiment", found.experiment),
+        ("cluster", found.cluster),
+        *(("", _node(node)) for node in found.nodes),
+        ("needs", f"{actors}; {size(found.memory_per_actor)} set aside for one (cluster.memory_per_actor)"),
+        ("measured", f"client {m.client} with {m.examples} training images, on {m.device}, on this machine"),
+        ("", f"memory of one actor {size(m.memory_bytes)}{on_gpu}; weights {size(m.weights_bytes)} a node"),
+        ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
+        ("", f"scoring {m.scored} images {m.scoring_s:.2f} s; the server {m.server_s:.2f} s"),
+        (
+            "estimate",
+            f"a round {_time(e.round_s)} (the first {_time(e.first_round_s)}), all {_time(e.total_s)}",
+        ),
+        ("", "from that one client, if actors are as fast and do not slow each other down"),
+        ("disk", f"{d.output}: {size(d.checkpoint_bytes)} a checkpoint; {size(d.output_free_bytes)} free"),
+        ("", f"prepared images: {size(d.shard_bytes)} in {d.shard}"),
+        ("verdict", "does not fit" if found.problems else "fits"),
+        *(("advice", text) for text in found.advice),
+    ]
+    return "\n".join(f"{title:<12}{text}" for title, text in lines)
+
+
+def _node(node: Mapping[str, float]) -> str:
+    memory = f"{size(node.get('memory', 0))} memory, {size(node.get('object_store_memory', 0))} object store"
+    return f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU, {memory}"
+
+
+def _time(seconds: float) -> str:
+    """Seconds as they are read best.
+
+    >>> _time(0.123), _time(61), _time(7200)
+    ('0.12 s', '61 s', '2.0 h')
+    """
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"

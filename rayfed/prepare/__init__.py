@@ -1,0 +1,1 @@
+"""Checks a downloaded data set against what was published, and decodes it into the cache."""

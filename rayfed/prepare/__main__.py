@@ -1,0 +1,120 @@
+"""python -m rayfed.prepare: check a download, prepare it, show who would get what, clear the cache."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError, shown
+from rayfed.terminal.arguments import Arguments, user_folder
+from rayfed.terminal.console import say
+from rayfed.terminal.guard import guarded, parser_of
+
+if TYPE_CHECKING:
+    from rayfed.data.published import Published
+
+USAGE = """\
+python -m rayfed.prepare NAME --root DIR [--image-size N] [--cache DIR] [--plot FILE] [--json] [--clean]
+                                [overrides] [--debug]
+python -m rayfed.prepare --clean
+
+Checks the domains, classes and images of a data set against what its authors published, decodes all images
+once into the cache, and says what is missing and where to get it. Overrides are those of rayfed.run:
+  python -m rayfed.prepare pacs --root PACS --plot clients.png data.partition.scheme=dirichlet seed=1
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    logging.getLogger("rayfed.data").setLevel(logging.ERROR)  # unreadable images are in the result
+    return guarded(lambda: work(args), args.debug, "nothing half-made is left in the cache")
+
+
+def _parser() -> Arguments:
+    parser = parser_of("rayfed.prepare", USAGE)
+    parser.add_argument("name", nargs="?", help="a data set: a file name in configs/data")
+    parser.add_argument("overrides", nargs="*", help="key=value, as for rayfed.run")
+    parser.add_argument("--root", type=user_folder, help="folder of the data set")
+    parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
+    parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
+    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw who has which labels")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
+    )
+    return parser
+
+
+def work(args: argparse.Namespace) -> int:
+    """Do what was asked; the exit code.
+
+    Raises:
+        ConfigError: Bad input, or there is nothing to check.
+    """
+    from rayfed.data.published import PUBLISHED
+
+    if args.name is None:
+        return _clean_all(args)
+    if not 1 <= args.image_size <= 4096:
+        raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
+    return _prepare(args, PUBLISHED.get(args.name))
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _seed(tree: Mapping[str, Any]) -> int:
+    seed = tree.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed: {shown(seed)} is not a whole number >= 0")
+    return seed
+
+
+def _clean_all(args: argparse.Namespace) -> int:
+    from rayfed.data.cache import cache_folder, clean
+    from rayfed.data.config import DataConfig
+    from rayfed.data.published import PUBLISHED
+    from rayfed.prepare.output import cleaned
+
+    if not args.clean:
+        raise ConfigError(f"no data set named; give one of: {', '.join(sorted(PUBLISHED))}")
+    say(cleaned(*clean(cache_folder(DataConfig(name="", reader="", cache=_text(args.cache))))))
+    return 0
+
+
+def _prepare(args: argparse.Namespace, published: Published | None) -> int:
+    from rayfed.config.compose import compose
+    from rayfed.config.parse import parse
+    from rayfed.config.schema import spelled_out
+    from rayfed.data.cache import clean
+    from rayfed.data.config import DataConfig
+    from rayfed.prepare import output
+    from rayfed.prepare.examination import examine
+
+    tree = spelled_out(compose([f"data={args.name}", *args.overrides]))
+    config = parse(DataConfig, tree["data"], "data")
+    config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
+    found = examine(args.name, config, args.image_size, quiet=args.json)
+    output.tell(found, published, as_json=args.json)
+    if found.shard is None:
+        return 2
+    if args.plot:
+        output.plot(config, _seed(tree), found.shard, args.plot)
+        if not args.json:
+            say(f"clients: {args.plot}")
+    if args.clean:
+        removed = clean(found.shard.parent, keep=found.shard)
+        if not args.json:
+            say(output.cleaned(*removed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Compares a data set on disk with what its authors published, and decodes it once into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import UnidentifiedImageError
+
+from rayfed.data.cache import cache_folder
+from rayfed.data.config import DataConfig
+from rayfed.data.download_check import Inventory, take
+from rayfed.data.published import PUBLISHED, Published
+from rayfed.data.shards import prepare
+from rayfed.data.source import BadImageError, Listing, Source, make_source
+from rayfed.errors import ConfigError, one_line
+from rayfed.terminal.console import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What there is to say about a data set.
+
+    Attributes:
+        name: Name of the config group.
+        root: Its folder.
+        inventory: What the listing holds.
+        unreadable: Why each image that cannot be decoded cannot.
+        shard: The prepared data set; None if it was not prepared.
+        seconds: What preparing took; 0 if it had been done before.
+    """
+
+    name: str
+    root: str | None
+    inventory: Inventory
+    unreadable: tuple[str, ...]
+    shard: Path | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.shard is not None
+
+
+def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False) -> Findings:
+    """Check a data set and prepare it if nothing is missing.
+
+    Raises:
+        ConfigError: There is nothing to check: no such folder, no images, lists that cannot be read.
+    """
+    published = PUBLISHED.get(name)
+    source = make_source(config)
+    try:
+        listing = source.scan()
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_hint(config.root, published)}") from error
+    inventory = take(listing, published)
+    if published and not set(published.domains) & set(listing.domains):
+        raise ConfigError(
+            f"data.root: {config.root} has none of the domains {', '.join(published.domains)}, but "
+            f"{', '.join(listing.domains[:5])}{_hint(config.root, published)}"
+        )
+    unreadable: list[str] = []
+    shard, seconds = None, 0.0
+    if not inventory.problems:
+        shard, seconds = _prepare(source, listing, image_size, config, unreadable, quiet)
+    return Findings(
+        name=name,
+        root=config.root,
+        inventory=inventory,
+        unreadable=tuple(unreadable),
+        shard=shard,
+        seconds=seconds,
+    )
+
+
+def _prepare(
+    source: Source,
+    listing: Listing,
+    image_size: int,
+    config: DataConfig,
+    unreadable: list[str],
+    quiet: bool,
+) -> tuple[Path | None, float]:
+    """The shard, None if there are unreadable images, which are noted; and the seconds it took to decode."""
+    began, decoded = time.perf_counter(), False
+    with _progress(f"preparing {listing.name}", len(listing.keys), quiet) as advance:
+
+        def watch(index: int, error: BadImageError | None) -> None:
+            nonlocal decoded
+            decoded = True
+            advance()
+            if error:
+                unreadable.append(f"{listing.keys[index]} ({_why_unreadable(error)})")
+
+        try:
+            path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
+        except ConfigError:
+            if not unreadable:
+                raise
+            return None, time.perf_counter() - began
+    return path, time.perf_counter() - began if decoded else 0.0
+
+
+def _why_unreadable(error: BadImageError) -> str:
+    """The cause, without the name of the file, which stands beside it."""
+    cause = error.__cause__ or error
+    if isinstance(cause, FileNotFoundError):
+        return "no such file"
+    return "no image format that is known" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, a line every tenth elsewhere."""
+    if quiet:
+        yield lambda: None
+    elif sys.stdout.isatty():
+        from rich.progress import Progress
+
+        with Progress(transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
+    else:
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            if done * 10 // total > (done - 1) * 10 // total:
+                say(f"{what}: {done:,} of {total:,} images")
+
+        yield advance
+
+
+def _hint(root: str | None, published: Published | None) -> str:
+    """Where the data might be: one folder deeper, or at its authors."""
+    if published is None:
+        return ""
+    folder = Path(root).expanduser() if root else Path()
+    for deeper in sorted(folder.iterdir()) if root and folder.is_dir() else ():
+        if all((deeper / name).is_dir() for name in published.domains):
+            return f"; they are in {deeper}: use --root {deeper}"
+    return f". Get it from {published.source}"

@@ -1,0 +1,85 @@
+"""What the command shows: a table and sentences for people, JSON for programs, a figure of the clients."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rayfed.data.config import DataConfig
+from rayfed.data.published import Published
+from rayfed.data.shards import open_dataset
+from rayfed.prepare.examination import Findings
+from rayfed.report.table import Table
+from rayfed.terminal.console import say, size
+
+NAMED = 10
+"""Unreadable files that are listed; of the others, the number."""
+
+
+def tell(found: Findings, published: Published | None, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(_as_json(found), indent=1, allow_nan=False))
+        return
+    inventory = found.inventory
+    official = any(row.test for row in inventory.rows)
+    columns = ("domain", "classes", "images", *(["test"] if official else []), "published")
+    rows = []
+    for row in inventory.rows:
+        known = "-" if row.published is None else f"{row.published:,}"
+        test = [f"{row.test:,}"] if official else []
+        rows.append((row.domain, str(row.classes), f"{row.images:,}", *test, known))
+    total = f"{found.name} in {found.root}" if found.root else found.name
+    say(Table(total, columns, tuple(rows), inventory.notes).text())
+    stream = sys.stdout if found.ok else sys.stderr
+    for line in _complaints(found):
+        say(line, stream)
+    if published and (inventory.notes or not found.ok):
+        say(f"the whole data set: {published.source}", stream)
+    if found.shard:
+        how = f"prepared in {found.seconds:.1f} s" if found.seconds else "prepared before"
+        say(f"{how}: {found.shard} ({size(found.shard.stat().st_size)})")
+
+
+def _complaints(found: Findings) -> Iterator[str]:
+    for problem in found.inventory.problems:
+        yield f"problem: {problem}"
+    if count := len(found.unreadable):
+        what = "left out" if found.ok else "problem"
+        yield f"{what}: {count} unreadable {'file' if count == 1 else 'files'}"
+        for line in found.unreadable[:NAMED]:
+            yield f"  {line}"
+        if count > NAMED:
+            yield f"  ... and {count - NAMED} more"
+
+
+def _as_json(found: Findings) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "root": found.root,
+        "ok": found.ok,
+        "domains": [asdict(row) for row in found.inventory.rows],
+        "problems": list(found.inventory.problems),
+        "notes": list(found.inventory.notes),
+        "unreadable": list(found.unreadable),
+        "shard": str(found.shard) if found.shard else None,
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def cleaned(count: int, num_bytes: int) -> str:
+    return f"removed {count} prepared {'file' if count == 1 else 'files'}, {size(num_bytes)}"
+
+
+def plot(config: DataConfig, seed: int, shard: Path, path: Path) -> None:
+    from rayfed.data import load
+    from rayfed.data.partition.make import make_partition
+    from rayfed.data.partition.manifest import to_table
+    from rayfed.report.partition_figure import draw
+
+    dataset = load(config, open_dataset(shard).size)
+    partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
+    draw(to_table(partition, dataset), dataset.classes, path)

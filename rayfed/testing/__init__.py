@@ -1,0 +1,24 @@
+"""The contract tests of RayFed, for methods, tuning schemes and readers of your own.
+
+In a test file of your own:
+
+    from rayfed.testing import check_method
+
+    def test_my_method():
+        check_method("mypackage.fedprox:METHOD")
+
+The three functions raise AssertionError, or the error of the code under test, and need no test framework.
+"""
+
+from rayfed.testing.method import METHOD_CHECKS, check_method
+from rayfed.testing.reader import READER_CHECKS, check_reader
+from rayfed.testing.tuning import TUNING_CHECKS, check_tuning
+
+__all__ = [
+    "METHOD_CHECKS",
+    "READER_CHECKS",
+    "TUNING_CHECKS",
+    "check_method",
+    "check_reader",
+    "check_tuning",
+]

@@ -1,0 +1,80 @@
+"""The small experiment on which the contract tests run, and executors that look closely."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rayfed.config.schema import load_config
+from rayfed.engine.setup import Setup, prepare
+from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.wire import encode
+from rayfed.federation.executor import Call, Executor
+from rayfed.federation.params import digest
+from rayfed.types import Broadcast, Update
+
+SMALL = (
+    "rounds=2",
+    "model.options={depth: 4}",
+    "model.pretrained=false",
+    "train.batch_size=4",
+    "data.partition.scheme=by_domain",
+    "data.limit=12",
+    "data.val=2",
+)
+"""Overrides of an experiment of about a second: two rounds of a small vision transformer."""
+
+DOMAINS = "data.domains=[plain,fonts,street]"
+"""Three clients of the embedded data set."""
+
+
+def small_setup(*overrides: str) -> Setup:
+    """The small experiment, prepared; later overrides win.
+
+    Raises:
+        ConfigError: An override is wrong.
+    """
+    return prepare(load_config([*SMALL, *overrides]))
+
+
+class WatchingExecutor(InlineExecutor):
+    """Raises AssertionError when a call wrote into a message."""
+
+    def map(self, calls: Sequence[Call]) -> list[Update | None]:
+        before = [_content(call.sent) for call in calls]
+        updates = super().map(calls)
+        for call, content in zip(calls, before, strict=True):
+            assert _content(call.sent) == content, (
+                f"the message to client {call.client!r} was changed in exchange {call.tag!r}; messages are "
+                f"read-only: copy a tensor before writing into it"
+            )
+        return updates
+
+
+def _content(sent: Broadcast) -> tuple[str, bytes]:
+    """Everything in a message, to the bit."""
+    return digest(sent.params), pickle.dumps(encode(dict(sent.shared)))
+
+
+@contextmanager
+def two_actors(setup: Setup) -> Iterator[Executor]:
+    """Two Ray actors that play the clients, on a cluster that ends with this block if it was started here."""
+    import ray
+
+    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.cluster import connection
+
+    with connection("local", num_cpus=2, num_gpus=0, dashboard=False):
+        weights = ray.put(dict(setup.weights))
+        executor = RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2)
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a round without what a clock measured."""
+    return {name: value for name, value in row.items() if not name.startswith(("seconds", "slowest"))}

@@ -1,0 +1,41 @@
+"""Everything that can be chosen is listed, with a line of description and with what it brings."""
+
+import pytest
+
+from rayfed.config.catalog import SECTIONS, as_json, catalog, listed
+from rayfed.config.compose import choices
+
+EVERYTHING = as_json()
+
+
+def brings(section):
+    return {entry["name"]: entry["brings"] for entry in EVERYTHING[section]}
+
+
+@pytest.mark.parametrize(("section", "group"), SECTIONS.items())
+def test_every_choice_has_a_description_of_one_line(section, group):
+    entries = EVERYTHING[section]
+    assert [entry["name"] for entry in entries] == choices(group)
+    for entry in entries:
+        assert set(entry) == {"name", "description", "brings"}
+        assert 15 < len(entry["description"]) < 120, entry
+        assert not entry["description"].endswith((".", ",", " and", " as", " with")), entry
+
+
+def test_it_says_what_a_choice_brings():
+    assert brings("data")["shakespeare"]["model"] == "char_lstm"
+    assert brings("data")["prostate"]["model"] == "unet"
+    assert brings("data")["pacs"] == {}
+    assert brings("algorithms")["depthfl"] == {"tuning": "exits"}
+    assert brings("experiments")["fedgcr/authors"] == {"tuning": "gc_prompt", "algorithm": "fedgcr"}
+    assert "[model=char_lstm, tuning=full, algorithm=fedavg]" in catalog()
+
+
+def test_presets_are_methods_of_their_own():
+    assert {"fft_gp", "fft_gp_clip", "fft_gp_prompt"} <= {choice.name for choice in listed("algorithm")}
+
+
+def test_what_it_brings_can_be_chosen():
+    for section in SECTIONS:
+        for found in brings(section).values():
+            assert all(name in choices(group) for group, name in found.items()), found

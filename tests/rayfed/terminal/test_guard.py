@@ -1,0 +1,85 @@
+"""One guard for all commands: exit codes, one line for an error, --debug, signals."""
+
+import importlib
+import os
+import signal
+
+import pytest
+
+from rayfed.errors import ConfigError, RayFedError
+from rayfed.terminal.guard import STOP, guarded
+
+COMMANDS = {
+    "rayfed.run": ["rouds=3"],
+    "rayfed.resume": ["NOWHERE"],
+    "rayfed.view": ["NOWHERE"],
+    "rayfed.doctor.__main__": ["rouds=3"],
+    "rayfed.prepare.__main__": ["pacs", "--root", "NOWHERE"],
+    "rayfed.report.landscape": ["NOWHERE"],
+    "rayfed.report.feature_map": ["NOWHERE"],
+    "tune.run": ["sweep=nothing"],
+}
+"""A command, and arguments that are bad input."""
+
+
+@pytest.fixture
+def handlers():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    STOP.clear()
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_bad_input_is_one_line_and_exit_code_2(module, tmp_path, capsys, handlers):
+    arguments = [str(tmp_path / "nowhere") if text == "NOWHERE" else text for text in COMMANDS[module]]
+    main = importlib.import_module(module).main
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+    assert main([*arguments, "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", [*COMMANDS, "rayfed.config.catalog"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_command_with_130(module, number, tmp_path, capsys, handlers, monkeypatch):
+    """Whatever a command asks the guard to do, a signal ends it there."""
+    found = importlib.import_module(module)
+
+    def under_signal(_, *rest):
+        return guarded(lambda: os.kill(os.getpid(), number), *rest)
+
+    monkeypatch.setattr(found, "guarded", under_signal)
+    assert found.main(COMMANDS.get(module, [])) == 130
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("interrupted; ")
+
+
+def raising(error):
+    def work():
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "line"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 0, 0, ""),
+        (lambda: 2, 2, ""),
+        (raising(ConfigError("rounds: no")), 2, "error: rounds: no\n"),
+        (raising(RayFedError("two\nlines")), 1, "error: two lines\n"),
+    ],
+)
+def test_the_exit_code_and_the_line(work, code, line, capsys, handlers):
+    assert guarded(work) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback(handlers):
+    with pytest.raises(ZeroDivisionError):
+        guarded(lambda: 1 // 0)

@@ -1,0 +1,77 @@
+"""What `import rayfed` offers, and that it loads nothing heavy."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+import rayfed
+from tests.conftest import ROOT
+
+AUTHOR = ("Server", "Local", "Client", "Cohort", "Method", "Broadcast", "Update", "ServerState", "simulate")
+HEAVY = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "hydra", "pydantic", "timm", "peft")
+
+
+def python(script):
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=120
+    )
+    return done.stdout.strip()
+
+
+def test_an_author_needs_no_other_module():
+    from rayfed.experiment.simulate import simulate
+    from rayfed.federation import client, cohort, local, method, server
+    from rayfed.types import Broadcast, ServerState, Update
+
+    own = (server.Server, local.Local, client.Client, cohort.Cohort, method.Method)
+    assert tuple(getattr(rayfed, name) for name in AUTHOR) == (*own, Broadcast, Update, ServerState, simulate)
+
+
+def test_a_method_in_a_file_of_ones_own_runs(tmp_path, monkeypatch, small):
+    (tmp_path / "halved.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rayfed import Local, Method\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Halved(Local):\n"
+        "    share: float = 0.5\n\n"
+        "    def loss(self, client, model, batch):\n"
+        "        return self.share * super().loss(client, model, batch)\n\n\n"
+        "METHOD = Method(local=Halved)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    named = "algorithm=halved:METHOD"
+    assert small(named, "rounds=1").sha256 != small("rounds=1").sha256
+    assert small(named, "local.share=1", "rounds=1").sha256 == small("rounds=1").sha256
+
+
+def test_what_it_lists_is_there():
+    assert set(AUTHOR) < set(rayfed.__all__)
+    assert set(rayfed.__all__) <= set(dir(rayfed))
+    with pytest.raises(AttributeError, match="'rayfed' has no attribute 'Sever'"):
+        rayfed.Sever  # noqa: B018
+
+
+def test_the_types_are_of_the_same_names_and_modules():
+    stub = ast.parse((ROOT / "rayfed" / "__init__.pyi").read_text())
+    imported = {
+        alias.asname: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == rayfed._HOME
+
+
+def test_importing_it_loads_nothing_heavy():
+    script = f"import rayfed, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(script) == "[]"
+
+
+def test_importing_it_takes_less_than_300_milliseconds():
+    script = (
+        "import time; began = time.process_time(); import rayfed; dir(rayfed); "
+        "print(time.process_time() - began)"
+    )
+    assert min(float(python(script)) for _ in range(3)) < 0.3

@@ -1,0 +1,91 @@
+"""The command `rayfed`: its verbs, its help, its exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from rayfed import __main__ as command
+from tests.conftest import ROOT
+
+MODULES = {
+    "run": "rayfed.run",
+    "resume": "rayfed.resume",
+    "view": "rayfed.view",
+    "doctor": "rayfed.doctor",
+    "prepare": "rayfed.prepare",
+    "sweep": "tune.run",
+    "list": "rayfed.config.catalog",
+}
+
+
+def call(*arguments, module="rayfed"):
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_alone_it_lists_its_verbs(arguments, capsys):
+    assert command.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2 : 2 + len(MODULES)]] == list(MODULES)
+    assert all(len(line.split()) > 2 for line in lines[2 : 2 + len(MODULES)])
+
+
+def test_a_wrong_verb_names_the_nearest(capsys):
+    assert command.main(["resum"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'resume'?" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_installed_command_is_this_one():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"rayfed": "rayfed.__main__:main"}
+
+
+@pytest.mark.parametrize("verb", MODULES)
+def test_the_help_of_each_verb_shows_an_example_and_loads_no_torch(verb):
+    script = (
+        "import sys\nfrom rayfed.__main__ import main\n"
+        f"try:\n    main([{verb!r}, '--help'])\n"
+        "except SystemExit as done:\n    assert not done.code\n"
+        "print([m for m in ('torch', 'ray', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
+    )
+    text, _, loaded = done.stdout.strip().rpartition("\n")
+    assert loaded == "[]"
+    assert "--debug" in text
+    example = rf"{MODULES[verb]} " if verb != "list" else "rayfed list --json"
+    assert sum(example in line and line.startswith("  ") for line in text.splitlines()) >= 1, text
+
+
+def test_exit_codes_and_arguments_pass_through(tmp_path, capsys):
+    assert command.main(["run", "rouds=3", f"output={tmp_path / 'r'}"]) == 2
+    assert "did you mean 'rounds'" in capsys.readouterr().err
+    assert command.main(["view", str(tmp_path)]) == 2
+    assert command.main(["sweep", "--list"]) == 0
+    assert "fedgcr" in capsys.readouterr().out
+
+
+def test_python_m_rayfed_is_the_same():
+    done = call("prepare", "pecs")
+    assert done.returncode == 2
+    assert "did you mean 'pacs'?" in done.stderr
+
+
+def test_list_is_the_list_of_run_and_loads_no_torch():
+    listed = call("list", "--json")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    again = call("--list", "--json", module="rayfed.run")
+    assert again.stdout == listed.stdout
+    assert json.loads(listed.stdout)["data"]
+    script = "from rayfed.__main__ import main; import sys; main(['list']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT, env=dict(os.environ))
+    assert done.returncode == 0
