@@ -97,7 +97,7 @@ def judge(
         return OUTCOMES[0] if not errors else "an error line with exit code 0"
     if code not in (1, 2):
         return f"exit code {code}"
-    if report and not errors and others:
+    if report and not errors and (others or '"ok": false' in out):
         return OUTCOMES[2]
     if len(errors) != 1 or others:
         return f"{len(errors)} error lines and {len(others)} other lines with exit code {code}"
