@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from algorithms._arrays import Array, to_numpy
-from rayfed.errors import ClientError
+from rayfed.errors import NonFiniteClientError
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
@@ -47,13 +47,13 @@ class LossWeighted(Server):
         """One loss per update, at least SMALLEST.
 
         Raises:
-            ClientError: A loss is NaN or infinite.
+            NonFiniteClientError: A loss is NaN or infinite.
         """
         key = RECEIVED if self.loss == "received" else RUNNING
         for update in updates:
             if not math.isfinite(update.metrics[key]):
                 cause = f"its loss is {update.metrics[key]}; a smaller train.lr may help, or look at its data"
-                raise ClientError(update.client, cohort.round, "loss", cause)
+                raise NonFiniteClientError(update.client, cohort.round, "loss", cause)
         return [max(update.metrics[key], SMALLEST) for update in updates]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class RayFedError(Exception):
@@ -35,7 +36,10 @@ class ClientError(RayFedError):
         task: Tag of the exchange.
         cause: What failed, in one line.
         trace: Traceback at the client; empty where there is none.
+        kind: What the event of this failure is called.
     """
+
+    kind: ClassVar[str] = "error"
 
     def __init__(self, client: str, round: int, task: str, cause: str, trace: str = "") -> None:
         super().__init__(client, round, task, cause, trace)
@@ -48,6 +52,20 @@ class ClientError(RayFedError):
     def __str__(self) -> str:
         where = f"in round {self.round + 1} while running {self.task!r}"
         return f"client {self.client!r} failed {where}: {self.cause}"
+
+
+class NonFiniteClientError(ClientError):
+    """What a client trained or measured holds NaN or infinity."""
+
+    kind: ClassVar[str] = "nonfinite"
+
+
+class NonFiniteError(RayFedError):
+    """A loss or a global tensor is NaN or infinite, and on_nonfinite=raise; exit code 1."""
+
+
+class ServerError(RayFedError):
+    """The arithmetic of a method's server failed; the message says the round, the error and the keys."""
 
 
 class ClusterError(RayFedError):
@@ -85,6 +103,23 @@ def one_line(error: BaseException) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+MOST_SHOWN = 200
+"""Characters of a value that are repeated in a message."""
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: `repr`, cut where it is long.
+
+    >>> shown("x" * 1000) == "'" + 149 * "x" + "... (1002 characters)"
+    True
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else f"{text[:150]}... ({len(text)} characters)"
+
+
 def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     """Error message for a name that does not exist: the name, the nearest match, and all allowed names.
 
@@ -92,9 +127,9 @@ def unknown(key: str, value: object, choices: Iterable[str]) -> str:
     "tuning: 'loar' does not exist; did you mean 'lora'? Choose one of: full, lora"
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(str(value)[:MOST_SHOWN], names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{key}: {value!r} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
+    return f"{key}: {shown(value)} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
 
 
 def check_name(key: str, name: object) -> None:

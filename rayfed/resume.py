@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.changes import HARMLESS, changes
 from rayfed.errors import ConfigError
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.supervisor import supervised
 
@@ -64,7 +65,7 @@ def _rounds(text: str, before: int) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.resume", USAGE)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
     parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")

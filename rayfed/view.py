@@ -12,6 +12,7 @@ from typing import Any
 from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_rows, read_yaml, reading
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import follow, say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -108,7 +109,7 @@ def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Look from the command line. Exit code: 0 shown, 2 no run there, 130 interrupted."""
     parser = parser_of("rayfed.view", USAGE)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
     args = parser.parse_args(argv)
     return guarded(lambda: view(args.run, args.follow), args.debug)

@@ -13,6 +13,7 @@ import torch
 
 import rayfed
 from rayfed.experiment.simulate import Result
+from tests.fuzz.outcomes import pytest_terminal_summary as pytest_terminal_summary  # counts of tests/fuzz
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from rayfed.config.place import check_own_folder
 from rayfed.config.schema import Config, to_dict
+from rayfed.documents import user_path
 from rayfed.errors import ConfigError
 from rayfed.record import tracking
 from rayfed.record.claim import look
@@ -123,7 +125,8 @@ def new_folder(sweep: Sweep) -> Path:
         ConfigError: The folder holds a sweep already, or anything else.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = Path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}").absolute()
+    path = user_path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}", "output").absolute()
+    check_own_folder(path)
     look(path, kind="sweep")
     return path
 

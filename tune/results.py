@@ -85,7 +85,7 @@ class Outcomes:
         return [
             t
             for t in self.trials
-            if t.state == "finished" and all(math.isfinite(t.row.get(name, math.nan)) for name in names)
+            if t.state == "finished" and all(is_score(t.row.get(name)) for name in names)
         ]
 
     @property
@@ -108,6 +108,11 @@ class Outcomes:
         return [
             t for t, own in points if not any(_dominates(other, own) for _, other in points if other != own)
         ]
+
+
+def is_score(value: object) -> bool:
+    """Whether an objective has a value that trials can be compared by."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _dominates(other: Sequence[float], own: Sequence[float]) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -54,7 +53,7 @@ def work(args: argparse.Namespace) -> None:
     if again:
         if len(args.overrides) > 1:
             raise ConfigError("resume: takes no other overrides; a sweep is continued as it was started")
-        found, _ = checks.continued(Path(again[0].removeprefix("resume=")))
+        found, _ = checks.continued(user_path(again[0].removeprefix("resume="), "resume"))
     else:
         sweep, overrides = load_sweep(args.overrides)
         found = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep))
@@ -69,7 +68,7 @@ def work(args: argparse.Namespace) -> None:
     if table is None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
-    say(json.dumps(results.summary(outcomes)) if args.json else f"\n{table.text()}")
+    say(to_json(results.summary(outcomes)) if args.json else f"\n{table.text()}")
 
 
 if __name__ == "__main__":

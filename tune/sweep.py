@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from annotated_types import Ge
 
-from rayfed.config.compose import folder, parse_yaml, read_file
+from rayfed.config.compose import folder, read_file
 from rayfed.config.parse import parse
-from rayfed.errors import ConfigError, unknown
+from rayfed.documents import DocumentError, parse_yaml, user_path
+from rayfed.errors import ConfigError, shown, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable
 from tune.space import Space, read_space, with_numbers
@@ -202,7 +201,8 @@ def read_sweep(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: The file does not exist or is not a mapping in plain YAML.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder() / "sweep" / f"{name}.yaml"
+    own = name.endswith((".yaml", ".yml"))
+    path = user_path(name, "sweep") if own else folder() / "sweep" / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(unknown("sweep", name, sweep_names()))
     return {"name": path.stem, **read_file(path, "sweep")}
@@ -229,8 +229,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _yaml(key: str, text: str) -> Any:
     try:
         return parse_yaml(text)
-    except (yaml.YAMLError, RecursionError) as err:
-        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
+    except DocumentError as err:
+        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
 
 
 def _direction(name: str) -> Direction:

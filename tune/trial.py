@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
 from rayfed.engine.setup import Setup, prepare
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, NonFiniteError, unknown
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.metrics import Metrics, labels_of
 from rayfed.federation.executor import Executor
@@ -109,6 +109,7 @@ class Trial(ray.tune.Trainable):
             number = rows[0]["round"]
             last = number == self._rounds
             row = mean_of(rows, self._common.objectives)
+            check_objectives(row, self._common.objectives)
             missing = [name for name in self._common.objectives if name not in row]
             if missing and last:
                 known = [key for key, value in row.items() if isinstance(value, int | float)]
@@ -220,6 +221,17 @@ class Trial(ray.tune.Trainable):
                 restore(folder, here, self._common.folder)
 
 
+def check_objectives(row: Row, objectives: Sequence[str]) -> None:
+    """End a trial whose objective is not finite: it failed, and the searcher learns nothing from it.
+
+    Raises:
+        NonFiniteError: Names the objective and the round.
+    """
+    bad = [name for name in objectives if name in row and row[name] is None]
+    if bad:
+        raise NonFiniteError(f"{bad[0]} is not finite in round {row['round']}; narrow the space of train.lr")
+
+
 def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:
     """One row for all seeds: the mean of every number, and the standard deviation of the objectives.
 
@@ -237,6 +249,8 @@ def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:
             merged[key] = int(mean) if isinstance(first, int) and mean == int(mean) else mean
             if key in objectives:
                 merged[f"{key}_std"] = (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
+        elif None in values and any(isinstance(v, int | float) for v in values):
+            merged[key] = None  # of one seed it was not finite, so the mean is not
         elif all(v == first for v in values):
             merged[key] = first
     return merged

@@ -9,6 +9,7 @@ HARMLESS = (
     "cluster",
     "checkpoint",
     "failures",
+    "on_nonfinite",
     "tensorboard",
     "trackers",
     "output",

@@ -15,9 +15,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rayfed.errors import ConfigError, check_name, unknown
+from rayfed.documents import DocumentError, parse_yaml, user_path
+from rayfed.errors import ConfigError, check_name, shown, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
@@ -173,8 +172,8 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
     """Put the YAML value of `a.b.c=text` into nested mappings."""
     try:
         value = parse_yaml(text)
-    except (yaml.YAMLError, RecursionError) as err:
-        raise ConfigError(f"{key}: {text!r} is not a YAML value") from err
+    except DocumentError as err:
+        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
     *path, last = key.split(".")
     node = tree
     for part in path:
@@ -195,7 +194,7 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read, is too large, or is not YAML of plain values.
     """
-    path = Path(path)
+    path = user_path(path, key)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -206,45 +205,8 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
         tree = parse_yaml(content.decode())
     except OSError as err:
         raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
-    except RecursionError as err:
-        raise ConfigError(f"{key}: {str(path)!r} is nested too deeply") from err
-    except (yaml.YAMLError, ValueError) as err:  # such as an integer of 9,000 digits
-        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {_reason(err)}") from err
+    except (DocumentError, ValueError) as err:  # such as an integer of 9,000 digits
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {err}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"{key}: {str(path)!r} holds no keys")
     return tree
-
-
-def _reason(err: Exception) -> str:
-    mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
-    where = f" in line {mark.line + 1}" if mark else ""
-    return f"{problem or str(err).splitlines()[0]}{where}"
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values only: no objects, no aliases (a few of them stand for gigabytes), no key twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "an alias (*name); write the value out", mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                message = f"the key {key.value!r} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def parse_yaml(text: str) -> Any:
-    """The plain value of a YAML text.
-
-    Raises:
-        YAMLError: It is not YAML, or holds a Python object, an alias or a key twice.
-    """
-    return yaml.load(text, _Loader)

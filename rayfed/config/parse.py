@@ -6,12 +6,14 @@ The only module that knows pydantic.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from rayfed.errors import ConfigError, unknown
+from rayfed.documents import DocumentError, checked_depth
+from rayfed.errors import ConfigError, shown, unknown
 
 T = TypeVar("T")
 
@@ -23,7 +25,7 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         ConfigError: Names the key by its full path, the value and what is allowed.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: {values!r} is not a section; write {where}.<key>=<value>")
+        raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
     _check_keys(cls, values, where)
     try:
         return TypeAdapter(cls).validate_python(dict(values))
@@ -43,7 +45,7 @@ def _explain(err: ValidationError, where: str) -> str:
     path = ".".join([*([where] if where else []), *key])
     if first["type"] == "missing":
         return f"{path}: missing; set {path}=..."
-    return f"{path}: {first['input']!r} is not allowed: {allowed}"
+    return f"{path}: {shown(first['input'])} is not allowed: {allowed}"
 
 
 def _depth(loc: Sequence[int | str]) -> int:
@@ -62,12 +64,47 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
         if key not in known:
             raise ConfigError(unknown_key(path, str(key), list(known)))
         if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
-            raise ConfigError(f"{path}: {value!r} is not allowed: true or false has no meaning here")
-        if isinstance(value, str) and "\0" in value:
-            raise ConfigError(f"{path}: {value!r} holds a NUL character")
+            raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
+        check_plain(path, value)
         for kind in (known[key], *get_args(known[key])):
             if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 _check_keys(kind, value, path)
+
+
+MOST_WHOLE = 2**63 - 1
+
+
+def check_plain(path: str, value: Any) -> None:
+    """Refuse what no key of any section can mean, in nested values too.
+
+    Raises:
+        ConfigError: NaN or infinity, a whole number beyond 64 bits, a text with a NUL character, or nesting
+            without end; names the key.
+    """
+    try:
+        checked_depth(value)
+    except DocumentError as err:
+        raise ConfigError(f"{path}: {err}") from err
+    for key, each in _leaves(path, value):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{key}: {each} is not allowed: a finite number is needed")
+        if isinstance(each, int) and abs(each) > MOST_WHOLE:
+            raise ConfigError(f"{key}: {shown(each)} is not allowed: whole numbers end at {MOST_WHOLE}")
+        if isinstance(each, str) and "\0" in each:
+            raise ConfigError(f"{key}: {shown(each)} holds a NUL character")
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no container, with its key; keys of mappings are values too."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield path, key
+            yield from _leaves(f"{path}.{key}", each)
+    elif isinstance(value, list | tuple):
+        for position, each in enumerate(value):
+            yield from _leaves(f"{path}.{position}", each)
+    else:
+        yield path, value
 
 
 def _allows_bool(kind: Any) -> bool:

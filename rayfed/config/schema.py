@@ -19,8 +19,9 @@ from rayfed.config.parse import parse, plain
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
-from rayfed.errors import ConfigError
-from rayfed.executors.failures import Policy
+from rayfed.documents import user_path
+from rayfed.errors import ConfigError, shown
+from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS
@@ -59,6 +60,8 @@ class Config:
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
         checkpoint: What is kept for going on after a crash.
         failures: What is done when a client or an actor fails.
+        on_nonfinite: A loss or a global tensor that is NaN or infinite is noted in the events, on the screen
+            and in the report, and the run continues (warn) or ends (raise).
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
         output: Folder of the run; none: a new one under runs/.
@@ -85,6 +88,7 @@ class Config:
     protocol: Literal["single", "leave_one_out"] = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failures: Policy = field(default_factory=Policy)
+    on_nonfinite: OnNonFinite = "warn"
     tensorboard: bool = True
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
     output: str | None = None
@@ -146,12 +150,33 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     )
 
 
+PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.pretrained")
+"""Keys that may hold a path; `~` in them stands for a home folder."""
+
+
 def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`data.partition: path` written in full, as `data.partition.file: path`."""
+    """`data.partition: path` written in full, as `data.partition.file: path`, and `~` in every path.
+
+    Raises:
+        ConfigError: A path begins with `~` and names no home folder.
+    """
     data = tree.get("data")
-    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str):
-        return tree
-    return {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
+        tree = {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+    for key in PATHS:
+        tree = _at_home(tree, key.split("."), key)
+    return tree
+
+
+def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
+    """The tree with the home folder written out in one value, where that is a path that begins with `~`."""
+    name, *rest = path
+    value = tree.get(name)
+    if rest:
+        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
+    if isinstance(value, str) and value.startswith("~"):
+        return {**tree, name: str(user_path(value, key))}
+    return tree
 
 
 def build_parts(config: Config) -> Parts:
@@ -186,7 +211,7 @@ def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, 
     """The section `inner`, complete; keys that the wrapper does not have go to the inner scheme."""
     inner = values.get("inner", {})
     if not isinstance(inner, Mapping):
-        raise ConfigError(f"{where}.inner: {inner!r} is not a section; write {where}.inner.name=lora")
+        raise ConfigError(f"{where}.inner: {shown(inner)} is not a section; write {where}.inner.name=lora")
     inner = {"name": "lora", **inner, **{key: value for key, value in values.items() if key not in own}}
     scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
     return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from rayfed.types import Count, NonNegative, Positive
 
@@ -37,7 +37,7 @@ class ClusterConfig:
     cpus_per_actor: Literal["auto"] | Positive = "auto"
     gpus_per_actor: Literal["auto"] | NonNegative = "auto"
     memory_per_actor: Positive = 1.0
-    threads: Count = 1
+    threads: Annotated[int, Ge(1), Le(1024)] = 1
     num_cpus: Count | None = None
     num_gpus: Annotated[int, Ge(0)] | None = None
     dashboard: bool = True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from rayfed.data.config import DataConfig
+from rayfed.documents import user_path
 from rayfed.errors import ConfigError
 
 
@@ -19,7 +21,8 @@ def cache_folder(config: DataConfig) -> Path:
     Raises:
         ConfigError: The folder cannot be created or written to.
     """
-    folder = Path(config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed").expanduser().absolute()
+    chosen = config.cache or os.environ.get("RAYFED_CACHE") or "~/.cache/rayfed"
+    folder = user_path(chosen, "data.cache").absolute()
     advice = "set data.cache (or RAYFED_CACHE) to a folder you can write to"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -27,7 +30,11 @@ def cache_folder(config: DataConfig) -> Path:
         raise ConfigError(f"data.cache: cannot make {folder} ({err.strerror}); {advice}") from err
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"data.cache: cannot write to {folder}; {advice}")
-    return folder
+    try:  # file systems like /proc say that they can be written
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"data.cache: cannot write to {folder} ({error.strerror}); {advice}") from error
 
 
 def clean(cache: Path, keep: Path | None = None) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from rayfed.data.imbalance import imbalanced_counts
@@ -134,9 +134,31 @@ def _check_partition(partition: PartitionConfig) -> None:
             f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
             "have test samples of their own where data.test is a fraction"
         )
+    _check_effect(partition)
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
+
+
+ONLY = {
+    "clients_per_domain": ("by_domain", "dirichlet"),
+    "alpha": ("dirichlet",),
+    "min_samples": ("dirichlet",),
+    "factor": ("imbalanced",),
+    "order": ("imbalanced",),
+}
+"""Keys of a partition that count under some schemes only. `within` is not among them: data sets set it."""
+
+
+def _check_effect(partition: PartitionConfig) -> None:
+    """Raise ConfigError for a key that was set and that the scheme does not look at."""
+    for option in fields(partition):
+        schemes, value = ONLY.get(option.name, (partition.scheme,)), getattr(partition, option.name)
+        if partition.file is None and partition.scheme not in schemes and value != option.default:
+            raise ConfigError(
+                f"data.partition.{option.name}: {value!r} has no effect under scheme={partition.scheme}; "
+                f"leave it out, or set data.partition.scheme={' or '.join(schemes)}"
+            )
 
 
 def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str], list[str]]:

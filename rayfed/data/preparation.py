@@ -23,6 +23,7 @@ import numpy as np
 
 from rayfed.data.cache import temporaries
 from rayfed.data.formats import arrow_file
+from rayfed.data.memory import check_memory
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
@@ -71,6 +72,7 @@ def prepare(
         DataError: An image (`stop`) or every image cannot be decoded, or the data changed while being read.
         ConfigError: The cache has too little space or cannot be written.
     """
+    check_memory(task_of(source), size, 8 * _threads() + 1)
     fingerprint = source.fingerprint()
     path = _path(source.name, fingerprint, size, cache, on_bad_image)
     if _is_whole(path):
@@ -223,8 +225,7 @@ class _Preparation:
 
         Threads help because Pillow releases the interpreter lock while it decodes.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = min(8, cores)
+        threads = _threads()
         total = len(self.listing.labels)
         ahead: deque[Future[Decoded]] = deque()
         with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
@@ -255,3 +256,9 @@ def _add_columns(content: Any, about: dict[str, Any], columns: dict[str, Any]) -
     content.update(json.dumps(names).encode())
     for name in ("label", "domain", "test"):
         content.update(columns[name].tobytes())
+
+
+def _threads() -> int:
+    """Threads that decode images: one per processor core, at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, cores)

@@ -135,6 +135,11 @@ def make_source(config: DataConfig) -> Source:
     for key, what in (("classes", "choose classes"), ("aliases", "rename folders")):
         if getattr(config, key) is not None and key not in options:
             raise ConfigError(f"data.{key}: the reader {config.reader!r} cannot {what}; leave it out")
+    if config.root is not None and "root" not in options:
+        raise ConfigError(
+            f"data.root: {config.root!r} would not be read: the reader {config.reader!r} brings its images "
+            f"along; leave it out, or choose another data set"
+        )
     return reader(**{option: getattr(config, option) for option in options})
 
 

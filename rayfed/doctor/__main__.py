@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 
+from rayfed.documents import to_json
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -44,7 +44,7 @@ def work(args: argparse.Namespace) -> int:
     from rayfed.doctor.output import report
 
     found = diagnose(load_config(args.overrides, args.config))
-    say(json.dumps(dataclasses.asdict(found), indent=1) if args.json else report(found))
+    say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found))
     for problem in found.problems:
         say(f"error: {problem}", sys.stderr)
     return 2 if found.problems else 0

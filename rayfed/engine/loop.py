@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from rayfed.errors import NobodyAnsweredError
+from rayfed.errors import NobodyAnsweredError, ServerError, one_line
 from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
@@ -109,11 +109,23 @@ def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> Serve
     """The state after a round.
 
     Where no client is available or none answers, only the virtual clock changes.
+
+    Raises:
+        ServerError: The server's arithmetic failed.
     """
     after = state
     if cohort.ids:
-        with suppress(NobodyAnsweredError):
+        try:
             after = experiment.server.round(state, cohort, experiment.local)
+        except NobodyAnsweredError:
+            pass
+        except ArithmeticError as err:
+            values = vars(experiment.server).items()
+            keys = ", ".join(f"server.{k}={v}" for k, v in values if type(v) in (int, float))
+            raise ServerError(
+                f"round {cohort.round + 1}: the server's arithmetic failed ({type(err).__name__}: "
+                f"{one_line(err)}); choose smaller values of {keys or 'train.lr'}, or a smaller train.lr"
+            ) from err
     return replace(after, virtual_time=state.virtual_time + cohort.ledger.seconds)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
+from rayfed.documents import without_nonfinite
 from rayfed.engine.loop import Experiment, is_due, run
 from rayfed.engine.setup import Setup
-from rayfed.errors import ClusterError, LostStoreError, StorageError
+from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation
+from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
+from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
 from rayfed.record.checkpoint import Checkpoints, Saved
@@ -23,7 +26,7 @@ from rayfed.record.history import History
 from rayfed.record.round import Round
 from rayfed.record.seal import NOTHING, Basis
 from rayfed.record.tracking import NO_TRACKING, Tracking
-from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
+from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Params
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class Keeping:
         tracking: Also send to MLflow or W&B.
         basis: What checkpoints stand on.
         claim: Of the command that lets the rounds be written; empty: nobody can have taken the folder.
+        on_nonfinite: Whether a loss or a global tensor that is NaN or infinite ends the run.
     """
 
     path: Path
@@ -57,6 +61,7 @@ class Keeping:
     tracking: Tracking = NO_TRACKING
     basis: Basis = NOTHING
     claim: str = ""
+    on_nonfinite: OnNonFinite = "warn"
 
     @classmethod
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
@@ -71,6 +76,7 @@ class Keeping:
             tracking=Tracking.of(config.trackers, to_dict(config)),
             basis=basis_of(config, setup),
             claim=claim,
+            on_nonfinite=config.on_nonfinite,
         )
 
 
@@ -114,6 +120,8 @@ def conduct(
         ClientError: A client failed, and the policy says to raise.
         StorageError: Something cannot be written.
         StoppedError: The run was asked to end.
+        NonFiniteError: A loss or a global tensor is not finite, and the config says to raise; the rounds
+            before it are kept.
     """
     folder = RunFolder(keeping.path, keeping.domains, keeping.tensorboard, keeping.tracking, keeping.claim)
     checkpoints = Checkpoints(keeping.path, keeping.keep, keeping.basis)
@@ -160,16 +168,17 @@ def _rounds(
     executor.on_visit = visits.append
     try:
         for done in run(experiment, executor, start, state, personal):
+            found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
+            seen = slowest(visits)
             params = done.state.params
             folder.add(done)
-            seen = slowest(visits)
             if watch is not None:
                 watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
             visits.clear()
             keeper.finished(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
             )
-            yield {**done.row, **seen}
+            yield {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
         digest = folder.finish(params)
     except BaseException:
         # What brought us here is what the user must hear of. A lost node may have had what should be saved.
@@ -179,6 +188,27 @@ def _rounds(
             folder.write_tables()
         raise
     yield {"sha256": digest}
+
+
+def _checked(
+    done: Round, policy: OnNonFinite, note: Callable[[Event], None]
+) -> tuple[list[NonFinite], Round]:
+    """What of a round is not finite, noted as events; and the round with nothing in the place of it.
+
+    Raises:
+        NonFiniteError: There is something, and the policy says to raise.
+    """
+    found = find(done.ledger.scores, done.scores, done.state.params, done.row)
+    if not found:
+        return [], done
+    for event in events(found, done.state.round, "raise" if policy == "raise" else "nothing"):
+        note(event)
+    if policy == "raise":
+        raise NonFiniteError(
+            f"round {done.row['round']}: {sentence(found)}; on_nonfinite=raise ends the run here: try a "
+            f"smaller train.lr, or train.clip_norm=1"
+        )
+    return found, replace(done, row={**without_nonfinite(done.row), COLUMN: len(found)})
 
 
 def slowest(visits: Sequence[Visit]) -> Row:

@@ -14,6 +14,7 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
+from rayfed.engine.memory import check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
@@ -66,13 +67,16 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     check_compatible(parts.server, parts.local, parts.tuning)
     # Without values, for the size of its input; the real one needs the classes of the data.
     bare = replace(config.model, pretrained=False)
-    shape = skeleton(lambda: build_backbone(bare, 1, config.seed))
+    check_counts(config)
+    shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
     dataset = load(config.data, shape.size, shape.task)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
     partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
+    pixels = shape.size if world.objective.pixels else 0
+    check_memory(config, measurable(config, world.skeleton), pixels, partition)
     model = build(world)
     if dataset.task == CLASSIFICATION:
         _check_input(config.model, model)

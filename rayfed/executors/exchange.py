@@ -178,7 +178,7 @@ class Exchange:
         waited = max(0.0, now - job.began - worked) / len(job.indices)
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
             if isinstance(answer, ClientError):
-                self._fail(i, answer, "error")
+                self._fail(i, answer, answer.kind)
             elif isinstance(answer, RayFedError):
                 raise answer
             else:

@@ -12,6 +12,7 @@ from rayfed.federation.executor import Event
 from rayfed.types import Positive
 
 OnError: TypeAlias = Literal["raise", "retry", "drop"]
+OnNonFinite: TypeAlias = Literal["warn", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class InlineExecutor:
                 update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
             except ClientError as err:
                 action = action_for(self.policy, attempt)
-                self.on_event(event_of(err, "error", action, attempt))
+                self.on_event(event_of(err, err.kind, action, attempt))
                 if action == "raise":
                     raise
                 if action == "drop":

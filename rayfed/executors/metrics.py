@@ -163,7 +163,7 @@ class Metrics:
             actors: How many client actors there are.
         """
         for column, name in COLUMNS.items():
-            if column in row:
+            if row.get(column) is not None:  # none: it was not finite
                 self._round.set(name, row[column])
         for name, value in shares(visits, actors, row["seconds"]).items():
             self._round.set(name, value)
@@ -241,4 +241,6 @@ def scored(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[floa
 def validated(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
     """Score and loss on the validation splits, where the run looks at them."""
     metric = metric_of(row, "val_")
-    return {("val", ALL): (row[f"val_{metric}"], row["val_loss"])} if metric else {}
+    if metric is None or None in (row[f"val_{metric}"], row["val_loss"]):  # none: it was not finite
+        return {}
+    return {("val", ALL): (row[f"val_{metric}"], row["val_loss"])}

@@ -14,7 +14,7 @@ import torch
 
 from rayfed.data.client_data import ClientData, Normalizer, Splits
 from rayfed.data.shards import open_dataset
-from rayfed.errors import ClientError, RayFedError
+from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.executor import Call
 from rayfed.models.backbone import Backbone
@@ -137,8 +137,9 @@ class Worker:
             except RayFedError:
                 raise
             except Exception as err:
+                kind = NonFiniteClientError if isinstance(err, FloatingPointError) else ClientError
                 cause = f"{type(err).__name__}: {err}"
-                raise ClientError(call.client, sent.round, call.tag, cause, traceback.format_exc()) from err
+                raise kind(call.client, sent.round, call.tag, cause, traceback.format_exc()) from err
             self._keep_buffers(client)
             return update, client.store
 

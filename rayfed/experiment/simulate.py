@@ -102,6 +102,7 @@ def execute(
     Raises:
         ConfigError: Something in the input is wrong, or the folder is not ours to write to.
     """
+    from rayfed.config.place import check_own_folder
     from rayfed.record import claim as folders
     from rayfed.record.tracking import check
 
@@ -110,6 +111,7 @@ def execute(
     if claim is not None:
         return _work(config, claim, _plan(config, claim.path), show, resume=True)
     path = Path(config.output) if config.output else _new_folder(config)
+    check_own_folder(path)
     seen = folders.look(path, config.overwrite)
     plan = _plan(config, path)
     with folders.claim(path, seen, config.overwrite, part_of) as own:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
+from rayfed.terminal.arguments import Arguments, user_folder
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -30,19 +31,19 @@ once into the cache, and says what is missing and where to get it. Overrides are
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
-    args = _parser().parse_intermixed_args(argv)
+    args = _parser().parse_args(argv)
     logging.getLogger("rayfed.data").setLevel(logging.ERROR)  # unreadable images are in the result
     return guarded(lambda: work(args), args.debug, "nothing half-made is left in the cache")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Arguments:
     parser = parser_of("rayfed.prepare", USAGE)
     parser.add_argument("name", nargs="?", help="a data set: a file name in configs/data")
     parser.add_argument("overrides", nargs="*", help="key=value, as for rayfed.run")
-    parser.add_argument("--root", help="folder of the data set")
+    parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
-    parser.add_argument("--cache", help="folder of prepared data sets")
-    parser.add_argument("--plot", metavar="FILE", help="draw the labels and domains of the clients")
+    parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
+    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw who has which labels")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -65,6 +66,17 @@ def work(args: argparse.Namespace) -> int:
     return _prepare(args, PUBLISHED.get(args.name))
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _seed(tree: Mapping[str, Any]) -> int:
+    seed = tree.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed: {shown(seed)} is not a whole number >= 0")
+    return seed
+
+
 def _clean_all(args: argparse.Namespace) -> int:
     from rayfed.data.cache import cache_folder, clean
     from rayfed.data.config import DataConfig
@@ -73,7 +85,7 @@ def _clean_all(args: argparse.Namespace) -> int:
 
     if not args.clean:
         raise ConfigError(f"no data set named; give one of: {', '.join(sorted(PUBLISHED))}")
-    say(cleaned(*clean(cache_folder(DataConfig(name="", reader="", cache=args.cache)))))
+    say(cleaned(*clean(cache_folder(DataConfig(name="", reader="", cache=_text(args.cache))))))
     return 0
 
 
@@ -88,13 +100,13 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
 
     tree = spelled_out(compose([f"data={args.name}", *args.overrides]))
     config = parse(DataConfig, tree["data"], "data")
-    config = replace(config, root=args.root or config.root, cache=args.cache or config.cache)
+    config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
     found = examine(args.name, config, args.image_size, quiet=args.json)
     output.tell(found, published, as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        output.plot(config, tree.get("seed", 0), found.shard, Path(args.plot))
+        output.plot(config, _seed(tree), found.shard, args.plot)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import UnidentifiedImageError
+
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig
 from rayfed.data.download_check import Inventory, take_inventory
 from rayfed.data.preparation import prepare
 from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.source import BadImageError, Listing, Source, make_source
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, one_line
 from rayfed.terminal.console import say
 
 
@@ -93,9 +95,7 @@ def _prepare(
             decoded = True
             advance()
             if error:
-                cause = error.__cause__ or error
-                why = "no such file" if isinstance(cause, FileNotFoundError) else str(cause)
-                unreadable.append(f"{listing.keys[index]} ({why})")
+                unreadable.append(f"{listing.keys[index]} ({_why_unreadable(error)})")
 
         try:
             path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
@@ -104,6 +104,14 @@ def _prepare(
                 raise
             return None, time.perf_counter() - began
     return path, time.perf_counter() - began if decoded else 0.0
+
+
+def _why_unreadable(error: BadImageError) -> str:
+    """The cause, without the name of the file, which stands beside it."""
+    cause = error.__cause__ or error
+    if isinstance(cause, FileNotFoundError):
+        return "no such file"
+    return "no image format that is known" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ NAMED = 10
 
 def tell(found: Findings, published: PublishedDataset | None, as_json: bool) -> None:
     if as_json:
-        say(json.dumps(_as_json(found), indent=1))
+        say(json.dumps(_as_json(found), indent=1, allow_nan=False))
         return
     inventory = found.inventory
     official = any(row.test for row in inventory.rows)

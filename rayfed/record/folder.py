@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rayfed.documents import without_nonfinite
 from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
@@ -74,7 +75,7 @@ def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]
 
     versions = {name: version for name in PACKAGES if (version := _version(name))}
     machine = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
-    write_text(path / "environment.json", json.dumps({**machine, **facts}, indent=1) + "\n")
+    write_text(path / "environment.json", json.dumps({**machine, **facts}, indent=1, allow_nan=False) + "\n")
     write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
 
@@ -164,9 +165,12 @@ class RunFolder:
         }
         for name, rows in done.ledger.tables.items():
             tables[name] = [{"round": number, **row} for row in rows]
+        tables = without_nonfinite(tables)
         self.history.write(number, done.row, tables)
         self._rows.append(done.row)
-        write_text(self.path / "result.json", "".join(json.dumps(row) + "\n" for row in self._rows))
+        write_text(
+            self.path / "result.json", "".join(json.dumps(row, allow_nan=False) + "\n" for row in self._rows)
+        )
         write_text(self.path / "progress.csv", _csv(self._rows))
         for writer in self._writers:
             writer.add({"row": done.row, "tables": tables})
@@ -179,7 +183,7 @@ class RunFolder:
                 note(self.path / EVENTS)
                 self._noted = True
             with (self.path / EVENTS).open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(row, allow_nan=False) + "\n")
         except OSError as err:
             raise StorageError(f"cannot write {self.path / EVENTS}: {err.strerror}") from err
 

@@ -33,7 +33,7 @@ class History:
         self._rounds: int | None = None
 
     def write(self, round: int, row: Mapping[str, Any], tables: Tables) -> None:
-        text = json.dumps({"row": row, "tables": tables, BEFORE: self.digest(round - 1)})
+        text = json.dumps({"row": row, "tables": tables, BEFORE: self.digest(round - 1)}, allow_nan=False)
         data = gzip.compress(text.encode(), compresslevel=1, mtime=0)
         write_bytes(self._file(round), data)
         self._last, self._rounds = (round, hashlib.sha256(data).hexdigest()), round

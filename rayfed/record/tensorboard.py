@@ -84,7 +84,7 @@ def scalars(entry: Entry) -> dict[str, float]:
     row = {k: float(v) for k, v in entry["row"].items() if isinstance(v, int | float) and k != "round"}
     for score in entry["tables"].get("clients", ()):
         kind = score["exchange"].removeprefix("report_").rstrip("s")
-        if kind in ("domain", "held_out"):
+        if kind in ("domain", "held_out") and score["value"] is not None:  # none: it was not finite
             model = "" if score["model"] == "global" else f"{score['model']}/"
             row[f"{kind}/{score['client']}/{model}{score['metric']}"] = score["value"]
     return row

@@ -11,6 +11,7 @@ from rayfed.analysis.reopen import mention
 from rayfed.errors import ConfigError
 from rayfed.record.readers import read_table
 from rayfed.report.group_figures import save_figure
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -48,7 +49,7 @@ def panels(folders: Sequence[Path]) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.report.feature_map", USAGE)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs with a held-out domain")
+    parser.add_argument("runs", type=user_folder, nargs="+", help="finished runs with a held-out domain")
     parser.add_argument(
         "--images", type=int, default=300, help="number of images of all seen domains together"
     )

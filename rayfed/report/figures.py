@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
+from typing import Any
 
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_rows
@@ -33,7 +34,7 @@ def score_by_domain(folder: Path) -> Path | None:
     table = folder / "clients.parquet"
     rows = pq.read_table(table).to_pylist() if table.exists() else []
     kinds = {"report_domains": "", "report_held_out": " (held out)"}
-    scored = [row for row in rows if row["exchange"] in kinds and row["metric"] in METRICS]
+    scored = [row for row in rows if _is_score(row, kinds)]
     if not scored:
         return None
     metric = scored[0]["metric"]
@@ -53,6 +54,11 @@ def score_by_domain(folder: Path) -> Path | None:
         if len(curves) <= MOST_PANELS * len(models):
             axis.legend(loc="lower right", fontsize=8)
     return save_figure(figure, folder, metric)
+
+
+def _is_score(row: Mapping[str, Any], kinds: Container[str]) -> bool:
+    """Whether a row holds a score of one of these kinds that is finite."""
+    return row["exchange"] in kinds and row["metric"] in METRICS and row["value"] is not None
 
 
 MOST_PANELS = 15
@@ -105,6 +111,7 @@ def time_to_accuracy(folder: Path) -> Path | None:
     if not rows:
         return None
     metric = metric_of(rows[0]) or METRICS[0]
+    rows = [row for row in rows if row[metric] is not None]
     figure, axis = plt.subplots(figsize=(6.4, 4))
     for key, label in ((metric, "mean over clients"), (f"worst_domain_{metric}", "worst domain")):
         axis.plot([r["virtual_time"] for r in rows], [100 * r[key] for r in rows], marker=".", label=label)

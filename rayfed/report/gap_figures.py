@@ -29,7 +29,8 @@ def gap_variances(folder: Path) -> Curves:
     """
     values: dict[str, dict[int, list[float]]] = {name: {} for name in LABELS}
     for row in read_table(folder, "gaps"):
-        values.setdefault(row["model"], {}).setdefault(row["round"], []).append(row["gap"])
+        gap = float("nan") if row["gap"] is None else row["gap"]  # none: it was not finite
+        values.setdefault(row["model"], {}).setdefault(row["round"], []).append(gap)
     curves: Curves = {}
     for name, rounds in values.items():
         points = [(number, _over_pairs(gaps)) for number, gaps in sorted(rounds.items())]

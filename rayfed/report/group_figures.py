@@ -14,7 +14,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def aggregation_weights(folder: Path) -> Path | None:
     """Figure of the weight of every client over the rounds, coloured by domain."""
-    rows = read_table(folder, "aggregation")
+    rows = [row for row in read_table(folder, "aggregation") if row["weight"] is not None]
     if not rows:
         return None
     from matplotlib import pyplot as plt
@@ -88,6 +88,7 @@ def _map(folder: Path, rows: Rows, mark: str, title: str, name: str) -> Path | N
         title: Title of the figure.
         name: Name of its file.
     """
+    rows = [row for row in rows if None not in row["representation"]]
     if len(rows) < 4:
         return None
     import numpy as np

@@ -14,6 +14,7 @@ from rayfed.analysis.reopen import mention
 from rayfed.errors import ConfigError
 from rayfed.record.readers import read_table
 from rayfed.report.group_figures import save_figure
+from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -57,7 +58,7 @@ def surface(rows: Sequence[Mapping[str, Any]]) -> tuple[Vectors, Vectors, Vector
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw from the command line. Exit code: 0 drawn, 1 failed, 2 bad input, 130 interrupted."""
     parser = parser_of("rayfed.report.landscape", USAGE)
-    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("run", type=user_folder, help="folder of a finished run")
     parser.add_argument("--points", type=int, default=11, help="points of the grid in each direction")
     parser.add_argument("--images", type=int, default=100, help="largest number of images of each test set")
     args = parser.parse_args(argv)

@@ -76,7 +76,9 @@ class Outcome:
 def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Row of the selected round: the first with the highest validation score."""
     scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
-    return max(scored, key=lambda pair: pair[0])[1]
+    return max(
+        (pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=scored[-1]
+    )[1]
 
 
 def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -94,7 +96,8 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     now = [row for row in table if row["round"] == round and row["metric"] in METRICS]
 
     def values(exchange: str, model: str) -> dict[str, float]:
-        return {r["client"]: r["value"] for r in now if r["exchange"] == exchange and r["model"] == model}
+        mine = [r for r in now if r["exchange"] == exchange and r["model"] == model]
+        return {r["client"]: float("nan") if r["value"] is None else r["value"] for r in mine}
 
     held_out = values("report_held_out", "global")
     own = values("report_clients", "global")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.evaluation.metrics import spread
+from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_json, read_rows, read_yaml
@@ -103,6 +104,10 @@ def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     if any("missing" in row for row in history):
         missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
         notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn")
+    if bad := [row["round"] for row in history if row.get(COLUMN)]:
+        count = sum(row.get(COLUMN, 0) for row in history)
+        which = f"round {bad[0]}" if len(bad) == 1 else f"{len(bad)} rounds, first {bad[0]}, last {bad[-1]}"
+        notes.append(f"not finite: {count} losses, scores or tensors in {which} (events.parquet says whose)")
     if history and "virtual_time" in history[-1]:
         notes.append(f"virtual time {history[-1]['virtual_time']:.1f} s")
     return notes
@@ -150,7 +155,7 @@ def client_table(
 
 
 def _is_client(score: Mapping[str, Any], model: str) -> bool:
-    return score["exchange"] == "report_clients" and score["model"] == model
+    return score["exchange"] == "report_clients" and score["model"] == model and score["value"] is not None
 
 
 MODELS = ("global", "personal")
@@ -185,7 +190,9 @@ def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
     return {d: (str(len(c) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 
 
-def _percent(value: float) -> str:
+def _percent(value: float | None) -> str:
+    if value is None:
+        return "not finite"
     return f"{100 * value:.1f}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -11,15 +12,23 @@ from typing import Any, TextIO
 
 from rayfed.objective import metric_of
 
+log = logging.getLogger(__name__)
+
 Row = dict[str, Any]
 SLOWEST, SLOWEST_SECONDS = "slowest_client", "slowest_seconds"
 """What is seen of a round and not written down: the client that worked longest, all its calls together."""
 
+NONFINITE = "nonfinite_values"
+"""Not written down either, because events are: a sentence that says what of a round is not finite."""
+
+ADVICE = "a smaller train.lr or train.clip_norm=1 may help; on_nonfinite=raise ends a run here"
+
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Write a line where the user looks."""
+    """Write a line where the user looks; what the stream's encoding lacks is written as an escape."""
     stream = stream or sys.stdout
-    stream.write(text + "\n")
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()
 
 
@@ -35,7 +44,7 @@ def line(row: Row, rounds: int) -> str:
         parts += [
             f"{metric} {100 * row[metric]:5.1f}",
             f"worst {100 * row[f'worst_domain_{metric}']:5.1f} ({row['worst_domain']})",
-            f"loss {row['loss']:.3f}",
+            "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}",
         ]
     if held_out := metric_of(row, "held_out_"):
         parts.append(f"held out {100 * row[f'held_out_{held_out}']:5.1f}")
@@ -71,16 +80,24 @@ def follow(
         quiet: Show nothing for people.
         json_of: Folder of the run; each row then goes to standard output as one JSON object that names it.
     """
+    rows = map(_warned, rows)
     if not quiet and json_of is None and sys.stdout.isatty():
         yield from _bar(rows, rounds)
         return
     tell = teller(quiet, json_of is not None)
     for row in rows:
         if json_of is not None:
-            say(json.dumps({"run": str(json_of), **row}))
+            say(json.dumps({"run": str(json_of), **row}, allow_nan=False))
         if "round" in row:
             tell(line(row, rounds))
         yield row
+
+
+def _warned(row: Row) -> Row:
+    """The row, after a warning about what is not finite in it."""
+    if NONFINITE in row:
+        log.warning("round %d: %s; %s", row["round"], row[NONFINITE], ADVICE)
+    return row
 
 
 def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -13,20 +12,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rayfed.errors import ConfigError, RayFedError, one_line
+from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 
 STOP = threading.Event()
 """Set when the process was asked to end."""
 
 
-def parser_of(command: str, usage: str) -> argparse.ArgumentParser:
+def parser_of(command: str, usage: str) -> Arguments:
     """A parser with the options that every command has.
 
     Args:
         command: Module of the command, such as `rayfed.run`.
         usage: What `--help` begins with: the forms of the command, what it does and an example.
     """
-    parser = argparse.ArgumentParser(command, usage=usage)
+    parser = Arguments(command, usage=usage)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

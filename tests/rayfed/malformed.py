@@ -38,6 +38,12 @@ def _split(text):
     return text.split(" | ") if text else []
 
 
+def last_wins(arguments):
+    """A command line in which no key is given twice, as the tables of cases build on common overrides."""
+    last = {text.partition("=")[0]: text for text in arguments if "=" in text}
+    return [text for text in arguments if "=" not in text or last[text.partition("=")[0]] is text]
+
+
 def composed_once(groups, compose_groups=compose._compose, known={}):  # noqa: B006  (for the whole session)
     """Hydra's part, which takes most of the time of a case, once for the same groups."""
     key = tuple(sorted(groups.items()))
@@ -71,6 +77,7 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
         *_split(case.overrides),
         *case.make(made),
     ]
+    arguments = last_wins(arguments)
     before = {path for path in cache.iterdir() if path.suffix != ".lock"}
     code = main(arguments)
     said = capsys.readouterr()

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from rayfed.run import main
+from tests.rayfed.malformed import last_wins
 
 FREE_PORT = "127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -59,7 +60,8 @@ def test_one_line_and_exit_code_2(case, capsys, tmp_path, cache, monkeypatch):
     overrides, words = CASES[case]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     output = tmp_path / "run"
-    code = main([f"output={output}", f"data.cache={cache}", "cluster=inline", "algorithm=fedavg", *overrides])
+    common = [f"output={output}", f"data.cache={cache}", "cluster=inline", "algorithm=fedavg"]
+    code = main(last_wins([*common, *overrides]))
     error = capsys.readouterr().err.strip()
     assert code == 2, error
     assert len(error.splitlines()) == 1, error

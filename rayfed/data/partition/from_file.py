@@ -10,7 +10,6 @@ A sample is given by its index in the prepared data set or by its key.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.partition.dealing import Indices
+from rayfed.documents import parse_json
 from rayfed.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -56,7 +56,7 @@ def read_partition(file: str, labels: NDArray[np.int64], keys: Sequence[str]) ->
     Raises:
         DataError: The file does not exist, is in another format, or does not fit the data; one line.
     """
-    path = Path(file).expanduser()
+    path = Path(file)
     kinds: dict[str, Callable[[Path], Iterable[tuple[str, str, Any]]]] = {".json": _json, ".csv": _csv}
     if path.suffix not in (*kinds, ".parquet"):
         raise DataError(f"data.partition.file: {file!r} is none of .parquet, .json, .csv")
@@ -99,7 +99,7 @@ def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[
 
 
 def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_bytes())
     if not isinstance(content, Mapping):
         raise ValueError("expected an object of clients")  # noqa: TRY004  (all malformed files raise ValueError)
     for client, value in content.items():

@@ -112,8 +112,9 @@ class Digits:
             picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
             rgb = picture.convert("RGB")
         except Exception as err:  # Pillow's decoders raise almost any exception on corrupt files
+            name = image if isinstance(image, Path) else listing.keys[index]
             raise BadImageError(
-                f"image {image} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
+                f"image {name} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
             ) from err
         same = rgb.size == (size, size)
         return np.asarray(rgb if same else rgb.resize((size, size), Image.Resampling.BILINEAR))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from rayfed.data.source import BadImageError, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
@@ -181,8 +181,9 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     except MemoryError:
         raise
     except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
+        why = "no image format that is known" if isinstance(err, UnidentifiedImageError) else err
         raise BadImageError(
-            f"image {path} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
+            f"image {path} is corrupt ({why}); replace it, or set data.on_bad_image=skip"
         ) from err
 
 

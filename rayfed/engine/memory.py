@@ -1,0 +1,98 @@
+"""What an experiment will hold in memory, estimated from shapes before any of it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import psutil
+from torch import nn
+
+from rayfed.config.schema import Config
+from rayfed.data.partition.partition import Partition
+from rayfed.errors import ConfigError, ResourceError, one_line
+from rayfed.types import num_bytes
+
+T = TypeVar("T")
+GB = 1e9
+COPIES = 4
+"""Of a trained tensor: its value, its gradient, the optimizer's momentum and the server's."""
+
+MOST_BLOCKS = 1000
+REPEATS = ("depth", "num_blocks", "num_layers", "layers")
+"""Options of a model that say how many of its parts are built, one after the other."""
+
+
+def check_counts(config: Config) -> None:
+    """Refuse options of a model for which building its parts alone would take for ever.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    for name in REPEATS:
+        value = config.model.options.get(name)
+        if isinstance(value, int) and value > MOST_BLOCKS:
+            raise ConfigError(
+                f"model.options.{name}: {value} is more than {MOST_BLOCKS} blocks; choose fewer"
+            )
+
+
+def measurable(config: Config, build: Callable[[], T]) -> T:
+    """What `build` makes without values.
+
+    Raises:
+        ConfigError: Its tensors are larger than any memory; names the largest number in the config.
+    """
+    try:
+        return build()
+    except (RuntimeError, OverflowError, MemoryError) as err:
+        reason = one_line(err)[:200] or type(err).__name__
+        raise ConfigError(f"{_largest(config)}: the model cannot be built: {reason}") from err
+
+
+def check_memory(config: Config, model: nn.Module, size: int, partition: Partition) -> None:
+    """Refuse an experiment that cannot fit into the memory of this machine.
+
+    Args:
+        config: The experiment.
+        model: The tuned model without values.
+        size: Side of its input in pixels; 0 where inputs are no images.
+        partition: Who has what, for the largest batch.
+
+    Raises:
+        ResourceError: Says what it needs, what there is, and which key is to blame.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    frozen = [p for p in (*model.parameters(), *model.buffers()) if not p.requires_grad]
+    longest = max(len(rows) for c in partition.clients for rows in (c.train, c.val, c.test))
+    batch, key = max(
+        (min(getattr(config.train, name), longest), name) for name in ("batch_size", "eval_batch_size")
+    )
+    parts = {
+        _largest(config): num_bytes(frozen) + COPIES * num_bytes(trained),
+        f"train.{key}: {batch}": batch * 3 * size**2 * 4,
+    }
+    need, free = sum(parts.values()), psutil.virtual_memory().available
+    if need > free:
+        culprit = max(parts, key=lambda name: parts[name])
+        raise ResourceError(
+            f"{culprit}: model, gradients and one batch need about {need / GB:.1f} GB of memory, "
+            f"{free / GB:.1f} GB are free; choose a smaller number or a smaller model"
+        )
+
+
+def _largest(config: Config) -> str:
+    """The largest whole number among the keys that shape tensors, as `key: value`."""
+    sections = {"tuning": config.tuning, "model.options": config.model.options}
+    found = [pair for where, section in sections.items() for pair in _numbers(section, where)]
+    if config.model.size:
+        found.append((f"model.size: {config.model.size}", config.model.size))
+    return max(found, key=lambda pair: pair[1], default=(f"model.name: {config.model.name!r}", 0))[0]
+
+
+def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{where}.{key}")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{where}.{key}: {value}", value
