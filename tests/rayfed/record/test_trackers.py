@@ -12,7 +12,7 @@ import pytest
 
 import rayfed
 from rayfed.errors import ConfigError
-from rayfed.record.folder import create
+from rayfed.record.claim import claim, look
 from rayfed.record.tracking import Tracking, check, within
 from rayfed.resume import main
 from rayfed.run import main as run_main
@@ -100,7 +100,8 @@ def test_mlflow_has_the_config_and_every_number_and_changes_nothing(small, plain
     assert_equal(run.metrics, result.path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mlflow.db", result.path.name]
     assert (result.path / "trackers.json").exists()
-    create(result.path, overwrite=True)  # what comes next is another run
+    with claim(result.path, look(result.path, True), overwrite=True):  # another run takes its place
+        pass
     assert not (result.path / "trackers.json").exists()
 
 
