@@ -45,6 +45,10 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
 
     try:
         yield
+    except DamagedError as err:
+        if what:
+            raise DamagedError(f"{what}: {err}") from err
+        raise
     except ConfigError:
         raise
     except OSError as err:

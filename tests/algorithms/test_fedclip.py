@@ -185,7 +185,7 @@ def test_fine_tuned_models_are_scored_as_personal(short):
         *RANDOM,
         "compare=[]",
         "evaluation.personal=true",
-        "data.val=6",
+        "data.val=0",  # with validation images the best pass is kept, here the first one
         "model.pretrained=true",
         "model.options={}",
     )
@@ -194,4 +194,4 @@ def test_fine_tuned_models_are_scored_as_personal(short):
     assert plain.sha256 == tuned.sha256
     before, after = (metrics_of(run, "fit", "personal")["loss"] for run in (plain, tuned))
     assert before != after
-    assert sum(after) < sum(before)
+    assert sum(after) < 0.95 * sum(before)

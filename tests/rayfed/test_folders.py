@@ -206,7 +206,7 @@ def test_overwrite_never_clears_a_folder_that_is_being_written(cache, tmp_path, 
 
 
 def test_a_cache_keeps_what_is_not_a_prepared_data_set(tmp_path):
-    from rayfed.prepare import main as prepare_main
+    from rayfed.prepare.__main__ import main as prepare_main
 
     foreign = ["my-data.arrow", "my-data.lock", "my-data.1.tmp", "a-224-0123.arrow", "a-224-0123.lock"]
     name = f"a-224-{'0' * 20}"

@@ -20,6 +20,7 @@ from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.federation.client import TrainConfig
 from tests.conftest import SMALL
+from tests.rayfed.malformed import last_wins
 
 LARGER = (*SMALL, "data.limit=150", "rounds=3")
 """Enough images that a visit is more than overhead."""
@@ -40,7 +41,7 @@ def doctor(measured, cache, monkeypatch, capsys):
     monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: measured)
 
     def run(*overrides):
-        code = main([*LARGER, f"data.cache={cache}", *overrides, "--json"])
+        code = main([*last_wins([*LARGER, f"data.cache={cache}", *overrides]), "--json"])
         said = capsys.readouterr()
         return code, json.loads(said.out) if said.out else None, said.err.splitlines()
 
@@ -64,7 +65,7 @@ def test_nothing_is_left_running(measured):
 
 
 def test_the_report_names_every_part(doctor, cache, capsys):
-    assert main([*LARGER, f"data.cache={cache}"]) == 0
+    assert main(last_wins([*LARGER, f"data.cache={cache}"])) == 0
     text = capsys.readouterr().out
     for word in (
         "cluster",

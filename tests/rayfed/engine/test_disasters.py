@@ -15,6 +15,7 @@ from rayfed.resume import main
 from tests.conftest import ROOT, SMALL
 from tests.rayfed.engine.test_resume import tables
 from tests.rayfed.executors.test_cluster import python
+from tests.rayfed.malformed import last_wins
 
 
 def after_round(number, act, monkeypatch):
@@ -52,6 +53,7 @@ def test_a_killed_driver_actor_ends_the_run_and_it_can_go_on(
 def test_a_full_disk_ends_the_run_with_one_line_and_it_can_go_on(small, cache, tmp_path):
     """A quota on the size of files, which the tables of the third round exceed."""
     run = tmp_path / "run"
+    options = ("cluster=inline", f"data.cache={cache}", f"output={run}")
     script = f"""
         import resource, sys
         import rayfed.terminal.console as console
@@ -63,7 +65,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_it_can_go_on(small, cache, t
             return "round " + str(row["round"])
 
         console.line = line
-        sys.exit(main({[*SMALL, "rounds=4", "cluster=inline", f"data.cache={cache}", f"output={run}"]!r}))
+        sys.exit(main({last_wins([*SMALL, "rounds=4", *options])!r}))
     """
     import textwrap
 

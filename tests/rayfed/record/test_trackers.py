@@ -18,6 +18,7 @@ from rayfed.resume import main
 from rayfed.run import main as run_main
 from rayfed.terminal.guard import STOP
 from tests.conftest import SMALL
+from tests.rayfed.malformed import last_wins
 from tests.rayfed.record.trackers import FakeServer, logged
 
 WANDB = """
@@ -114,7 +115,8 @@ def test_a_run_that_was_killed_goes_on_and_repeats_no_step(small, tracked, monke
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("rayfed.terminal.console.line", stop_after_two)
-        assert run_main([*SMALL, "rounds=3", "trackers=[mlflow]", "cluster=inline", f"output={path}"]) == 130
+        three = last_wins([*SMALL, "rounds=3"])
+        assert run_main([*three, "trackers=[mlflow]", "cluster=inline", f"output={path}"]) == 130
     assert [run.status for run in tracked()] == ["KILLED"]
     # As after kill -9 in round 2, when MLflow had it but neither a checkpoint nor our memory did.
     shutil.rmtree(path / "checkpoints" / "round-000002")
