@@ -10,9 +10,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
 
-test: $(VENV)/.tested  ## all tests that are not slow; those that start a cluster one after the other
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not ray"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and ray"
+test: $(VENV)/.tested  ## all tests that are not slow; those that start a cluster in a process of their own
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

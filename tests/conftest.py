@@ -30,11 +30,26 @@ SMALL = (
 """Overrides of an experiment that takes about a second in one process."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the cluster is a Ray test; they run one after the other."""
+    """Mark the Ray tests, and say which tests `--dist loadgroup` gives to one process.
+
+    Ray tests go to one process, where they share a cluster, while the other processes run the rest. The
+    tests of a file with fixtures of its own (scope="module") stay together, so that those are made once.
+    """
     for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if "ray_cluster" in names:
             item.add_marker("ray")
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+        elif any(_is_made_once_per_file(item, name) for name in names):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _is_made_once_per_file(item: pytest.Item, fixture: str) -> bool:
+    made = getattr(item, "_fixtureinfo").name2fixturedefs.get(fixture, ())  # noqa: B009  (private in pytest)
+    return any(each.scope == "module" for each in made)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Listing
 from tests.rayfed.data.folders import make_folder
-from tests.rayfed.data.test_load import config
+from tests.rayfed.data.test_init import config
 
 SIDE = 64
 

@@ -13,9 +13,9 @@ import rayfed
 from rayfed.errors import ClusterError
 from rayfed.resume import main
 from tests.conftest import ROOT, SMALL
-from tests.rayfed.engine.test_resume import tables
 from tests.rayfed.executors.test_cluster import python
 from tests.rayfed.malformed import last_wins
+from tests.rayfed.test_resume import tables
 
 
 def after_round(number, act, monkeypatch):

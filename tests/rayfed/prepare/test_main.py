@@ -12,7 +12,7 @@ from PIL import Image
 from rayfed.data.published import PUBLISHED
 from rayfed.prepare.__main__ import main
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
-from tests.rayfed.data.test_load import CONFIGS, from_yaml
+from tests.rayfed.data.test_init import CONFIGS, from_yaml
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

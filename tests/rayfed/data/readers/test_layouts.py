@@ -10,7 +10,7 @@ from rayfed.data import load
 from rayfed.data.config import DataConfig
 from rayfed.data.source import make_source
 from rayfed.errors import ConfigError, DataError
-from tests.rayfed.data.test_load import from_yaml
+from tests.rayfed.data.test_init import from_yaml
 
 
 def write(root, *paths):

@@ -1,0 +1,68 @@
+"""The tests mirror the modules, so that whoever knows a module finds its tests."""
+
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+SUBJECTS = {
+    "algorithms": {"contract", "depth_views", "fair_servers", "group_reports", "options"},
+    "rayfed": {"bad_input", "folders", "input_faults"},
+    "rayfed/config": {"malformed_config"},
+    "rayfed/data": {"malformed", "malformed_folders", "streaming"},
+    "rayfed/data/readers": {"layouts"},
+    "rayfed/engine": {
+        *("batch_norm", "damage", "disasters", "endings"),
+        *("missing", "nonfinite", "other_tasks", "placement"),
+    },
+    "rayfed/executors": {"dashboard"},
+    "rayfed/models": {"other_tasks"},
+    "rayfed/tuning": {"schemes"},
+}
+"""What a test file may be about that no single module does, by folder."""
+
+
+def strays(root: Path, subjects: dict[str, set[str]]) -> set[str]:
+    """Test files of `tests/rayfed`, `tests/algorithms` and `tests/tune` that name no module and no subject.
+
+    `test_main.py` and `test_init.py` belong to `__main__.py` and `__init__.py`; the leading underscore of a
+    private module is left out.
+    """
+    files = [
+        path.relative_to(root / "tests")
+        for package in ("rayfed", "algorithms", "tune")
+        for path in (root / "tests" / package).rglob("test_*.py")
+    ]
+    return {str(file) for file in files if not _names_something(root, file, subjects)}
+
+
+def _names_something(root: Path, file: Path, subjects: dict[str, set[str]]) -> bool:
+    name = file.stem.removeprefix("test_")
+    modules = {"main": ("__main__",), "init": ("__init__",)}.get(name, (name, f"_{name}"))
+    folder = root / file.parent
+    return (
+        any((folder / f"{module}.py").is_file() for module in modules)
+        or (folder / name / "__init__.py").is_file()
+        or name in subjects.get(str(file.parent), ())
+    )
+
+
+def test_every_test_file_names_a_module_or_a_listed_subject():
+    assert strays(ROOT, SUBJECTS) == set()
+
+
+def test_every_subject_has_a_file_and_is_no_module():
+    for folder, names in SUBJECTS.items():
+        for name in names:
+            assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), f"{folder}: {name}"
+            assert not (ROOT / folder / f"{name}.py").exists(), f"{folder}: {name} is a module"
+
+
+def test_a_new_stray_file_is_found(tmp_path):
+    for name in ("rayfed/data/cache.py", "algorithms/_meta.py", "tune/__main__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("rayfed/data/test_cache", "algorithms/test_meta", "tune/test_main", "tune/test_cache"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / f"{name}.py").touch()
+    assert strays(tmp_path, {}) == {"tune/test_cache.py"}
+    assert strays(tmp_path, {"tune": {"cache"}}) == set()
