@@ -5,22 +5,28 @@ import pytest
 
 from algorithms._clustering import cluster, finch, purity, reduce_exactly
 from algorithms._grouping import centers
-
-
-def near(value, expected, tol=1e-6):
-    np.testing.assert_allclose(np.asarray(value, dtype=float), expected, atol=tol, rtol=0)
+from tests.vectors import vector
 
 
 def types(*counts):
     return [kind for kind, count in enumerate(counts) for _ in range(count)]
 
 
-def test_v13_purity():
-    true = types(10, 6, 3, 2, 1)  # MNIST, USPS, Synth, MNIST-M, SVHN
-    near(purity(types(10, 6, 3, 3), true), 0.954545)
-    near(purity(types(10, 6, 6), true), 0.863636)
-    near(purity([0] * 10 + [1] * 6 + [2] * 5 + [1], true), 0.863636)
-    near(purity([0] * 22, true), 0.454545)
+V13 = vector("fedgcr", "V13")
+
+
+@pytest.mark.parametrize(
+    ("grouping", "expected"), zip(V13.inputs["groupings"], V13.expected["purity"], strict=True)
+)
+def test_v13_purity(grouping, expected):
+    clients = dict(zip(V13.inputs["domains"], V13.inputs["clients_per_domain"], strict=True))
+    domains = [domain for domain, count in clients.items() for _ in range(count)]
+    group_of = {domain: i for i, group in enumerate(grouping) for domain in group}
+    V13.matches(purity([group_of[d] for d in domains], domains), expected)
+
+
+def test_purity_where_a_domain_is_in_two_groups():
+    assert purity([0] * 10 + [1] * 6 + [2] * 5 + [1], types(10, 6, 3, 2, 1)) == pytest.approx(19 / 22)
 
 
 def blobs(seed, counts=(10, 6, 3, 2, 1), width=768, noise=0.3):

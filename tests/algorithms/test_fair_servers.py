@@ -9,93 +9,99 @@ from algorithms.afl import project_to_simplex
 from algorithms.qffl import fair_step, step_sizes
 from algorithms.term import official_steps, step_mean, tilted_weights
 from rayfed.types import Update
+from tests.vectors import vector
 
-N = [100, 200, 50, 150, 500]
-F = [0.8, 0.6, 1.5, 1.2, 0.3]
-SHARES = np.array([0.1, 0.2, 0.05, 0.15, 0.5])
-
-
-def near(value, expected, tol=1e-6):
-    np.testing.assert_allclose(np.asarray(value, dtype=float), expected, atol=tol, rtol=0)
+V6 = vector("fedgcr", "V6")
+V7 = vector("fedgcr", "V7")
+V8 = vector("fedgcr", "V8")
+N = V8.inputs["num_examples"]
+F = np.array(V8.inputs["losses"])
+SHARES = np.array(V8.expected["weights"]["0.0"])
 
 
 def test_v7_accumulating():
+    assert V7.inputs["losses"] == F.tolist()
     weights = np.full(5, 0.2)
-    for expected in (
-        [0.192, 0.172, 0.262, 0.232, 0.142],
-        [0.184, 0.144, 0.324, 0.264, 0.084],
-        [0.176, 0.116, 0.386, 0.296, 0.026],
-    ):
-        weights = project_to_simplex(weights + 0.1 * np.array(F))
-        near(weights, expected)
-    near(project_to_simplex(np.full(5, 0.2) + 0.5 * np.array(F)), [0.1375, 0.0375, 0.4875, 0.3375, 0])
+    for expected in V7.expected["accumulating"]:
+        weights = project_to_simplex(weights + V7.inputs["rate"] * F)
+        V7.matches(weights, expected)
+    once = project_to_simplex(np.full(5, 0.2) + V7.inputs["large_rate"] * F)
+    V7.matches(once, V7.expected["accumulating_large_rate"])
 
 
 def test_v7_memoryless_and_projection():
-    near(project_to_simplex(torch.tensor(SHARES + 0.1 * np.array(F))), [0.092, 0.172, 0.112, 0.182, 0.442])
-    near(project_to_simplex(SHARES + 0.1 * np.array([4, 3, 6, 5, 0.2])), [0.136, 0.136, 0.286, 0.286, 0.156])
-    near(project_to_simplex([0.5, 1.2, -0.3]), [0.15, 0.85, 0])
-    near(project_to_simplex(SHARES), SHARES, 1e-15)
-    near(project_to_simplex([-5.0]), [1])
+    rate = V7.inputs["rate"]
+    V7.matches(project_to_simplex(torch.tensor(SHARES + rate * F)), V7.expected["memoryless"])
+    others = project_to_simplex(SHARES + rate * np.array(V7.inputs["other_losses"]))
+    V7.matches(others, V7.expected["memoryless_other_losses"])
+    V7.matches(project_to_simplex(V7.inputs["point"]), V7.expected["projection"])
+    np.testing.assert_allclose(project_to_simplex(SHARES), SHARES, atol=1e-15)
+    assert project_to_simplex([-5.0]).tolist() == [1]
     with pytest.raises(ValueError, match="finite"):
         project_to_simplex([0.1, float("nan")])
 
 
-@pytest.mark.parametrize(
-    ("t", "expected"),
-    [
-        (0.0, SHARES),
-        (0.01, [0.100194, 0.199989, 0.050449, 0.150894, 0.498474]),
-        (0.1, [0.101895, 0.199755, 0.054642, 0.159080, 0.484628]),
-        (1.0, [0.112174, 0.183680, 0.112945, 0.251016, 0.340185]),
-        (10.0, [0.001583, 0.000429, 0.868251, 0.129683, 0.000053]),
-    ],
-)
-def test_v8_tilted(t, expected):
-    near(tilted_weights(F, N, t), expected)
-    near(tilted_weights(torch.tensor(F), torch.tensor(N), t), expected)
+@pytest.mark.parametrize("t", V8.expected["weights"])
+def test_v8_tilted(t):
+    expected = V8.expected["weights"][t]
+    V8.matches(tilted_weights(F, N, float(t)), expected)
+    V8.matches(tilted_weights(torch.tensor(F), torch.tensor(N), float(t)), expected)
+
+
+def test_v8_large_losses_do_not_overflow():
     assert np.isfinite(tilted_weights([1e6, 1.0], [1, 1], 10.0)).all()
 
 
 def test_v8_official():
-    first, ema = official_steps([2.0, 1.0, 0.5], 0.1, 0.0)
-    near(first, [0.723185, 0.654365, 0.622451])
-    near(official_steps([1.5, 0.9, 0.45], 0.1, ema)[0], [0.473388, 0.445820, 0.426203])
+    average = 0.0
+    found = []
+    for losses, expected in zip(V8.inputs["losses_official"], V8.expected["multipliers"], strict=True):
+        steps, average = official_steps(losses, V8.inputs["t_official"], average)
+        V8.matches(steps, expected)
+        found.append(steps.tolist())
     start = {"a": torch.tensor([1.0, -1.0])}
     same = [Update(client=str(k), params=dict(start)) for k in range(3)]
-    assert torch.equal(step_mean(start, same, first.tolist())["a"], start["a"])
+    assert torch.equal(step_mean(start, same, found[0])["a"], start["a"])
 
 
-START = {"a": torch.tensor([1.0, -0.5], dtype=torch.float64), "b": torch.tensor([0.2], dtype=torch.float64)}
-TRAINED = ([0.9, -0.4, 0.1], [1.2, -0.7, 0.25])
+TRAINED = V6.inputs["trained"]
+
+
+def parts(values):
+    """A tensor of two numbers and one of the third: the authors' norm is per tensor."""
+    row = torch.tensor(values, dtype=torch.float64)
+    return {"a": row[:2], "b": row[2:]}
+
+
+START = parts(V6.inputs["start"])
 
 
 def updates():
-    rows = [torch.tensor(row, dtype=torch.float64) for row in TRAINED]
-    return [Update(client=str(k), params={"a": row[:2], "b": row[2:]}) for k, row in enumerate(rows)]
+    return [Update(client=str(k), params=parts(row)) for k, row in enumerate(TRAINED)]
 
 
 def q_step(q, norm, numerator=None):
-    losses = [0.5, 1.5]
-    h = step_sizes(START, updates(), losses, q, 10, norm)
-    weights = [10 * loss**q for loss in numerator or losses]
+    losses = V6.inputs["losses"]
+    lipschitz = V6.inputs["lipschitz"]
+    h = step_sizes(START, updates(), losses, q, lipschitz, norm)
+    weights = [lipschitz * loss**q for loss in numerator or losses]
     new = fair_step(START, updates(), weights, h)
     return h, torch.cat((new["a"], new["b"]))
 
 
-def test_v6_official_and_authors():
-    for q, sizes, expected in (
-        (0, [10, 10], [1.05, -0.55, 0.175]),
-        (1, [8, 23.25], [1.08, -0.58, 0.208]),
-        (2, [5.5, 47.25], [1.080569, -0.580569, 0.216588]),
-    ):
-        h, new = q_step(q, "l2_sq")
-        near(h, sizes)
-        near(new, expected)
-    h, new = q_step(1, "l2_sum", numerator=[1.5, 1.5])
-    near(h, [7.414214, 18.328427])
-    near(new, [1.058269, -0.558269, 0.170865])
-    near(q_step(0, "l2_sum")[1], np.mean(TRAINED, axis=0))
+@pytest.mark.parametrize("q", V6.expected["h"])
+def test_v6_official(q):
+    h, new = q_step(int(q), "l2_sq")
+    V6.matches(h, V6.expected["h"][q])
+    V6.matches(new, V6.expected["params"][q])
+
+
+def test_v6_authors():
+    last = V6.inputs["losses"][-1]  # the authors' numerator uses the loss of the last client for all
+    h, new = q_step(1, "l2_sum", numerator=[last, last])
+    V6.matches(h, V6.expected["h_authors"])
+    V6.matches(new, V6.expected["params_authors"])
+    V6.matches(q_step(0, "l2_sum")[1], np.mean(TRAINED, axis=0))
 
 
 def test_nothing_moves_when_nobody_does():

@@ -15,16 +15,18 @@ from algorithms.fedgcr import (
 )
 from algorithms.fedgr import quantized
 from rayfed.errors import ClientError, ConfigError
+from tests.vectors import vector
 
-N = [100, 200, 50, 150, 500]
-L = [0.8, 0.6, 1.5, 1.2, 0.3]
-GROUPS = [0, 0, 1, 1, 0]
-
-
-ROUNDS = (1, 2, 3, 4, 5, 10, 20, 50)
-
-
-SHARES = [0.1, 0.2, 0.05, 0.15, 0.5]
+V1 = vector("fedgcr", "V1")
+V2 = vector("fedgcr", "V2")
+V3 = vector("fedgcr", "V3")
+V4 = vector("fedgcr", "V4")
+N = V2.inputs["num_examples"]
+L = V2.inputs["losses"]
+GROUPS = V2.inputs["groups"]
+SHARES = V2.expected["weights_of_equal_losses"]
+MEANS = {"simple": "simple", "data_weighted": "data"}
+"""Our names of the two means over the clients of a group."""
 
 
 def near(value, expected, tol=1e-6):
@@ -32,52 +34,46 @@ def near(value, expected, tol=1e-6):
 
 
 @pytest.mark.parametrize(
-    ("delta", "gamma", "shift", "expected"),
-    [
-        (0.5, 0.5, 0, [0, 0.25, 0.375, 0.4375, 0.46875, 0.499023, 0.499999, 0.5]),
-        (0.9, 0.5, 0, [0, 0.45, 0.675, 0.7875, 0.84375, 0.898242, 0.899998, 0.9]),
-        (0.1, 0.5, 0, [0, 0.05, 0.075, 0.0875, 0.09375, 0.099805, 0.1, 0.1]),
-        (0.5, 0.9, 1, [0.05, 0.095, 0.1355, 0.17195, 0.204755, 0.325661, 0.439212, 0.497423]),
-        (0.7, 0.9, 1, [0.07, 0.133, 0.1897, 0.24073, 0.286657, 0.455925, 0.614896, 0.696392]),
-    ],
+    ("schedule", "expected"), zip(V1.inputs["schedules"], V1.expected["beta"], strict=True)
 )
-def test_v1_beta(delta, gamma, shift, expected):
-    near([beta(r + shift, delta, gamma) for r in ROUNDS], expected)
+def test_v1_beta(schedule, expected):
+    rounds = [r + schedule["rounds_ahead"] for r in V1.inputs["rounds"]]
+    V1.matches([beta(r, schedule["delta"], schedule["gamma"]) for r in rounds], expected)
 
 
-@pytest.mark.parametrize(
-    ("mean", "share", "q", "expected"),
-    [
-        ("simple", 0.0, 1, [0.125613, 0.141315, 0.220805, 0.423945, 0.088322]),
-        ("simple", 0.25, 1, [0.103284, 0.134170, 0.204649, 0.439305, 0.118591]),
-        ("simple", 0.5, 1, [0.083551, 0.125326, 0.186607, 0.447857, 0.156658]),
-        ("simple", 1.0, 1, [0.051676, 0.103353, 0.146647, 0.439942, 0.258382]),
-        ("data", 0.0, 1, [0.125613, 0.141315, 0.220805, 0.423945, 0.088322]),
-        ("data", 0.25, 1, [0.096684, 0.125596, 0.211881, 0.454828, 0.111012]),
-        ("data", 0.5, 1, [0.073183, 0.109775, 0.199948, 0.479875, 0.137219]),
-        ("data", 1.0, 1, [0.040022, 0.080044, 0.169956, 0.509867, 0.200111]),
-        ("simple", 0.5, 0, [0.103239, 0.178816, 0.109098, 0.292742, 0.316105]),
-        ("simple", 0.5, 2, [0.054643, 0.070983, 0.257938, 0.553695, 0.062741]),
-    ],
-)
+@pytest.mark.parametrize(("case", "expected"), zip(V2.inputs["cases"], V2.expected["weights"], strict=True))
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_v2_group_weights(mean, share, q, expected, kind):
-    found = group_weights(kind(N), kind(L), kind(GROUPS), share, q, mean)
-    near(found, expected)
+def test_v2_group_weights(case, expected, kind):
+    found = group_weights(kind(N), kind(L), kind(GROUPS), case["beta"], case["q"], MEANS[case["group_mean"]])
+    V2.matches(found, expected)
     assert found.dtype in (np.float64, torch.float64)
     assert float(found.sum()) == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.parametrize("mean", MEANS)
+def test_v2_losses_of_groups(mean):
+    """With beta 1 and q 0 a client weighs as much as its examples times the loss of its group."""
+    raw = np.array(N) * V2.expected["group_losses"][mean]
+    V2.matches(group_weights(N, L, GROUPS, 1.0, 0, MEANS[mean]), raw / raw.sum())
+
+
+def test_v2_weights_are_normalised():
+    raw = np.array(V2.expected["not_normalised"])
+    V2.matches(group_weights(N, L, GROUPS, 0.5, 1), raw / raw.sum())
+
+
 def test_v2_authors_losses():
-    near([quantized(loss) for loss in L], [0.8, 0.602410, 1.515152, 1.204819, 0.3003])
-    weights = group_weights(N, [quantized(loss) for loss in L], GROUPS, 0.05, 1, "data")
-    near(weights, [0.118305, 0.138024, 0.221612, 0.430130, 0.091930])
-    near(group_weights(N, [1.0] * 5, GROUPS, 0.3, 1), SHARES)
+    losses = [quantized(loss) for loss in L]
+    V2.matches(losses, V2.expected["quantized_losses"])
+    case = V2.inputs["quantized_case"]
+    weights = group_weights(N, losses, GROUPS, case["beta"], case["q"], MEANS[case["group_mean"]])
+    V2.matches(weights, V2.expected["quantized_weights"])
+    V2.matches(group_weights(N, [1.0] * 5, GROUPS, 0.3, 1), SHARES)
 
 
 def test_v2_aggregate():
-    rows = np.array([[1, 0], [0, 1], [2, 2], [-1, 1], [0.5, -0.5]])
-    near(group_weights(N, L, GROUPS, 0.5, 1) @ rows, [0.087237, 0.868069])
+    rows = np.array(V2.inputs["params"])
+    V2.matches(group_weights(N, L, GROUPS, 0.5, 1) @ rows, V2.expected["aggregate"])
 
 
 def test_weights_reduce_as_they_should():
@@ -103,71 +99,81 @@ def test_odd_losses_follow_the_policy():
 
 
 def test_v3_client_representation():
-    h = [[1.0, 0], [3, 0], [5, 0], [0, 2], [0, 4], [-6, 6]]
-    y = [0, 0, 0, 1, 1, 4]
+    h = np.array(V3.inputs["h"])
+    y = np.array(V3.inputs["labels"])
+    expected = V3.expected["representation"]
     for kind in (np.array, torch.tensor):
-        near(client_representation(kind(h), kind(y)), [-1, 3])
-    near(
-        client_representation(torch.tensor(h)[[5, 2, 4, 0, 1, 3]], torch.tensor(y)[[5, 2, 4, 0, 1, 3]]),
-        [-1, 3],
+        V3.matches(client_representation(kind(h), kind(y)), expected)
+    order = [5, 2, 4, 0, 1, 3]
+    V3.matches(client_representation(torch.tensor(h[order]), torch.tensor(y[order])), expected)
+    V3.matches(
+        [client_representation(h[y == c], y[y == c]) for c in np.unique(y)], V3.expected["class_means"]
     )
 
 
-H = [[1.0, 0, 0], [0, 1, 0], [0.5, 0.5, 1]]
+def test_v3_every_class_that_is_present_counts_the_same():
+    V3.matches(np.mean(V3.inputs["h"], axis=0), V3.expected["not_the_sample_mean"])
+    V3.matches(np.sum(V3.expected["class_means"], axis=0) / 10, V3.expected["not_over_all_classes"])
+    found = client_representation(np.array(V3.inputs["h"]), np.array(V3.inputs["labels"]))
+    for other in ("not_the_sample_mean", "not_over_all_classes"):
+        assert not np.allclose(found, V3.expected[other])
 
 
-PAST = [0.8, 0.3, 0.1]
+H = V4.inputs["centers"]
+PAST = V4.inputs["h_previous"]
+BATCH = V4.inputs["h"]
+TAU = V4.inputs["tau"]
+CUSTOMIZATIONS = {
+    "cosine, group 0": (H, 0, PAST, "cosine"),
+    "dot, group 0": (H, 0, PAST, "dot"),
+    "cosine, group 2": (H, 2, PAST, "cosine"),
+    "cosine, group 0, center of group 2 is zero": ([*H[:2], [0, 0, 0]], 0, PAST, "cosine"),
+    "cosine, group 0, previous is the center": (H, 0, H[0], "cosine"),
+}
 
 
-BATCH = [[0.9, 0.2, -0.1], [0.1, 0.4, 0.7]]
-
-
-@pytest.mark.parametrize(
-    ("centres", "group", "past", "similarity", "each"),
-    [
-        (H, 0, PAST, "cosine", [0.927260, 2.308872]),
-        (H, 0, PAST, "dot", [0.885509, 2.272230]),
-        (H, 2, PAST, "cosine", [2.075844, 0.645484]),
-        ([*H[:2], [0, 0, 0]], 0, PAST, "cosine", [0.856137, 1.716979]),
-        (H, 0, H[0], "cosine", [0.931404, 2.237520]),
-    ],
-)
-def test_v4_group_customization(centres, group, past, similarity, each):
+@pytest.mark.parametrize("case", V4.expected["group_customization"])
+def test_v4_group_customization(case):
+    centers, group, past, similarity = CUSTOMIZATIONS[case]
+    each = V4.expected["group_customization"][case]
+    mean = V4.expected["group_customization_mean"].get(case, np.mean(each))
     for kind in (np.array, lambda v: torch.tensor(v, dtype=torch.float64)):
-        args = (kind(centres), group, kind(past), 0.5, similarity)
-        near([group_customization_loss(kind([row]), *args) for row in BATCH], each)
-        near(group_customization_loss(kind(BATCH), *args), np.mean(each))
+        args = (kind(centers), group, kind(past), TAU, similarity)
+        V4.matches([group_customization_loss(kind([row]), *args) for row in BATCH], each)
+        V4.matches(group_customization_loss(kind(BATCH), *args), mean)
 
 
-Z = [[0.5, 1, -0.5], [1.0, 0, 1]]
-Z0 = [[0.4, 0.9, -0.2], [0.5, 0.5, 1]]
+Z = [V4.inputs[name] for name in ("z", "z_received", "z_previous")]
+ALIGNMENTS = {
+    "cosine, tau 0.5": (TAU, "cosine"),
+    "dot, tau 0.5": (TAU, "dot"),
+    "cosine, tau 1.0": (V4.inputs["tau_authors"], "cosine"),
+}
 
 
-ZP = [[-0.3, 0.8, 0.1], [1, -0.2, 0.9]]
-
-
-@pytest.mark.parametrize(
-    ("tau", "similarity", "each"),
-    [
-        (0.5, "cosine", [0.367741, 0.822277]),
-        (0.5, "dot", [0.263282, 1.171101]),
-        (1.0, "cosine", [0.510836, 0.755867]),
-    ],
-)
-def test_v4_representation_alignment(tau, similarity, each):
-    found = [
-        representation_alignment_loss([z], [a], [b], tau, similarity)
-        for z, a, b in zip(Z, Z0, ZP, strict=True)
+@pytest.mark.parametrize("case", V4.expected["alignment"])
+def test_v4_representation_alignment(case):
+    each = [
+        representation_alignment_loss(*([v] for v in row), *ALIGNMENTS[case]) for row in zip(*Z, strict=True)
     ]
-    near(found, each)
-    near(representation_alignment_loss(*map(torch.tensor, (Z, Z0, ZP)), tau, similarity), np.mean(each))
+    V4.matches(each, V4.expected["alignment"][case])
+    mean = representation_alignment_loss(*map(torch.tensor, Z), *ALIGNMENTS[case])
+    V4.matches(mean, V4.expected["alignment_mean"][case])
 
 
 def test_v4_the_whole_objective():
-    gc = group_customization_loss(BATCH, H, 0, PAST, 0.5)
-    near(1.234567 + 0.5 * gc + 0.1 * representation_alignment_loss(Z, Z0, ZP, 0.5), 2.103101)
-    pull, align = authors_loss_weights(11, 50)
-    near(1.234567 + pull * gc + align * representation_alignment_loss(Z, Z0, ZP, 1.0), 1.363319)
+    loss = V4.inputs["cross_entropy"]
+    gc = group_customization_loss(BATCH, H, 0, PAST, TAU)
+    for lambdas, tau, expected in (
+        (V4.inputs["lambdas"], TAU, "objective"),
+        (
+            authors_loss_weights(V4.inputs["round_index"] + 1, V4.inputs["rounds"]),
+            V4.inputs["tau_authors"],
+            "objective_authors",
+        ),
+    ):
+        aligned = representation_alignment_loss(*Z, tau)
+        V4.matches(loss + lambdas[0] * gc + lambdas[1] * aligned, V4.expected[expected])
 
 
 def test_only_h_and_z_get_gradients():

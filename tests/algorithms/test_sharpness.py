@@ -7,11 +7,10 @@ import torch
 from algorithms._sharpness import perturb
 from algorithms.fedmix import mixed_loss
 from algorithms.harmofl import shift_channels
+from tests.vectors import vector
 
-IMAGE = [
-    [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 0.0, 0.1], [0.2, 0.3, 0.4, 0.5]],
-    [[-0.5, -0.1, -0.2, 0.1], [-0.3, 0.0, 0.2, -0.4], [-0.6, -0.2, 0.3, -0.1], [0.0, -0.2, -0.1, 0.1]],
-]
+V9 = vector("fedgcr", "V9")
+V10 = vector("fedgcr", "V10")
 
 
 def near(value, expected, tol=1e-6):
@@ -19,12 +18,13 @@ def near(value, expected, tol=1e-6):
 
 
 def test_v9_shift():
-    x = torch.tensor([IMAGE], dtype=torch.float64)
-    near(x.sum((2, 3)).abs()[0], [7, 2])
-    out = shift_channels(x, torch.tensor([8.0, 4.0]))[0]
-    near(out.mean((1, 2)), [0.5, -0.25])
-    near(out[0, 0], [0.1625, 0.2625, 0.3625, 0.4625])
-    near(out[1, 0], [-0.625, -0.225, -0.325, -0.025])
+    x = torch.tensor([V9.inputs["image"]], dtype=torch.float64)
+    V9.matches(x.sum((2, 3)).abs()[0], V9.expected["dc"])
+    V9.matches(x.mean((2, 3))[0], V9.expected["means_before"])
+    out = shift_channels(x, torch.tensor(V9.inputs["running_dc"]))[0]
+    V9.matches(out.mean((1, 2)), V9.expected["means"])
+    V9.matches(out[0, 0], V9.expected["row_0_0"])
+    V9.matches(out[1, 0], V9.expected["row_1_0"])
 
 
 def test_the_shift_is_what_the_fourier_transform_does():
@@ -38,22 +38,24 @@ def test_the_shift_is_what_the_fourier_transform_does():
 
 
 def test_v9_climb():
-    w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    w.grad = torch.tensor([3.0, 4.0])
-    [(_, before)] = perturb([w, torch.nn.Parameter(torch.zeros(1))], 0.05)
-    near(w, [1.03, -1.96])
-    near(before, [1, -2])
-    w.grad = torch.zeros(2)
-    perturb([w], 0.05)
-    near(w, [1.03, -1.96])
+    w = torch.nn.Parameter(torch.tensor(V9.inputs["weights"]).double())
+    w.grad = torch.tensor(V9.inputs["gradient"]).double()
+    [(_, before)] = perturb([w, torch.nn.Parameter(torch.zeros(1))], V9.inputs["rho"])
+    V9.matches(w, V9.expected["perturbed"])
+    V9.matches(before, V9.inputs["weights"])
+    w.grad = torch.zeros_like(w)
+    perturb([w], V9.inputs["rho"])
+    V9.matches(w, V9.expected["perturbed"])
 
 
-W = torch.tensor([[0.2, -0.1], [0.0, 0.3], [-0.4, 0.1]], dtype=torch.float64)
-BATCH = torch.tensor([[1.0, 2.0], [-1.0, 0.5]], dtype=torch.float64), torch.tensor([0, 2])
-OTHER = (
-    torch.tensor([[0.3, 0.4], [0.6, -0.2]], dtype=torch.float64),
-    torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]], dtype=torch.float64),
-)
+def numbers(name):
+    return torch.tensor(V10.inputs[name], dtype=torch.float64)
+
+
+W = numbers("weights")
+BATCH = numbers("x"), torch.tensor(V10.inputs["y"])
+OTHER = numbers("x_mean"), numbers("y_mean")
+LAM = V10.inputs["lam"]
 
 
 class Linear(torch.nn.Module):
@@ -66,17 +68,32 @@ class Linear(torch.nn.Module):
 
 
 def test_v10_terms():
-    first, second, third = mixed_loss(Linear(), BATCH, OTHER, 0.05)
-    near(torch.stack((first, second, third)), [0.996431, 0.047100, 0.004354])
-    near(first + second + third, 1.047885)
-    first, second, third = mixed_loss(Linear(), BATCH, OTHER, 0.05, "own", "all")
-    near(torch.stack((second, third)), [0.052444, 0.000487])
-    near(first + second + third, 1.049362)
+    terms = torch.stack(mixed_loss(Linear(), BATCH, OTHER, LAM))
+    V10.matches(terms, [V10.expected[name] for name in ("first", "second", "third")])
+    V10.matches(terms.sum(), V10.expected["total"])
+    terms = torch.stack(mixed_loss(Linear(), BATCH, OTHER, LAM, "own", "all"))
+    V10.matches(terms, [V10.expected[name] for name in ("first", "second_authors", "third_authors")])
+    V10.matches(terms.sum(), V10.expected["total_authors"])
+
+
+def test_v10_parts_of_the_terms():
+    """The first two terms are these cross entropies of the shrunken images, the third uses this gradient."""
+    x = ((1 - LAM) * BATCH[0]).requires_grad_()
+    logits = Linear()(x)
+    each = torch.nn.functional.cross_entropy(logits, BATCH[1], reduction="none")
+    V10.matches(each, V10.expected["cross_entropy"])
+    V10.matches((1 - LAM) * each.mean(), V10.expected["first"])
+    soft = -(logits.log_softmax(1) * OTHER[1]).sum(1)
+    V10.matches(soft, V10.expected["cross_entropy_mean_labels"])
+    V10.matches(LAM * soft.mean(), V10.expected["second"])
+    [gradient] = torch.autograd.grad((1 - LAM) * each.mean(), x)
+    V10.matches(gradient, V10.expected["gradient"])
+    V10.matches(LAM * (gradient * OTHER[0]).sum(), V10.expected["third"])
 
 
 def test_v10_second_derivative():
     model = Linear()
-    sum(mixed_loss(model, BATCH, OTHER, 0.05)).backward()
+    sum(mixed_loss(model, BATCH, OTHER, LAM)).backward()
     eps = 1e-6
     for i, j in ((0, 0), (1, 1), (2, 0)):
         values = []
@@ -84,7 +101,7 @@ def test_v10_second_derivative():
             shifted = Linear()
             with torch.no_grad():
                 shifted.w[i, j] += sign * eps
-            values.append(sum(mixed_loss(shifted, BATCH, OTHER, 0.05)).item())
+            values.append(sum(mixed_loss(shifted, BATCH, OTHER, LAM)).item())
         assert model.w.grad[i, j].item() == pytest.approx((values[0] - values[1]) / (2 * eps), abs=1e-7)
 
 

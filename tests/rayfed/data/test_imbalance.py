@@ -14,23 +14,21 @@ from rayfed.data.imbalance import (
 )
 from rayfed.data.partition.make import make_partition
 from rayfed.errors import ConfigError
+from tests.vectors import vector
 
-COUNTS = {
-    (5, 1): [2] * 5,
-    (5, 5): [5, 3, 2, 2, 1],
-    (5, 10): [10, 6, 3, 2, 1],
-    (6, 1): [2] * 6,
-    (6, 5): [5, 4, 3, 2, 1, 1],
-    (6, 10): [10, 7, 4, 3, 2, 1],
-    (4, 1): [2] * 4,
-    (4, 5): [5, 3, 2, 1],
-    (4, 10): [10, 5, 2, 1],
-}
+V11 = vector("fedgcr", "V11")
+V12 = vector("fedgcr", "V12")
 
 
-@pytest.mark.parametrize(("setting", "expected"), COUNTS.items())
-def test_v11_counts(setting, expected):
-    assert imbalanced_counts(*setting) == expected
+@pytest.mark.parametrize(
+    ("case", "counts", "ratio"),
+    zip(V11.inputs["counts"], V11.expected["counts"], V11.expected["ratio"], strict=True),
+)
+def test_v11_counts(case, counts, ratio):
+    found = imbalanced_counts(case["domains"], case["factor"])
+    assert found == counts
+    assert sum(found) == case["total"]
+    assert ratio_of(case["domains"], case["factor"]) == ratio
 
 
 def test_other_numbers_of_domains_follow_the_formula():
@@ -47,84 +45,21 @@ def test_other_numbers_of_domains_follow_the_formula():
         imbalanced_counts(5, 5, 4)
 
 
-USPS = [3719] * 5
-DOMAINNET = [2103, 4864, 2472, 2213, 4000, 2626]
-PACS = [1000, 1227, 1404, 2355]
-V11 = [
-    ([1859] * 5, 1, 0.8, "ratio", [[371, 1115]] * 5),
-    (USPS, 5, 0.8, "ratio", [[225, 338, 507, 761, 1142], [417, 626, 939], [528, 792], [352, 528], [587]]),
-    (
-        USPS,
-        10,
-        0.8,
-        "ratio",
-        [
-            [6, 12, 21, 38, 70, 126, 227, 409, 736, 1325],
-            [40, 72, 129, 233, 420, 756],
-            [151, 273, 491],
-            [181, 327],
-            [282],
-        ],
-    ),
-    ([2103] * 6, 1, 0.3, "ratio", [[157, 472]] * 6),
-    (
-        DOMAINNET,
-        5,
-        0.6,
-        "ratio",
-        [[115, 161, 225, 316, 442], [126, 177, 248, 348], [147, 206, 289], [191, 267], [327], [234]],
-    ),
-    (
-        DOMAINNET,
-        10,
-        0.6,
-        "ratio",
-        [
-            [6, 11, 17, 28, 45, 72, 116, 186, 298, 477],
-            [18, 29, 46, 74, 119, 191, 306],
-            [53, 85, 136, 217],
-            [59, 95, 152],
-            [73, 118],
-            [120],
-        ],
-    ),
-    (PACS, 1, 0.6, "factor", [[150, 450]] * 4),
-    (PACS, 5, 0.6, "factor", [[45, 68, 102, 153, 229], [42, 95, 213], [34, 172], [121]]),
-    (
-        PACS,
-        10,
-        0.6,
-        "factor",
-        [[14, 18, 24, 31, 40, 52, 68, 88, 113, 146], [12, 22, 40, 72, 128], [11, 115], [58]],
-    ),
-    (
-        [4864] * 6,
-        10,
-        0.3,
-        "ratio",
-        [
-            [8, 12, 20, 32, 52, 84, 134, 215, 345, 552],
-            [21, 33, 54, 86, 138, 222, 355],
-            [61, 98, 157, 252],
-            [68, 110, 176],
-            [85, 136],
-            [138],
-        ],
-    ),
-]
-
-
-@pytest.mark.parametrize(("available", "factor", "share", "within", "expected"), V11)
-def test_v11_sizes(available, factor, share, within, expected):
-    counts = imbalanced_counts(len(available), factor)
-    ratio = ratio_of(len(available), factor)
-    used = pool_sizes(available, ratio)
+@pytest.mark.parametrize("case", range(len(V11.inputs["splits"])))
+def test_v11_sizes(case):
+    split = V11.inputs["splits"][case]
+    domains = len(split["available"])
+    counts = imbalanced_counts(domains, split["factor"])
+    assert counts == V11.expected["clients"][case]
+    ratio = ratio_of(domains, split["factor"])
+    used = pool_sizes(split["available"], ratio)
+    assert used == V11.expected["pools"][case]
     # The authors keep a share of each pool for training; ours cuts validation off each client instead.
-    parts = [int(share * pool) for pool in used]
-    found = [
-        client_sizes(*each) for each in zip(parts, counts, size_ratios(counts, ratio, within), strict=True)
-    ]
-    assert found == expected
+    parts = [int(split["share"] * pool) for pool in used]
+    ratios = size_ratios(counts, ratio, split["within"])
+    found = [client_sizes(*each) for each in zip(parts, counts, ratios, strict=True)]
+    assert found == V11.expected["samples"][case]
+    assert sum(map(sum, found)) == V11.expected["totals"][case]
 
 
 def test_no_client_goes_empty():
@@ -183,16 +118,23 @@ def test_too_little_data_is_explained():
 def test_v12_statistics():
     from rayfed.evaluation.metrics import Evaluation, Score, summary
 
-    accuracy = [0.946, 0.9462, 0.8858, 0.7289, 0.6571]
+    accuracy = np.array(V12.inputs["domain_accuracy"]) / 100
+    counts = V12.inputs["clients_per_domain"]
     scores = [Score(value=a, loss=1.0, num=100) for a in accuracy]
-    clients = [score for score, count in zip(scores, COUNTS[5, 10], strict=True) for _ in range(count)]
+    clients = [score for score, count in zip(scores, counts, strict=True) for _ in range(count)]
     row = summary(
         Evaluation(
             clients=dict(enumerate(clients)), domains=dict(zip("abcde", scores, strict=True)), held_out={}
         )
     )
-    found = [100 * row[key] for key in ("accuracy_domain", "accuracy", "sigma_type", "sigma_client")]
-    np.testing.assert_allclose(found, [83.28, 90.497727, 11.844703, 8.300531], atol=1e-6)
+    for key, name in (
+        ("accuracy_domain", "mean_over_domains"),
+        ("accuracy", "mean_over_clients"),
+        ("sigma_type", "sigma_type"),
+        ("sigma_client", "sigma_client"),
+    ):
+        V12.matches(100 * row[key], V12.expected[name])
+    V12.matches(np.std(V12.inputs["domain_accuracy"], ddof=1), V12.expected["not_sigma_type"])
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ import torch
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.gc_net import GCNet, scrambled
+from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.gc_prompt import GCPrompt
 from rayfed.tuning.visual_prompt import VisualPrompt
+from tests.vectors import vector
+
+V5 = vector("fedgcr", "V5")
 
 
 def make(**options):
@@ -21,7 +25,8 @@ def images(count, seed=0):
 
 
 def test_v5_sizes():
-    assert sum(p.numel() for p in GCNet(768, 3072).parameters()) == 4722432
+    net = GCNet(V5.inputs["width"], V5.inputs["hidden"])
+    assert sum(p.numel() for p in net.parameters()) == V5.expected["gc_net_parameters"]
     names = export(make())
     assert set(names) == {
         "prompt",
@@ -38,14 +43,30 @@ def test_v5_sizes():
 
 
 def test_v5_scramble():
-    expected = [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
-    assert scrambled(6, 4).tolist() == expected
+    assert scrambled(V5.inputs["batch"], V5.inputs["prompts"]).tolist() == V5.expected["scrambled"]
     h = torch.randn(6, 5)
     tiled = h.repeat(4, 1).reshape(6, 4, 5)  # the authors' way
     net = GCNet(5, 3, "scramble")
     assert torch.equal(net.prompts(torch.zeros(4, 5), h), tiled)
     assert torch.equal(net.eval().prompts(torch.zeros(4, 5), h), h[:, None].expand(6, 4, 5))
-    assert scrambled(1, 4).tolist() == [[0, 0, 0, 0]]
+    assert scrambled(1, V5.inputs["prompts"]).tolist() == V5.expected["scrambled_single"]
+
+
+@pytest.mark.parametrize("classes", V5.expected["head_parameters"])
+def test_v5_what_travels_of_the_papers_model(classes):
+    config = ModelConfig(name="vit_base_patch16_224", pretrained=False)
+    made = skeleton(lambda: apply_tuning(build_backbone(config, int(classes), 0), GCPrompt(), 0))
+    sizes = {name: shared.tensor.numel() for name, shared in made.tensors().items() if shared.is_trained}
+    parts = {
+        part: sum(n for name, n in sizes.items() if name.startswith(part))
+        for part in ("prompt", "gc_net", "head")
+    }
+    assert parts == {
+        "prompt": V5.expected["prompt_parameters"],
+        "gc_net": V5.expected["gc_net_parameters"],
+        "head": V5.expected["head_parameters"][classes],
+    }
+    assert sum(parts.values()) == sum(sizes.values())
 
 
 def test_own_h_does_not_depend_on_the_batch():

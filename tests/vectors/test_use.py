@@ -1,0 +1,54 @@
+"""Every vector has a source and a tolerance, and tests use every number of it."""
+
+import ast
+from collections import defaultdict
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.vectors import FOLDER, entries
+
+SPECIFICATIONS = sorted(path.stem for path in FOLDER.glob("*.json"))
+EVERY = [(name, number) for name in SPECIFICATIONS for number in entries(name)]
+
+
+def words_of_tests() -> dict[tuple[str, str], set[str]]:
+    """Strings in the test files that load a vector, by specification and number."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        loaded = {
+            tuple(a.value for a in node.args if isinstance(a, ast.Constant))
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "vector"
+        }
+        words = {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        for each in loaded:
+            found[each] |= words
+    return found
+
+
+WORDS = words_of_tests()
+
+
+def test_there_are_three_specifications():
+    assert SPECIFICATIONS == ["fedclip_fftgp", "fedgcr", "fedra"]
+
+
+@pytest.mark.parametrize(("name", "number"), EVERY, ids="-".join)
+def test_a_vector_is_used_with_all_it_expects(name, number):
+    entry = entries(name)[number]
+    assert entry.keys() == {"name", "source", "tolerance", "inputs", "expected"}
+    assert number in entry["source"]["specification"]
+    assert entry["source"]["paper"]
+    assert 0 <= entry["tolerance"] <= 2e-6
+    unused = (entry["inputs"].keys() | entry["expected"].keys()) - WORDS.get((name, number), set())
+    assert not unused
+
+
+def test_no_test_asks_for_a_vector_that_is_not_there():
+    assert set(WORDS) <= {*EVERY}
