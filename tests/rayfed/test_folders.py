@@ -15,7 +15,7 @@ from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running
 from tests.conftest import ROOT
-from tests.rayfed.record.test_claim import TREES, pictured, plant
+from tests.rayfed.record.claims import TREES, pictured, plant
 
 BAD = (
     "capacity={}",
