@@ -6,66 +6,73 @@ import pytest
 
 from algorithms._allocation import count_covering, draw_covering, draw_disjoint
 from algorithms.fedra import draw_allocation
+from tests.vectors import vector
 
-SIZES = [12, 10, 8, 6, 4, 3]
-ALL = {"6x4": [4] * 6, "6x6": [6] * 6, "6x10": [10] * 6, "mixed": [10, 10, 6, 6, 4, 4], "6x2": [2] * 6}
+V2 = vector("fedra", "V2")
+V3 = vector("fedra", "V3")
+SIZES = V2.inputs["sizes"]
+LAYERS = V2.inputs["layers"]
+LIMIT = V2.inputs["maximal_deviation_in_standard_deviations"]
+
+
+def sizes_of(name):
+    """Depths of clients: 6x4 are six of depth 4."""
+    if "x" not in name:
+        return [int(depth) for depth in name.split(",")]
+    clients, depth = name.split("x")
+    return [int(depth)] * int(clients)
+
+
+ALL = {name: sizes_of(name) for name in V3.expected["covering"]}
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def test_selection_frequencies_are_depth_over_layers():
-    n = 20000
+def test_v2_selection_frequencies_are_depth_over_layers():
+    n = V2.inputs["draws"]
     generator = rng()
-    count = np.zeros((6, 12))
+    count = np.zeros((len(SIZES), LAYERS))
     for _ in range(n):
-        count += draw_allocation(SIZES, 12, generator)
-    sd = [np.sqrt(d / 12 * (1 - d / 12) / n) for d in SIZES]
-    assert np.round(sd, 6).tolist() == [0.0, 0.002635, 0.003333, 0.003536, 0.003333, 0.003062]
-    for row, depth, deviation in zip(count / n, SIZES, sd, strict=True):
-        assert abs(row.mean() - depth / 12) < 1e-12
-        assert np.abs(row - depth / 12).max() <= 4.5 * deviation
-    assert np.isclose(count.sum() / n / 12, 43 / 12)
+        count += draw_allocation(SIZES, LAYERS, generator)
+    frequency = V2.expected["frequency"]
+    V2.matches(np.array(SIZES) / LAYERS, frequency)
+    V2.matches(100 * np.array(SIZES) / LAYERS, np.round(V2.expected["selections_in_100_rounds"], 6))
+    deviations = V2.expected["standard_deviation"]
+    for row, depth, deviation in zip(count / n, SIZES, deviations, strict=True):
+        assert abs(row.mean() - depth / LAYERS) < 1e-12
+        assert np.abs(row - depth / LAYERS).max() <= LIMIT * deviation
+    V2.matches(count.sum() / n / LAYERS, V2.expected["holders_per_layer"])
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "covered"),
-    [
-        ("6x4", 0.087791, 0.275314),
-        ("6x6", 0.015625, 0.821472),
-        ("mixed", 0.003086, 0.963104),
-        ("6x2", 0.334898, 0.000091),
-    ],
-)
-def test_how_often_layers_go_unselected(name, missing, covered):
-    sizes = ALL[name]
+@pytest.mark.parametrize("name", V2.expected["no_layer_unselected"])
+def test_v2_how_often_layers_go_unselected(name):
+    missing = V2.expected["layer_unselected"][name]
+    covered = V2.expected["no_layer_unselected"][name]
+    sizes = sizes_of(name)
     n = 4000
     generator = rng(1)
-    draws = np.stack([draw_allocation(sizes, 12, generator).any(0) for _ in range(n)])
-    exact = float(np.prod([1 - d / 12 for d in sizes]))
-    assert round(exact, 6) == missing
-    ways = count_covering(sizes, 12)[0][12] / np.prod([float(comb(12, d)) for d in sizes])
-    assert round(ways, 6) == covered
-    assert abs((~draws).mean() - missing) < 4.5 * np.sqrt(missing / n)
-    assert abs(draws.all(1).mean() - covered) <= 4.5 * np.sqrt(covered * (1 - covered) / n) + 1e-3
+    draws = np.stack([draw_allocation(sizes, LAYERS, generator).any(0) for _ in range(n)])
+    V2.matches(np.prod([1 - d / LAYERS for d in sizes]), missing)
+    ways = count_covering(sizes, LAYERS)[0][LAYERS] / np.prod([float(comb(LAYERS, d)) for d in sizes])
+    V2.matches(ways, covered)
+    assert abs((~draws).mean() - missing) <= LIMIT * np.sqrt(missing / n)
+    assert abs(draws.all(1).mean() - covered) <= LIMIT * np.sqrt(covered * (1 - covered) / n) + 1e-3
 
 
-def test_dynamic_depths_leave_a_layer_unselected_this_often():
-    assert round((sum(1 - d / 12 for d in range(1, 13)) / 12) ** 6, 6) == 0.009270
+def test_v2_dynamic_depths_leave_a_layer_unselected_this_often():
+    exact = (sum(1 - d / LAYERS for d in range(1, LAYERS + 1)) / LAYERS) ** 6
+    V2.matches(exact, V2.expected["layer_unselected"]["dynamic6"])
 
 
-def test_covering_counts():
-    found = {name: count_covering(sizes, 12)[0][12] for name, sizes in ALL.items()}
-    assert found == {
-        "6x4": 4050035642475900,
-        "6x6": 511239554264051844,
-        "6x10": 82632691350,
-        "mixed": 877637793463200,
-        "6x2": 7484400,
-    }
-    assert found["6x2"] == factorial(12) // 2**6
-    assert count_covering([2] * 5, 12)[0][12] == 0
+@pytest.mark.parametrize("name", ALL)
+def test_v3_covering_counts(name):
+    assert count_covering(ALL[name], LAYERS)[0][LAYERS] == V3.expected["covering"][name]
+
+
+def test_v3_the_smallest_covering_is_a_partition():
+    assert V3.expected["covering"]["6x2"] == factorial(LAYERS) // 2**6
 
 
 def all_matrices(sizes, layers):
@@ -73,13 +80,14 @@ def all_matrices(sizes, layers):
     return list(product(*rows))
 
 
-def test_covering_draws_are_uniform_over_all_covering_matrices():
-    sizes = [2, 2, 1]
-    layers = 4
-    n = 20000
+def test_v3_covering_draws_are_uniform_over_all_covering_matrices():
+    sizes = V3.inputs["sizes"]
+    layers = V3.inputs["layers"]
+    n = V3.inputs["draws"]
     everything = all_matrices(sizes, layers)
     covering = [m for m in everything if set().union(*m) == set(range(layers))]
-    assert (len(everything), len(covering), count_covering(sizes, layers)[0][layers]) == (144, 48, 48)
+    assert len(everything) == V3.expected["all_matrices"]
+    assert len(covering) == count_covering(sizes, layers)[0][layers] == V3.expected["admissible"]
     generator = rng(2)
     seen = {}
     columns = np.zeros(4)
@@ -91,13 +99,18 @@ def test_covering_draws_are_uniform_over_all_covering_matrices():
         total += matrix
         columns += np.bincount(matrix.sum(0), minlength=4)[:4]
     assert set(seen) == {tuple(map(frozenset, m)) for m in covering}
-    distance = sum(abs(c / n - 1 / 48) for c in seen.values()) / 2
-    assert distance < 0.025  # noise of 20000 draws: 0.0194; a nearly uniform sampler: about 0.035
-    assert np.abs(total / n - np.array([[0.5], [0.5], [0.25]])).max() < 0.012
-    assert np.abs(columns / n / 4 - [0, 0.75, 0.25, 0]).max() < 0.012
+    distance = sum(abs(c / n - 1 / len(covering)) for c in seen.values()) / 2
+    limits = V3.expected["distance"]
+    assert (
+        distance < (limits["noise_floor"] + limits["cover_then_fill"]) / 2
+    )  # between exact and nearly uniform
+    assert np.abs(total / n - V3.expected["marginals"]).max() < 0.012
+    assert np.abs(columns / n / layers - list(V3.expected["column_sums"].values())).max() < 0.012
 
 
-@pytest.mark.parametrize("sizes", [*ALL.values(), SIZES, [12], [1] * 12])
+@pytest.mark.parametrize(
+    "sizes", [*(sizes for sizes in ALL.values() if sum(sizes) >= LAYERS), SIZES, [12], [1] * 12]
+)
 def test_covering_rows_and_columns(sizes):
     generator = rng(3)
     for _ in range(50):

@@ -12,56 +12,50 @@ from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.exits import Exits
 from rayfed.types import ServerState
 from tests.algorithms.depth import cohort
+from tests.vectors import vector
 
-LOGITS = [
-    [[1.0, 0.0, -1.0], [0.2, 0.1, 0.0]],
-    [[2.0, -1.0, 0.5], [0.0, 1.5, -0.5]],
-    [[0.5, 0.5, 0.0], [-1.0, 2.0, 1.0]],
-]
-LABELS = torch.tensor([0, 1])
+V5 = vector("fedra", "V5")
+LABELS = torch.tensor(V5.inputs["labels"])
 
 
 def exits():
-    return [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in LOGITS]
+    return [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in V5.inputs["logits"]]
 
 
-def test_cross_entropy_and_divergences():
+def test_v5_cross_entropy_and_divergences():
     z = exits()
-    assert [F.cross_entropy(o, LABELS).item() for o in z] == pytest.approx(
-        [0.754774, 0.273834, 0.653516], abs=2e-6
-    )
-    expected = [[0, 0.259607, 0.296399], [0.320592, 0, 0.415553], [0.413236, 0.306746, 0]]
+    V5.matches([F.cross_entropy(o, LABELS).item() for o in z], V5.expected["ce"])
     found = [[distillation_loss(s, t).item() if s is not t else 0 for t in z] for s in z]
-    for row, values in zip(found, expected, strict=True):
-        assert row == pytest.approx(values, abs=2e-6)
-    assert sum(map(sum, found)) == pytest.approx(2.012132, abs=2e-6)
+    V5.matches(found, V5.expected["divergence"])
+    V5.matches(sum(map(sum, found)), V5.expected["sum_kl"])
 
 
-@pytest.mark.parametrize(
-    ("end", "weights"),
-    [
-        (500, {0: 0.006738, 20: 0.009972, 50: 0.017422, 99: 0.040114, 299: 0.445740, 500: 1.0}),
-        (300, {0: 0.006738, 20: 0.012835, 50: 0.031048, 99: 0.105981, 299: 0.999944, 500: 1.0}),
-    ],
-)
-def test_ramp(end, weights):
-    assert {t: ramp(t, end) for t in weights} == pytest.approx(weights, abs=2e-6)
+@pytest.mark.parametrize(("end", "key"), [(500, "w_T0_500"), (300, "w_T0_300")])
+def test_v5_ramp(end, key):
+    for round, weight in V5.expected[key].items():
+        V5.matches(ramp(int(round), end), weight)
 
 
-def test_loss_and_gradient():
-    for t, total in {0: 1.688903, 50: 1.699652, 99: 1.722482}.items():
-        assert exit_loss(exits(), LABELS, ramp(t, 500)).item() == pytest.approx(total, abs=2e-6)
+def test_v5_loss_and_gradient():
+    for round, total in V5.expected["total_T0_500"].items():
+        V5.matches(exit_loss(exits(), LABELS, ramp(int(round), 500)), total)
     z = exits()
     loss = exit_loss(z, LABELS, 1.0)
     loss.backward()
-    assert loss.item() == pytest.approx(2.688190, abs=2e-6)
-    expected = [-0.127071, 0.139037, -0.011966, 0.317323, -0.528152, 0.210830]
-    assert z[0].grad.flatten().tolist() == pytest.approx(expected, abs=2e-6)
+    V5.matches(loss, V5.expected["total_w1"])
+    V5.matches(z[0].grad, V5.expected["gradient_of_exit_0"])
+
+
+def test_v5_the_mean_of_the_exits_predicts():
+    model = tuned()
+    mean = model.predict(exits())
+    V5.matches(mean, V5.expected["ensemble_logits"])
+    assert mean.argmax(1).tolist() == V5.expected["ensemble_pred"]
 
 
 def test_one_exit_has_nobody_to_imitate():
     z = exits()[:1]
-    assert exit_loss(z, LABELS, 1.0).item() == pytest.approx(0.754774, abs=2e-6)
+    V5.matches(exit_loss(z, LABELS, 1.0), V5.expected["ce"][0])
 
 
 def test_the_fraction_replaces_the_constant():

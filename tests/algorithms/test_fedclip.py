@@ -13,9 +13,15 @@ from rayfed.errors import ConfigError
 from rayfed.federation.params import mean_by_name
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update
+from tests.vectors import vector
 
-LOGITS = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.3], [-0.5, 0.2, 1.0]], dtype=torch.float64)
-CLASSES = torch.tensor([[2.0, 0.5], [0.0, 1.5], [1.0, 0.2]], dtype=torch.float64)
+V1 = vector("fedclip_fftgp", "V1")
+V2 = vector("fedclip_fftgp", "V2")
+V3 = vector("fedclip_fftgp", "V3")
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def features_with(logits, scale=10.0):
@@ -26,16 +32,40 @@ def features_with(logits, scale=10.0):
     return torch.cat((images, rest), dim=1), texts, scale
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels", "expected"), [(LOGITS, [0, 1, 2], 0.393099), (CLASSES, [0, 1, 0], 0.728978)]
-)
-def test_symmetric_loss_vectors(logits, labels, expected):
-    images, texts, scale = features_with(logits)
-    loss = symmetric_loss(images, texts, torch.tensor(labels), scale)
-    assert float(loss) == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("case", [0, 1])
+def test_v2_symmetric_loss(case):
+    labels = V2.inputs["labels"][case]
+    images, texts, scale = features_with(doubles(V2.inputs["logits"][case]))
+    V2.matches(symmetric_loss(images, texts, torch.tensor(labels), scale), V2.expected["loss"][case])
     longer = symmetric_loss(3 * images.numpy(), 0.2 * texts.numpy(), labels, scale)
     assert isinstance(longer, np.floating)
-    assert float(longer) == pytest.approx(expected, abs=1e-6)
+    V2.matches(longer, V2.expected["loss"][case])
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_v2_both_sides_and_their_identities(case):
+    """Images over texts is class cross entropy with log counts added; texts over images has soft targets."""
+    logits = doubles(V2.inputs["logits"][case])
+    labels = V2.inputs["labels"][case]
+    y = torch.tensor(labels)
+    n = len(labels)
+    matrix = logits[:, labels]
+    image_side = F.cross_entropy(matrix, torch.arange(n))
+    text_side = F.cross_entropy(matrix.T, torch.arange(n))
+    V2.matches(image_side, V2.expected["image_side"][case])
+    V2.matches(text_side, V2.expected["text_side"][case])
+    counts = torch.bincount(y, minlength=logits.shape[1]).double()
+    shifted = torch.log_softmax(logits + counts.log(), dim=1)[torch.arange(n), y]
+    over_images = torch.log_softmax(logits, dim=0)
+    rebuilt = [
+        -shifted.mean() + counts[y].log().mean(),
+        -sum(over_images[y == c, c].mean() for c in y) / n,
+    ]
+    V2.matches(rebuilt, [image_side, text_side])
+    if case == 1:
+        V2.matches(matrix, V2.expected["gathered"])
+        V2.matches(rebuilt, [V2.expected[f] for f in ("image_side_identity", "text_side_identity")])
+    V2.matches(symmetric_loss(*features_with(logits)[:2], y, 10.0), (image_side + text_side) / 2)
 
 
 def test_the_floor_is_the_mean_of_log_counts():
@@ -44,37 +74,51 @@ def test_the_floor_is_the_mean_of_log_counts():
     assert float(symmetric_loss(texts[labels], texts, labels, 1000.0)) == pytest.approx(
         (2 * math.log(2)) / 4, abs=1e-9
     )
-    # V2: two images of label 0 among three
-    assert 2 * math.log(2) / 3 == pytest.approx(0.462098, abs=1e-6)
+
+
+def test_v2_floor():
+    """Two images of label 0 among three: with a huge scale, only the counts are left of the image side."""
+    labels = torch.tensor(V2.inputs["labels"][1])
+    logits = 1000 * F.one_hot(labels).double()
+    matrix = logits[:, labels]
+    V2.matches(F.cross_entropy(matrix, torch.arange(3)), V2.expected["floor"])
 
 
 def gate():
     adapter = AttentionAdapter(3).double()
-    values = {
-        "inner.weight": [[0.2, -0.1, 0.0], [0.0, 0.3, 0.1], [-0.2, 0.1, 0.4]],
-        "inner.bias": [0.01, -0.02, 0.03],
-        "outer.weight": [[0.5, 0.0, -0.5], [0.1, 0.2, 0.3], [-0.3, 0.4, 0.0]],
-        "outer.bias": [0.0, 0.1, -0.1],
-    }
-    adapter.load_state_dict({k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()})
+    names = [f"{layer}_{kind}" for layer in ("inner", "outer") for kind in ("weight", "bias")]
+    adapter.load_state_dict({name.replace("_", "."): doubles(V1.inputs[name]) for name in names})
     return adapter
 
 
-def test_gate_vector():
-    x = torch.tensor([[1.0, -2.0, 3.0]], dtype=torch.float64)
+def test_v1_gate():
+    x = doubles([V1.inputs["image"]])
     adapter = gate()
-    close = {"abs": 1e-6}
-    assert adapter.attention(x)[0].tolist() == pytest.approx([0.297959, 0.456709, 0.245332], **close)
+    hidden = adapter.inner(x).tanh()
     gated = adapter(x)
-    assert gated[0].tolist() == pytest.approx([0.297959, -0.913418, 0.735996], **close)
-    texts = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1]], dtype=torch.float64)
-    logits = 10 * F.normalize(gated, dim=-1) @ F.normalize(texts, dim=-1).T
-    assert logits[0].tolist() == pytest.approx([2.461881, -1.036577, 0.575006], **close)
-    assert logits.softmax(-1)[0].tolist() == pytest.approx([0.846175, 0.025592, 0.128233], **close)
+    unit = F.normalize(gated, dim=-1)
+    logits = V1.inputs["scale"] * unit @ F.normalize(doubles(V1.inputs["texts"]), dim=-1).T
+    for found, name in (
+        (hidden, "hidden"),
+        (adapter.outer(hidden), "before_softmax"),
+        (adapter.attention(x), "attention"),
+        (gated, "gated"),
+        (unit, "normalised"),
+        (logits, "logits"),
+        (logits.softmax(-1), "probabilities"),
+    ):
+        V1.matches(found[0], V1.expected[name])
+    V1.matches(gated.norm(), V1.expected["length"])
+    assert logits.argmax().item() == V1.expected["class"]
 
 
-def test_gate_size_and_the_uniform_gate():
-    assert sum(p.numel() for p in AttentionAdapter(512).parameters()) == 525_312
+def test_v1_size():
+    assert {"inner_weight", "inner_bias", "outer_weight", "outer_bias"} < V1.inputs.keys()
+    adapter = AttentionAdapter(V1.inputs["width"])
+    assert sum(p.numel() for p in adapter.parameters()) == V1.expected["parameters"]
+
+
+def test_the_uniform_gate_changes_no_direction():
     adapter = AttentionAdapter(8)
     torch.nn.init.zeros_(adapter.outer.weight)
     torch.nn.init.constant_(adapter.outer.bias, 0.7)
@@ -82,15 +126,11 @@ def test_gate_size_and_the_uniform_gate():
     assert torch.allclose(F.normalize(adapter(x), dim=-1), F.normalize(x, dim=-1), atol=1e-6)
 
 
-def test_aggregation_by_data_and_uniform():
-    clients = [[1.0, -2.0], [3.0, 0.5], [0.0, 4.0]]
-    updates = [
-        Update(client=str(i), params={"g": torch.tensor(v, dtype=torch.float64)})
-        for i, v in enumerate(clients)
-    ]
-    by_data = mean_by_name(updates, [1406, 1002, 2357])["g"]
-    assert by_data.tolist() == pytest.approx([0.925918, 1.493599], abs=1e-6)
-    assert mean_by_name(updates, [1, 1, 1])["g"].tolist() == pytest.approx([4 / 3, 2.5 / 3], abs=1e-6)
+def test_v3_means_of_adapters():
+    sizes = V3.inputs["num_examples"]
+    updates = [Update(client=str(i), params={"g": doubles(v)}) for i, v in enumerate(V3.inputs["params"])]
+    V3.matches(mean_by_name(updates, sizes)["g"], V3.expected["by_data"])
+    V3.matches(mean_by_name(updates, [1] * len(sizes))["g"], V3.expected["uniform"])
 
 
 RANDOM = ("model.options={depth: 1}", "rounds=2")

@@ -12,12 +12,15 @@ from rayfed.federation.method import check_compatible
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
+from tests.vectors import vector
 
-TARGETS = torch.tensor([[2, 0, -1], [1, 1, 1], [0, 1, 1], [-1, -1, 0.5]], dtype=torch.float64)
+V4 = vector("fedra", "V4")
+ALPHA = V4.inputs["alpha"]
+TARGETS = torch.tensor(V4.inputs["targets"], dtype=torch.float64)
 
 
 class Quadratic(nn.Module):
-    """A model whose loss is half the squared distance to a target; two plain SGD steps of 0.1."""
+    """A model whose loss is half the squared distance to a target; a few plain SGD steps."""
 
     def __init__(self, x, target, store):
         super().__init__()
@@ -29,10 +32,10 @@ class Quadratic(nn.Module):
         return {"x": self.x}
 
     def batches(self):
-        return [None, None]
+        return [None] * V4.inputs["steps"]
 
     def optimizer(self):
-        return torch.optim.SGD([self.x], lr=0.1)
+        return torch.optim.SGD([self.x], lr=V4.inputs["rate"])
 
     def clip_gradients(self):
         pass
@@ -44,59 +47,42 @@ class Quadratic(nn.Module):
 def train(monkeypatch, i, params, stores):
     monkeypatch.setattr(Local, "loss", lambda self, c, sent, batch: (c.x - c.target).pow(2).sum() / 2)
     client = Quadratic(params["x"], TARGETS[i], stores[i])
-    sent = Broadcast(round=0, params=params, shared={"feddyn_alpha": 0.1})
+    sent = Broadcast(round=0, params=params, shared={"feddyn_alpha": ALPHA})
     return DynamicRegularization().train(client, sent)
 
 
-def close(value, expected):
-    assert value.flatten().tolist() == pytest.approx(expected, abs=2e-6)
-
-
-def test_two_rounds_by_hand(monkeypatch):
-    state = ServerState(round=0, params={"x": torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)})
+def test_v4_two_rounds_by_hand(monkeypatch):
+    state = ServerState(round=0, params={"x": torch.tensor(V4.inputs["start"], dtype=torch.float64)})
     stores = [{}, {}, {}, {}]
-    server = DynamicServer()
+    server = DynamicServer(feddyn_alpha=ALPHA)
     world = cohort(dict.fromkeys("0123", 1), depth=1)
-    expected = [
-        (
-            (0, 2),
-            [[1.189000, -0.405500, 0.013750], [0.811000, -0.216500, 0.391750]],
-            {0: [0.189000, 0.094500, -0.236250], 2: [-0.189000, 0.283500, 0.141750]},
-            [0.000000, -0.009450, 0.002362],
-            [1.000000, -0.216500, 0.179125],
-        ),
-        (
-            (0, 1),
-            [[1.185428, -0.177368, -0.039264], [1.000000, 0.013419, 0.334270]],
-            {
-                0: [0.374428, 0.133632, -0.454640],
-                1: [0.000000, 0.229918, 0.155145],
-                2: [-0.189000, 0.283500, 0.141750],
-            },
-            [-0.004636, -0.016176, 0.003944],
-            [1.139071, 0.079788, 0.108067],
-        ),
-    ]
-    for who, theta, dual, h, after in expected:
+    for who, name in zip(V4.inputs["participants"], ("round1", "round2"), strict=True):
+        expected = V4.expected[name]
         updates = [train(monkeypatch, i, state.params, stores) for i in who]
-        for update_, value in zip(updates, theta, strict=True):
-            close(update_.params["x"], value)
-        for i, value in dual.items():
-            close(stores[i]["g"]["x"] / -0.1, value)
+        for i, answer in zip(who, updates, strict=True):
+            V4.matches(answer.params["x"], expected[f"theta_{i}"])
+        V4.matches(torch.stack([answer.params["x"] for answer in updates]).mean(0), expected["mean"])
+        for store, dual in zip(stores, expected["lambda"], strict=True):
+            V4.matches(store["g"]["x"] / -ALPHA if store else torch.zeros(3), dual)
         state = server.aggregate(state, world, updates)
-        close(state.memory["h"]["x"], h)
-        close(state.params["x"], after)
+        V4.matches(state.memory["h"]["x"], expected["h"])
+        V4.matches(state.params["x"], expected["server"])
     assert stores[3] == {}
 
 
-def test_the_server_step_per_block():
-    start = scalars(dict(enumerate([0.1, 0.2, 0.3, 0.4])))
-    h = scalars({0: 0.02, 1: -0.01, 2: 0.03, 3: 0.0})
-    updates = [update("a", {0: 1, 1: 3}), update("b", {0: 5, 3: 7}), update("c", {1: -1, 3: 2})]
-    mean = {**start, **scalars({0: 3.0, 1: 1.0, 3: 4.5})}
-    params, after = dynamic_step(start, mean, updates, h, alpha=0.1, num_clients=5)
-    assert numbers(after, 4) == pytest.approx([-0.096, -0.042, 0.030, -0.164], abs=2e-6)
-    assert numbers(params, 4) == pytest.approx([3.96, 1.42, 0.3, 6.14], abs=2e-6)
+def test_v4_the_server_step_per_block():
+    given = V4.inputs["masked"]
+    expected = V4.expected["masked"]
+    start = scalars(dict(enumerate(given["round_start"])))
+    held = [{j: v for j, v in enumerate(row) if v is not None} for row in given["client_values"]]
+    updates = [update(cid, values) for cid, values in zip("abc", held, strict=True)]
+    by_block = {j: [values[j] for values in held if j in values] for j in range(4)}
+    mean = {**start, **scalars({j: sum(v) / len(v) for j, v in by_block.items() if v})}
+    h = scalars(dict(enumerate(given["h_before"])))
+    clients = V4.inputs["masked_clients"]
+    params, after = dynamic_step(start, mean, updates, h, alpha=ALPHA, num_clients=clients)
+    V4.matches(numbers(after, 4), expected["h_after"])
+    V4.matches(numbers(params, 4), expected["r_after"])
     assert params[block(2)] is start[block(2)]
 
 

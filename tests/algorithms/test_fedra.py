@@ -24,6 +24,7 @@ from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.lora import Lora
 from rayfed.types import ServerState, Update, block_of, num_bytes
 from tests.algorithms.depth import cohort
+from tests.vectors import vector
 
 SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false"]
 
@@ -33,44 +34,39 @@ def run(folder, name, *overrides):
     return simulate([*SMALL, *fixed, *overrides])
 
 
+V1 = vector("fedra", "V1")
+V8 = vector("fedra", "V8")
+V9 = vector("fedra", "V9")
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def masked_updates():
-    values = {"a": {0: [1.0, 2], 1: [3, 4]}, "b": {0: [5, 6], 3: [7, 8]}, "c": {1: [-1, 0.5], 3: [2, -3]}}
-    heads = {"a": [0.2, 0.4], "b": [-0.6, 1.0], "c": [0.5, -0.1]}
-    sizes = {"a": 100, "b": 300, "c": 600}
-    return [
-        Update(
-            client=cid,
-            params={
-                **{f"blocks.{j}.x": torch.tensor(v, dtype=torch.float64) for j, v in blocks.items()},
-                "head.x": torch.tensor(heads[cid], dtype=torch.float64),
-            },
-            num_examples=sizes[cid],
-        )
-        for cid, blocks in values.items()
-    ]
+    """One answer per client, whose blocks stand in local order in the vector."""
+    found = []
+    for i, row in enumerate(V1.inputs["M"]):
+        held = [j for j, holds in enumerate(row) if holds]
+        values = V1.inputs["client_blocks_in_local_order"][i]
+        params = {f"blocks.{j}.x": doubles(v) for j, v in zip(held, values, strict=True)}
+        params["head.x"] = doubles(V1.inputs["heads"][i])
+        found.append(Update(client="abc"[i], params=params, num_examples=V1.inputs["data_sizes"][i]))
+    return found
 
 
 @pytest.mark.parametrize(
-    ("weighting", "layers", "head"),
-    [
-        (
-            "data_size",
-            [[4.0, 5.0], [-0.428571, 1.0], [0.3, -0.3], [3.666667, 0.666667]],
-            [0.14, 0.28],
-        ),
-        ("uniform", [[3.0, 4.0], [1.0, 2.25], [0.3, -0.3], [4.5, 2.5]], [0.033333, 0.433333]),
-    ],
+    ("weighting", "expected"),
+    [("data_size", V1.expected["data_size"]), ("uniform", V1.expected["uniform"])],
 )
-def test_each_block_is_averaged_over_its_holders(weighting, layers, head):
-    start = [[0.1, -0.1], [0.2, -0.2], [0.3, -0.3], [0.4, -0.4]]
-    params = {f"blocks.{j}.x": torch.tensor(v, dtype=torch.float64) for j, v in enumerate(start)}
+def test_v1_each_block_is_averaged_over_its_holders(weighting, expected):
+    params = {f"blocks.{j}.x": doubles(v) for j, v in enumerate(V1.inputs["round_start"])}
     state = ServerState(round=0, params={**params, "head.x": torch.zeros(2, dtype=torch.float64)})
     server = RandomAllocation(weighting=weighting)
-    updates = masked_updates()
-    after = server.aggregate(state, cohort({"a": 2, "b": 2, "c": 2}, 4), updates).params
-    for j, expected in enumerate(layers):
-        assert after[f"blocks.{j}.x"].tolist() == pytest.approx(expected, abs=2e-6)
-    assert after["head.x"].tolist() == pytest.approx(head, abs=2e-6)
+    after = server.aggregate(state, cohort({"a": 2, "b": 2, "c": 2}, 4), masked_updates()).params
+    for j, values in enumerate(expected["layers"]):
+        V1.matches(after[f"blocks.{j}.x"], values)
+    V1.matches(after["head.x"], expected["head"])
     assert torch.equal(after["blocks.2.x"], params["blocks.2.x"])  # bit for bit: nobody held it
 
 
@@ -141,65 +137,48 @@ def test_half_precision_costs_half():
     assert state.memory["plan"]["a"]["frozen"] == 150
 
 
-COSTS = {
-    ("vit_base_patch16_224", 100): {
-        12: (592996, 85647460),
-        10: (2.027920e6 / 4, 285.542800e6 / 4),
-        8: (1.683856e6 / 4, 228.495760e6 / 4),
-        6: (1.339792e6 / 4, 171.448720e6 / 4),
-        4: (0.995728e6 / 4, 114.401680e6 / 4),
-        3: (205924, 21469540),
-    },
-    ("mixer_b16_224", 60): {
-        12: (470460, 58989804),
-        10: (1.598960e6 / 4, 196.663440e6 / 4),
-        8: (1.316080e6 / 4, 157.367664e6 / 4),
-        6: (1.033200e6 / 4, 118.071888e6 / 4),
-        4: (0.750320e6 / 4, 78.776112e6 / 4),
-        3: (152220, 14782056),
-    },
-}
+MEGABYTES = V8.expected["up_and_down_megabytes"]
+PARAMETERS = V8.expected["up_and_down_parameters"]
 
 
-@pytest.mark.parametrize(("name", "classes"), COSTS)
-def test_bytes_of_the_papers_backbones(name, classes):
+@pytest.mark.parametrize("backbone", V8.inputs["backbones"])
+def test_v8_bytes_of_the_papers_backbones(backbone):
+    name, classes = backbone.split(", ")
+    q = V8.inputs["bytes_per_number"]
     config = ModelConfig(name=name, pretrained=False)
-    model = skeleton(lambda: apply_tuning(build_backbone(config, classes, 0), Lora(), 0))
+    model = skeleton(lambda: apply_tuning(build_backbone(config, int(classes), 0), Lora(), 0))
     params = {n: s.tensor for n, s in model.tensors().items() if s.is_trained}
     state = ServerState(round=0, params=params)
     sizes = _block_bytes(model)
-    for depth, (up, down) in COSTS[name, classes].items():
-        world = cohort({"a": depth}, block_bytes=sizes)
+    for depth, megabytes in MEGABYTES[backbone].items():
+        up, down = (round(1e6 * each) for each in megabytes)
+        world = cohort({"a": int(depth)}, block_bytes=sizes)
+        assert [up, down] == [q * n for n in PARAMETERS.get(backbone, {}).get(depth, [up // q, down // q])]
         server = RandomAllocation()
         sent = server.send(server.plan(state, world), world)["a"]
-        assert sent.num_bytes() == 4 * down
-        assert sum(num_bytes(v) for n, v in params.items() if sent.holds(n)) == 4 * up
+        assert sent.num_bytes() == down
+        assert sum(num_bytes(v) for n, v in params.items() if sent.holds(n)) == up
         prefix = BlockServer()
         first = prefix.plan(state, world)
-        assert prefix.send(first, world)["a"].num_bytes() == 4 * down
-        assert prefix.send(prefix.plan(first, world), world)["a"].num_bytes() == 4 * up
+        assert prefix.send(first, world)["a"].num_bytes() == down
+        assert prefix.send(prefix.plan(first, world), world)["a"].num_bytes() == up
     assert not any("patch_embed" in n for n in params)
 
 
-def test_a_clipped_momentum_step():
-    class Model(torch.nn.Module):
-        pass
-
-    p = torch.nn.Parameter(torch.tensor([0.5, -0.25, 1.0], dtype=torch.float64))
-    config = TrainConfig(lr=0.01, momentum=0.9, weight_decay=1e-5, clip_norm=10)
-    client = Client("a", Model(), None, config, torch.Generator())
+def test_v9_a_clipped_momentum_step():
+    p = torch.nn.Parameter(doubles(V9.inputs["p0"]))
+    settings = {name: V9.inputs[name] for name in ("lr", "momentum", "weight_decay", "clip_norm")}
+    client = Client("a", torch.nn.Module(), None, TrainConfig(**settings), torch.Generator())
     client.trainable = lambda: {"p": p}
     optimizer = client.optimizer()
-    steps = [
-        ([6.0, -9, 12], [3.713912, -5.570862, 7.427823], [0.462861, -0.194291, 0.925722]),
-        ([1.0, 2, -2], [4.342525, -3.013778, 4.685050], [0.419436, -0.164154, 0.878871]),
-    ]
-    for gradient, buffer, value in steps:
-        p.grad = torch.tensor(gradient, dtype=torch.float64)
+    for gradient, expected in zip(V9.inputs["grads"], V9.expected["steps"], strict=True):
+        p.grad = doubles(gradient)
+        V9.matches(p.grad.norm(), expected["norm"])
         client.clip_gradients()
+        V9.matches(p.grad, expected.get("clipped", gradient))
         optimizer.step()
-        assert optimizer.state[p]["momentum_buffer"].tolist() == pytest.approx(buffer, abs=2e-6)
-        assert p.tolist() == pytest.approx(value, abs=2e-6)
+        V9.matches(optimizer.state[p]["momentum_buffer"], expected["buf"])
+        V9.matches(p, expected["p"])
 
 
 def test_full_depth_is_alllarge_and_prefixes_are_plain_averaging(tmp_path, monkeypatch):

@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from algorithms.afl import project_to_simplex
 from algorithms.bgp import _covariance
-from algorithms.fedclip import symmetric_loss
 from algorithms.fft_gp import coral
 from algorithms.qffl import fair_step, step_sizes
 from rayfed.config.schema import load_config
@@ -21,54 +19,32 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo, Cohort
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
-from tests.algorithms.test_fedclip import CLASSES, LOGITS, features_with
 from tests.algorithms.test_meta import X, Y
+from tests.vectors import vector
+
+V3 = vector("fedclip_fftgp", "V3")
+V5 = vector("fedclip_fftgp", "V5")
+V6 = vector("fedclip_fftgp", "V6")
+V9 = vector("fedclip_fftgp", "V9")
+V10 = vector("fedclip_fftgp", "V10")
+V12 = vector("fedclip_fftgp", "V12")
 
 
-def near(value, expected, tol=1e-6):
-    np.testing.assert_allclose(np.asarray(value, dtype=float), expected, atol=tol, rtol=0)
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("logits", "labels", "sides"),
-    [(LOGITS, [0, 1, 2], (0.392386, 0.393813)), (CLASSES, [0, 1, 0], (0.687904, 0.770053))],
-)
-def test_v2_both_sides_and_their_identities(logits, labels, sides):
-    """Images over texts is class cross entropy with log counts added; texts over images has soft targets."""
-    matrix = logits[:, labels]
-    y = torch.tensor(labels)
-    n = len(labels)
-    near(F.cross_entropy(matrix, torch.arange(n)), sides[0])
-    near(F.cross_entropy(matrix.T, torch.arange(n)), sides[1])
-    counts = torch.bincount(y, minlength=logits.shape[1]).double()
-    shifted = torch.log_softmax(logits + counts.log(), dim=1)[torch.arange(n), y]
-    near(-shifted.mean() + counts[y].log().mean(), sides[0])
-    over_images = torch.log_softmax(logits, dim=0)
-    near(-sum(over_images[y == c, c].mean() for c in y) / n, sides[1])
-    near(symmetric_loss(*features_with(logits)[:2], y, 10.0), sum(sides) / 2)
-
-
-CLIENTS = ([1.0, -2.0], [3.0, 0.5], [0.0, 4.0])
-SIZES = (1406, 1002, 2357)
-
-
-@pytest.mark.parametrize(
-    ("weighting", "weights", "expected"),
-    [
-        ("data_size", (0.295068, 0.210283, 0.494648), (0.925918, 1.493599)),
-        ("uniform", (1 / 3, 1 / 3, 1 / 3), (1.333333, 0.833333)),
-    ],
-)
-def test_v3_the_server_weighs_adapters_by_data_or_all_the_same(weighting, weights, expected):
-    gates = [torch.tensor(values, dtype=torch.float64) for values in CLIENTS]
+@pytest.mark.parametrize(("weighting", "name"), [("data_size", "by_data"), ("uniform", "uniform")])
+def test_v3_the_server_weighs_adapters_by_data_or_all_the_same(weighting, name):
+    sizes = V3.inputs["num_examples"]
     updates = [
-        Update(client=str(i), params={"adapter.g": gate}, num_examples=n)
-        for i, (gate, n) in enumerate(zip(gates, SIZES, strict=True))
+        Update(client=str(i), params={"adapter.g": doubles(gate)}, num_examples=n)
+        for i, (gate, n) in enumerate(zip(V3.inputs["params"], sizes, strict=True))
     ]
     cohort = Cohort(
         round=0,
         ids=("0", "1", "2"),
-        clients={str(i): ClientInfo(domain="d", num_examples=n) for i, n in enumerate(SIZES)},
+        clients={str(i): ClientInfo(domain="d", num_examples=n) for i, n in enumerate(sizes)},
         seed=0,
         rounds=1,
         depth=0,
@@ -77,11 +53,15 @@ def test_v3_the_server_weighs_adapters_by_data_or_all_the_same(weighting, weight
     )
     start = ServerState(round=0, params={"adapter.g": torch.zeros(2, dtype=torch.float64)})
     after = Server(weighting=weighting).aggregate(start, cohort, updates)
-    near(after.params["adapter.g"], expected)
-    near([row["weight"] for row in cohort.ledger.tables["aggregation"]], weights)
+    V3.matches(after.params["adapter.g"], V3.expected[name])
+    weights = V3.expected["weights"] if weighting == "data_size" else [1 / 3] * 3
+    V3.matches([row["weight"] for row in cohort.ledger.tables["aggregation"]], weights)
 
 
-SCHEDULES = ((1, 1, 1), (2, 2, 0.5), (4, 4, 0.25), (8, 8, 0.125), (20, 20, 0.05), (4, 10, 0.2))
+SCHEDULES = (
+    *((every, every, V5.expected["extra_cost"][str(every)]) for every in V5.inputs["every"]),
+    (4, 10, 0.2),
+)
 
 
 def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
@@ -97,50 +77,64 @@ def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
         with_faa = [d.row["round"] for d in done if d.row["bytes_down"] > up]
         assert with_faa == [d.row["round"] for d in done if "fairness" in d.ledger.tables]
         assert with_faa == list(range(every, rounds + 1, every))
-    assert with_faa == [4, 8]
+    assert with_faa == V5.expected["rounds_every_4_of_10"]
 
 
 def test_v6_moments():
-    near(X.mean(0), [2, 2])
-    near(Y.mean(0), [1, 0.333333])
-    near(_covariance(X), [[1, -1], [-1, 4]])
-    near(_covariance(Y), [[1, -1], [-1, 1.333333]])
-    between = (_covariance(X) - _covariance(Y)).square()
-    near((X.mean(0) - Y.mean(0)).square().mean(), 1.888889)
-    near(between.mean(), 1.777778)
-    near(coral(X, Y), 1.888889 + 1.777778)
+    for i, batch in enumerate((X, Y)):
+        V6.matches(batch.mean(0), V6.expected["means"][i])
+        V6.matches(_covariance(batch), V6.expected[("covariance_x", "covariance_y")[i]])
+    means = (X.mean(0) - Y.mean(0)).square().mean()
+    covariances = (_covariance(X) - _covariance(Y)).square().mean()
+    V6.matches(means, V6.expected["mean_term"])
+    V6.matches(covariances, V6.expected["covariance_term"])
+    V6.matches(coral(X, Y), means + covariances)
 
 
 def test_v9_parts_of_the_meta_loss():
-    """Scalar feature h(x) = phi x, global phi 1; the pull is far steeper than the task."""
-    phi = torch.tensor(0.775, dtype=torch.float64, requires_grad=True)
-    x, y = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0], [2.0, 1.0]))
+    """Scalar feature h(x) = phi x; the pull is far steeper than the task."""
+    phi = doubles(V9.expected["phi_after_train"]).requires_grad_()
+    x, y = map(doubles, V9.inputs["test"])
     task = (phi * x - y).square().mean() / 2
-    align = coral(x[:, None], (phi * x)[:, None])
-    near(task.detach(), 0.814063)
-    near(align.detach(), 0.840502)
-    near((task + align).detach(), 1.654564)
-    near(torch.autograd.grad(task, phi)[0], 1.375)
-    near(torch.autograd.grad(align, phi)[0], -6.75225)
+    received = V9.inputs["phi_received"] * x
+    align = V9.inputs["weight"] * coral(received[:, None], (phi * x)[:, None])
+    for found, name in (
+        (task, "task"),
+        (align, "alignment"),
+        (task + align, "loss"),
+        (torch.autograd.grad(task, phi)[0], "gradient_task"),
+        (torch.autograd.grad(align, phi)[0], "gradient_alignment"),
+    ):
+        V9.matches(found, V9.expected[name])
 
 
-def test_v10_q_fedavg_and_afl():
-    start = {"w": torch.tensor([1.0, -1.0], dtype=torch.float64)}
-    trained = ([0.8, -0.9], [1.1, -1.4])
-    updates = [
-        Update(client=str(k), params={"w": torch.tensor(w, dtype=torch.float64)})
-        for k, w in enumerate(trained)
-    ]
-    losses = [0.5, 2.0]
-    for q, sizes, expected in ((1, [10, 37], [1.021277, -1.159574]), (0, [10, 10], [0.95, -1.15])):
-        h = step_sizes(start, updates, losses, q, 10, "l2_sq")
-        near(h, sizes)
-        near(fair_step(start, updates, [10 * loss**q for loss in losses], h)["w"], expected)
-    shares = np.full(4, 0.25)
-    loss = np.array([0.9, 0.1, 0.4, 2.0])
-    near(shares + 0.5 * loss, [0.7, 0.3, 0.45, 1.25])
-    near(project_to_simplex(shares + 0.5 * loss), [0.225, 0, 0, 0.775])
-    near(project_to_simplex(shares + 0.05 * loss), [0.2525, 0.2125, 0.2275, 0.3075])
+def test_v10_q_fedavg():
+    given = V10.inputs
+    start = {"w": doubles(given["start"])}
+    updates = [Update(client=str(k), params={"w": doubles(w)}) for k, w in enumerate(given["trained"])]
+    lipschitz = 1 / given["rate"]
+    losses = given["losses"]
+    moves = [(start["w"] - u.params["w"]) * lipschitz for u in updates]
+    V10.matches(torch.stack(moves), V10.expected["moves"])
+    q = given["q"]
+    weighted = [loss**q * move for loss, move in zip(losses, moves, strict=True)]
+    V10.matches(torch.stack(weighted), V10.expected["weighted_moves"])
+    h = step_sizes(start, updates, losses, q, lipschitz, "l2_sq")
+    V10.matches(h, V10.expected["h"])
+    after = fair_step(start, updates, [lipschitz * loss**q for loss in losses], h)["w"]
+    V10.matches(after, V10.expected["params"])
+    h = step_sizes(start, updates, losses, 0, lipschitz, "l2_sq")
+    V10.matches(fair_step(start, updates, [lipschitz] * 2, h)["w"], V10.expected["params_q_0"])
+
+
+def test_v10_afl():
+    shares = np.array(V10.inputs["shares"])
+    losses = np.array(V10.inputs["client_losses"])
+    stepped = shares + V10.inputs["rate_shares"] * losses
+    V10.matches(stepped, V10.expected["stepped"])
+    V10.matches(project_to_simplex(stepped), V10.expected["projected"])
+    small = shares + V10.inputs["small_rate_shares"] * losses
+    V10.matches(project_to_simplex(small), V10.expected["projected_small_rate"])
 
 
 # The specification gives the results for 31 devices, not the 31 accuracies; these have the same statistics.
@@ -152,15 +146,16 @@ DEVICES = [
 
 def test_v12_metrics():
     found = spread(DEVICES)
-    assert len(DEVICES) == 31
-    near(
-        [found.average, found.worst, found.best, found.variance],
-        [53.096774, 36.0, 70.0, 108.151925],
-    )
-    predicted = [1, 1, 0, 0, 0, 0]
-    truth = [1, 0, 0, 0, 0, 0]
-    near(dice(predicted, truth), 0.666664)
-    near((dice(predicted, truth, label=0) + dice(predicted, truth)) / 2, 0.777776)
+    assert len(DEVICES) == V12.inputs["devices"]
+    for name in ("average", "worst", "best", "variance"):
+        V12.matches(getattr(found, name), V12.expected[name])
+    tail = V12.inputs["tail"]
+    V12.matches(np.sort(DEVICES)[:tail].mean(), V12.expected["worst"])
+    predicted = V12.inputs["predicted"]
+    truth = V12.inputs["truth"]
+    V12.matches(dice(predicted, truth), V12.expected["dice"])
+    both = (dice(predicted, truth, label=0) + dice(predicted, truth)) / 2
+    V12.matches(both, V12.expected["dice_mean"])
     assert dice([0, 0], [0, 0]) == 0
     assert spread([0.2, 0.8]).worst == 0.2  # a tenth of few is one
     assert math.isclose(spread([0.5]).variance, 0)

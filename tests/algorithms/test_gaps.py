@@ -9,35 +9,53 @@ import torch
 
 from algorithms._gaps import variance
 from algorithms.faa import guards, slopes_of
+from algorithms.faa import unclipped as unclipped_faa
 from algorithms.fft_gp import fairness_aware_weights
-from algorithms.ga import adjusted_weights, step_at
+from algorithms.ga import adjusted_weights, step_at, unclipped
 from rayfed.record.readers import read_rows
+from tests.vectors import vector
 
-A = [0.25, 0.25, 0.25, 0.25]
-GAPS = [0.4, 0.1, -0.05, 0.3]
-CLIP = ([0.02, 0.4, 0.38, 0.2], [-0.3, 0.3, 0.05, 0.0])
-
-
-def close(*numbers):
-    return pytest.approx(list(numbers), abs=1e-6)
-
-
-def test_ga_vectors():
-    assert adjusted_weights(A, GAPS, 0.2).tolist() == close(0.274286, 0.24, 0.222857, 0.262857)
-    assert adjusted_weights(A, GAPS, 0.2 * 4 / 3).tolist() == close(0.281481, 0.237037, 0.214815, 0.266667)
-    assert adjusted_weights(A, GAPS, 0.2, True).tolist() == close(0.428947, 0.176316, 0.05, 0.344737)
-    by_accuracy = adjusted_weights(A, [0.1, 0.02, -0.01, 0.08], 0.2)
-    assert by_accuracy.tolist() == close(0.273973, 0.237443, 0.223744, 0.26484)
-    weights, gaps = CLIP
-    assert adjusted_weights(weights, gaps, 0.2).tolist() == close(0.0, 0.433387, 0.373997, 0.192616)
-    assert [step_at(i, 40, 0.2) for i in (0, 1, 2, 20, 40)] == close(0.205, 0.2, 0.195, 0.105, 0.005)
+V4 = vector("fedclip_fftgp", "V4")
+V5 = vector("fedclip_fftgp", "V5")
+A = V4.inputs["weights"]
+STEP = V4.inputs["step"]
+CLIP = (V4.inputs["clip_weights"], V4.inputs["clip_gaps"])
 
 
-def test_ga_equal_gaps():
-    before = [0.4, 0.3, 0.2, 0.1]
-    assert adjusted_weights(before, [0.1] * 4, 0.2).tolist() == close(0.375, 0.291667, 0.208333, 0.125)
-    assert adjusted_weights(before, [0.1] * 4, 0.2, True).tolist() == before
-    assert adjusted_weights(CLIP[0], [0.0] * 4, 0.2).tolist() == CLIP[0]
+def test_v4_weights_of_ga():
+    gaps = np.subtract(V4.inputs["loss_mean"], V4.inputs["loss_own"])
+    V4.matches(gaps, V4.expected["gaps"])
+    V4.matches(adjusted_weights(A, gaps, STEP), V4.expected["weights"])
+    V4.matches(adjusted_weights(A, gaps, STEP * len(A) / 3), V4.expected["over_three"])
+    V4.matches(gaps.mean(), V4.expected["mean_gap"])
+    V4.matches(adjusted_weights(A, gaps, STEP, True), V4.expected["centered"])
+    worse = np.subtract(V4.inputs["accuracy_mean"], V4.inputs["accuracy_own"])
+    V4.matches(worse, V4.expected["accuracy_gaps"])
+    V4.matches(adjusted_weights(A, -worse, STEP), V4.expected["by_accuracy"])
+    V4.matches(adjusted_weights(*CLIP, STEP), V4.expected["clipped"])
+
+
+def test_v4_before_the_weights_are_clipped_and_scaled():
+    gaps = np.array(V4.expected["gaps"])
+    for weights, each, step, expected in (
+        (A, gaps, STEP, "before_scaling"),
+        (A, gaps, STEP * len(A) / 3, "over_three_before_scaling"),
+        (*CLIP, STEP, "clipped_before"),
+    ):
+        V4.matches(unclipped(np.array(weights), np.array(each), step, False), V4.expected[expected])
+
+
+def test_v4_steps():
+    rounds = V4.inputs["rounds"]
+    V4.matches([step_at(i, rounds, STEP) for i in V4.inputs["schedule_rounds"]], V4.expected["schedule"])
+
+
+def test_v4_equal_gaps():
+    before = V4.inputs["equal_gaps_weights"]
+    same = [V4.inputs["equal_gap"]] * 4
+    V4.matches(adjusted_weights(before, same, STEP), V4.expected["equal_gaps"])
+    assert adjusted_weights(before, same, STEP, True).tolist() == before
+    assert adjusted_weights(CLIP[0], [0.0] * 4, STEP).tolist() == V4.expected["without_gaps"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -56,37 +74,24 @@ def test_a_single_client_keeps_its_weight():
     assert fairness_aware_weights([1.0], [0.3], [1.0], [0.3]).tolist() == [1.0]
 
 
-FAA = {
-    "plain": (
-        (A, [0.4, 0.1, 0.05, 0.3], [0.3, 0.23, 0.2, 0.27], [0.32, 0.13, 0.12, 0.27]),
-        (0.625, 0.666667, 0.714286, 0.666667),
-        (0.370824, 0.178879, 0.138085, 0.312212),
-    ),
-    "degenerate": (
-        ([0.4, 0.3, 0.2, 0.1], [0.05, 0.6, 0.5, 0.45], [0.36, 0.34, 0.19, 0.11], [0.15, 0.52, 0.5, 0.47]),
-        (0.4, 0.5, 0.0, 0.0),
-        (0.277778, 0.422222, 0.2, 0.1),
-    ),
-    "negative": (
-        ([0.15, 0.45, 0.4, 0.0], [0.02, 0.5, 0.48, 0.3], [0.1, 0.48, 0.41, 0.01], [0.07, 0.46, 0.46, 0.29]),
-        (1.0, 0.75, 0.5, 1.0),
-        (0.0, 0.545079, 0.443909, 0.011012),
-    ),
-    "no slope": (
-        (A, [0.4, 0.1, 0.05, 0.3], [0.3, 0.23, 0.2, 0.27], [0.4, 0.1, 0.05, 0.3]),
-        (0.0, 0.0, 0.0, 0.0),
-        (0.3, 0.23, 0.2, 0.27),
-    ),
-}
+CASES = V5.inputs["cases"]
 
 
-@pytest.mark.parametrize("case", FAA)
-def test_faa_vectors(case):
-    given, slopes, expected = FAA[case]
-    assert slopes_of(*map(np.array, given)).tolist() == close(*slopes)
-    assert fairness_aware_weights(*given).tolist() == close(*expected)
+@pytest.mark.parametrize("case", CASES)
+def test_v5_weights_of_faa(case):
+    given = CASES[case]
+    V5.matches(slopes_of(*map(np.array, given)), V5.expected["slopes"][case])
+    V5.matches(fairness_aware_weights(*given), V5.expected["weights"][case])
     tensors = [torch.tensor(v, dtype=torch.float64) for v in given]
-    assert fairness_aware_weights(*tensors).tolist() == close(*expected)
+    V5.matches(fairness_aware_weights(*tensors), V5.expected["weights"][case])
+
+
+@pytest.mark.parametrize("case", V5.expected["common_gap"])
+def test_v5_common_gap_and_weights_before_clipping(case):
+    a, g, b, h = map(np.array, CASES[case])
+    slopes = slopes_of(a, g, b, h)
+    V5.matches((slopes * g).sum() / slopes.sum(), V5.expected["common_gap"][case])
+    V5.matches(unclipped_faa(a, g, slopes), V5.expected["before_clipping"][case])
 
 
 GUARDED = {  # clients whose gap did not answer, or the wrong way; weights cut off; fell back to GA
@@ -97,9 +102,9 @@ GUARDED = {  # clients whose gap did not answer, or the wrong way; weights cut o
 }
 
 
-@pytest.mark.parametrize("case", FAA)
+@pytest.mark.parametrize("case", CASES)
 def test_every_guard_is_counted(case):
-    a, g, b, h = map(np.array, FAA[case][0])
+    a, g, b, h = map(np.array, CASES[case])
     found = guards(a, g, b, h, slopes_of(a, g, b, h))
     names = ("slopes_flat", "slopes_negative", "weights_clipped", "fell_back")
     assert tuple(found[name] for name in names) == GUARDED[case]
@@ -126,26 +131,33 @@ def test_without_validation_images_the_weights_stay_and_the_rounds_say_so(short,
     assert weights == pytest.approx([0.2] * 10)
 
 
-def test_variance_vector():
-    gaps = np.array([0.4, 0.1, 0.05, 0.3])
-    assert variance(gaps) == pytest.approx(0.655, abs=1e-9)
-    assert variance(gaps) / gaps.var() == pytest.approx(2 * len(gaps) ** 2)
+def test_v5_variance():
+    gaps = np.array(CASES["plain"][1])
+    V5.matches(variance(gaps), V5.expected["variance"])
+    V5.matches(gaps.var(), V5.expected["variance_population"])
+    assert variance(gaps) / gaps.var() == pytest.approx(V5.expected["double_sum_over_population"])
 
 
-def test_faa_is_exact_where_gaps_are_linear():
-    kappa = np.array([0.5, 1.0, 2.0, 0.8])
-    c = np.array([0.9, 0.45, 0.3, 0.6])
-    a = np.array(A)
+def test_v5_faa_is_exact_where_gaps_are_linear():
+    given = V5.inputs["linear"]
+    expected = V5.expected["linear"]
+    kappa, c, a = (np.array(given[name]) for name in ("kappa", "c", "weights"))
 
     def gap(w):
         return c - w / kappa
 
-    moved = adjusted_weights(a, gap(a), 0.2)
-    assert moved.tolist() == close(0.264828, 0.242759, 0.24, 0.252414)
-    assert slopes_of(a, gap(a), moved, gap(moved)).tolist() == close(*kappa)
+    moved = adjusted_weights(a, gap(a), given["step"])
+    slopes = slopes_of(a, gap(a), moved, gap(moved))
     final = fairness_aware_weights(a, gap(a), moved, gap(moved))
-    assert final.tolist() == close(0.336047, 0.222093, 0.144186, 0.297674)
-    assert gap(final).tolist() == close(*[0.227907] * 4)
+    for found, name in (
+        (gap(a), "gaps"),
+        (moved, "moved"),
+        (gap(moved), "gaps_moved"),
+        (slopes, "slopes"),
+        (final, "weights"),
+        (gap(final), "gaps_final"),
+    ):
+        V5.matches(found, expected[name])
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -6,11 +6,15 @@ from rayfed import simulate
 from rayfed.errors import ConfigError
 from rayfed.types import ServerState
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
+from tests.vectors import vector
 
-START = [0.5, 0.6, 0.7, 0.8, 0.9]
-ROUND1 = {2: [0.10, 0.20], 3: [0.30, -0.10, 0.40], 5: [0.05, 0.15, -0.20, 0.60, 1.00]}
-ROUND2 = {2: [-0.10, 0.30], 3: [0.20, 0.10, -0.30], 5: [0.25, -0.05, 0.10, 0.40, -0.80]}
-SIZES = {"c2": 2, "c3": 3, "c5": 5}
+V6 = vector("fedra", "V6")
+START = V6.inputs["round_start"]
+BETA = V6.inputs["beta"]
+ROUND1, ROUND2 = (
+    {int(size): moves for size, moves in V6.inputs[name].items()} for name in ("delta_round1", "delta_round2")
+)
+SIZES = {f"c{size}": size for size in V6.inputs["sizes"]}
 
 
 def play(server, state, moves, round):
@@ -27,55 +31,41 @@ def start():
     return ServerState(round=0, params=scalars(dict(enumerate(START))))
 
 
-def close(params, expected):
-    assert numbers(params, 5) == pytest.approx(expected, abs=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("span", "after"),
-    [
-        ("exclusive", [0.766667, 0.806667, 0.810000, 1.800000, 1.100000]),
-        ("inclusive", [0.766667, 0.790000, 0.776667, 1.800000, 1.100000]),
-    ],
-)
-def test_momentum_distillation_by_hand(span, after):
+@pytest.mark.parametrize("span", ["exclusive", "inclusive"])
+def test_v6_momentum_distillation_by_hand(span):
     server = InclusiveServer(range=span)
     one = play(server, start(), ROUND1, 0)
-    close(one.params, [0.650000, 0.683333, 0.800000, 1.400000, 1.900000])
-    close(play(server, one, ROUND2, 1).params, after)
+    V6.matches(numbers(one.params, 5), V6.expected["after_round1"])
+    V6.matches(numbers(play(server, one, ROUND2, 1).params, 5), V6.expected[span]["after_round2"])
 
 
-def test_without_distillation_it_is_prefix_averaging():
+def test_v6_without_distillation_it_is_prefix_averaging():
     server = InclusiveServer(md=False)
     one = play(server, start(), ROUND1, 0)
-    close(one.params, [0.650000, 0.683333, 0.800000, 1.400000, 1.900000])
-    close(play(server, one, ROUND2, 1).params, [0.766667, 0.800000, 0.700000, 1.800000, 1.100000])
+    V6.matches(numbers(one.params, 5), V6.expected["after_round1"])
+    V6.matches(numbers(play(server, one, ROUND2, 1).params, 5), V6.expected["after_round2_plain"])
 
 
-@pytest.mark.parametrize(
-    ("inclusive", "momentum", "injected"),
-    [
-        (False, {2: 0.400000, 3: 0.800000}, {2: 0.320000, 3: -0.080000}),
-        (True, {2: 0.150000, 3: 0.466667}, {2: 0.270000, 3: -0.146667}),
-    ],
-)
-def test_only_the_last_block_of_the_smaller_sizes_is_changed(inclusive, momentum, injected):
+@pytest.mark.parametrize("span", ["exclusive", "inclusive"])
+def test_v6_only_the_last_block_of_the_smaller_sizes_is_changed(span):
+    expected = V6.expected[span]
     moves = {size: scalars(dict(enumerate(d))) for size, d in ROUND2.items()}
     memory = {str(size): scalars(dict(enumerate(d))) for size, d in ROUND1.items()}
-    changed = inject(moves, memory, 0.2, inclusive)
+    changed = inject(moves, memory, BETA, span == "inclusive")
     for size in (2, 3):
         value = changed[size][block(size - 1)].item()
-        assert value == pytest.approx(injected[size], abs=2e-6)
-        assert (value - 0.8 * ROUND2[size][-1]) / 0.2 == pytest.approx(momentum[size], abs=2e-6)
+        V6.matches(value, expected["last_block_delta"][str(size)])
+        own = (1 - BETA) * ROUND2[size][-1]
+        assert (value - own) / BETA == pytest.approx(expected["momentum"][str(size)], abs=2e-6)
         assert all(changed[size][block(j)] == moves[size][block(j)] for j in range(size - 1))
     assert changed[5] == moves[5]
 
 
-@pytest.mark.parametrize(("memory", "momentum"), [("injected", -0.080000), ("raw", -0.300000)])
-def test_what_is_remembered(memory, momentum):
+@pytest.mark.parametrize(("memory", "key"), [("injected", "memory_after_injection"), ("raw", "memory_raw")])
+def test_v6_what_is_remembered(memory, key):
     server = InclusiveServer(memory=memory)
     two = play(server, play(server, start(), ROUND1, 0), ROUND2, 1)
-    assert two.memory["moves"]["3"][block(2)].item() == pytest.approx(momentum, abs=2e-6)
+    V6.matches(two.memory["moves"]["3"][block(2)].item(), V6.expected["round3_momentum_for_size2"][key])
 
 
 def test_a_size_that_was_absent_gives_no_momentum():
@@ -122,7 +112,7 @@ def test_private_tops_stay_with_their_size():
     """
     server = InclusiveServer(private_top=True, md=False)
     state = play(server, start(), ROUND1, 0)
-    close(state.params, [0.65, 0.625, 0.5, 1.4, 1.9])
+    assert numbers(state.params, 5) == pytest.approx([0.65, 0.625, 0.5, 1.4, 1.9])
     sent = server.send(server.plan(state, cohort(SIZES, depth=5, round=1)), cohort(SIZES, depth=5, round=1))
     assert sent["c2"].params[block(1)].item() == pytest.approx(0.8)
     assert sent["c3"].params[block(2)].item() == pytest.approx(1.1)

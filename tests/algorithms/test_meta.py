@@ -9,75 +9,106 @@ from algorithms._meta import meta_step
 from algorithms.ditto import personal_loss
 from algorithms.fft_gp import coral
 from algorithms.grace import consistent_weights
+from rayfed.federation.params import sq_distance
 from rayfed.record.readers import read_rows
+from tests.vectors import vector
 
-A1 = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
-C1 = torch.tensor([1.0, -1.0])
-A2 = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
-C2 = torch.tensor([0.0, 0.5])
-X = torch.tensor([[1.0, 2.0], [3.0, 0.0], [2.0, 4.0]], dtype=torch.float64)
-Y = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+V6 = vector("fedclip_fftgp", "V6")
+V7 = vector("fedclip_fftgp", "V7")
+V8 = vector("fedclip_fftgp", "V8")
+V9 = vector("fedclip_fftgp", "V9")
+V11 = vector("fedclip_fftgp", "V11")
+A1, C1 = map(torch.tensor, V8.inputs["train"])
+A2, C2 = map(torch.tensor, V8.inputs["test"])
+W = V8.inputs["w"]
+X = torch.tensor(V6.inputs["x"], dtype=torch.float64)
+Y = torch.tensor(V6.inputs["y"], dtype=torch.float64)
 
 
 def quadratic(w, a, c):
     return (w - c) @ a @ (w - c) / 2
 
 
-@pytest.mark.parametrize(
-    ("update", "expected"),
-    [
-        ("sequential", [0.43, 0.36]),
-        ("fo_restore", [0.3925, 0.46]),
-        ("second_order", [0.4035, 0.444375]),
-    ],
-)
-def test_meta_steps_on_quadratics(update, expected):
-    w = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
-    optimizer = torch.optim.SGD([w], lr=0.2)
-    meta_step(optimizer, lambda: quadratic(w, A1, C1), lambda: quadratic(w, A2, C2), update, 0.1)
-    assert w.tolist() == pytest.approx(expected, abs=1e-6)
-    assert optimizer.param_groups[0]["lr"] == 0.2
+@pytest.mark.parametrize("update", ["sequential", "fo_restore", "second_order"])
+def test_v8_meta_steps_on_quadratics(update):
+    w = torch.nn.Parameter(torch.tensor(W))
+    outer = V8.inputs["outer_rate"]
+    optimizer = torch.optim.SGD([w], lr=outer)
+    losses = (lambda: quadratic(w, A1, C1), lambda: quadratic(w, A2, C2))
+    meta_step(optimizer, *losses, update, V8.inputs["inner_rate"])
+    V8.matches(w, V8.expected[update])
+    assert optimizer.param_groups[0]["lr"] == outer
 
 
-@pytest.mark.parametrize(("update", "expected"), [("sequential", 1.043862), ("fo_restore", 1.068863)])
-def test_meta_update_with_alignment(update, expected):
-    x_tr, y_tr = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 2.0], [1.0, 1.0]))
-    x_te, y_te = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 3.0], [2.0, 1.0]))
-    phi = torch.nn.Parameter(torch.tensor(0.8, dtype=torch.float64))
+def test_v8_gradients():
+    w = torch.tensor(W, requires_grad=True)
+    [first] = torch.autograd.grad(quadratic(w, A1, C1), w)
+    V8.matches(first, V8.expected["gradient_train"])
+    moved = (w - V8.inputs["inner_rate"] * first).detach().requires_grad_()
+    V8.matches(moved, V8.expected["after_train"])
+    V8.matches(torch.autograd.grad(quadratic(moved, A2, C2), moved)[0], V8.expected["gradient_test"])
+
+
+@pytest.mark.parametrize("update", ["sequential", "fo_restore"])
+def test_v9_meta_update_with_alignment(update):
+    pairs = [[torch.tensor(v, dtype=torch.float64) for v in V9.inputs[name]] for name in ("train", "test")]
+    phi = torch.nn.Parameter(torch.tensor(V9.inputs["phi"], dtype=torch.float64))
 
     def task(x, y):
         return (phi * x - y).square().mean() / 2
 
     def second():
-        return task(x_te, y_te) + coral((1.0 * x_te)[:, None], (phi * x_te)[:, None])
+        x = pairs[1][0]
+        pull = coral((V9.inputs["phi_received"] * x)[:, None], (phi * x)[:, None])
+        return task(*pairs[1]) + V9.inputs["weight"] * pull
 
-    meta_step(torch.optim.SGD([phi], lr=0.05), lambda: task(x_tr, y_tr), second, update)
-    assert phi.item() == pytest.approx(expected, abs=1e-6)
+    V9.matches(torch.autograd.grad(task(*pairs[0]), phi)[0], V9.expected["gradient_train"])
+    optimizer = torch.optim.SGD([phi], lr=V9.inputs["rate"])
+    meta_step(optimizer, lambda: task(*pairs[0]), second, update)
+    V9.matches(phi, V9.expected[update])
 
 
-def test_coral_vectors():
-    assert float(coral(X, Y)) == pytest.approx(3.666667, abs=1e-6)
-    assert float(coral(X.numpy(), Y.numpy())) == pytest.approx(3.666667, abs=1e-6)
-    assert float(coral(X, Y, "deep")) == pytest.approx(0.444444, abs=1e-6)
+def test_v6_coral():
+    V6.matches(coral(X, Y), V6.expected["domainbed"])
+    V6.matches(coral(X.numpy(), Y.numpy()), V6.expected["domainbed"])
+    V6.matches(coral(X, Y, "deep"), V6.expected["deep"])
     assert float(coral(X, X)) == 0
     with pytest.raises(ValueError, match="at least two rows"):
         coral(X[:1], Y)
 
 
-MOVES = [[0.5, 0.2], [0.1, 0.6], [0.3, 0.3]]
+SHARES = V11.inputs["shares"]
+MOVES = np.subtract(V11.inputs["start"], V11.inputs["trained"])
+OPPOSED = np.array(V11.inputs["opposed_moves"])
 
 
-def test_grace_vectors():
-    weights = consistent_weights(MOVES, [0.5, 0.3, 0.2])
-    assert weights.tolist() == pytest.approx([0.490676, 0.272826, 0.236498], abs=1e-6)
-    local = np.array([[0.5, 0.8], [0.9, 0.4], [0.7, 0.7]])
-    assert (weights @ local).tolist() == pytest.approx([0.65643, 0.66722], abs=1e-6)
-    apart = consistent_weights([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.2]], [0.5, 0.3, 0.2])
-    assert apart.tolist() == pytest.approx([0.002537, 0.896956, 0.100507], abs=1e-6)
+def mean_cosines(moves):
+    """Of each move with the others."""
+    unit = moves / np.linalg.norm(moves, axis=1, keepdims=True)
+    return ((unit @ unit.T).sum(1) - 1) / (len(moves) - 1)
+
+
+def test_v11_weights_of_grace():
+    V11.matches(MOVES, V11.expected["moves"])
+    weights = consistent_weights(MOVES, SHARES)
+    V11.matches(weights, V11.expected["weights"])
+    V11.matches(weights @ np.array(V11.inputs["trained"]), V11.expected["params"])
+    V11.matches(consistent_weights(OPPOSED, SHARES), V11.expected["opposed_weights"])
+
+
+def test_v11_weights_are_shares_times_mean_cosines():
+    """Where a mean cosine is negative, all are shifted until the smallest is 0.001."""
+    shifted = np.array(V11.expected["opposed_shifted"])
+    V11.matches(mean_cosines(MOVES), V11.expected["cosines"])
+    V11.matches(mean_cosines(OPPOSED), V11.expected["opposed_cosines"])
+    V11.matches(mean_cosines(OPPOSED) - mean_cosines(OPPOSED).min() + 1e-3, shifted)
+    for moves, cosines in ((MOVES, np.array(V11.expected["cosines"])), (OPPOSED, shifted)):
+        raw = cosines * SHARES
+        V11.matches(consistent_weights(moves, SHARES), raw / raw.sum())
 
 
 def test_grace_identical_zero_and_lonely_moves():
-    assert consistent_weights([MOVES[0]] * 3, [0.5, 0.3, 0.2]).tolist() == pytest.approx([0.5, 0.3, 0.2])
+    assert consistent_weights([MOVES[0]] * 3, SHARES).tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert consistent_weights([MOVES[0]], [1.0]).tolist() == [1.0]
     assert consistent_weights([[0.0, 0.0]] * 2, [0.6, 0.4]).tolist() == [0.6, 0.4]
 
@@ -101,17 +132,28 @@ def test_ditto_global_copies_are_fedavg_and_its_pull_matters(short):
     assert [row["accuracy"] for row in read_rows(runs[0].path)] == personal
 
 
-def test_ditto_vector():
+def test_v7_one_step_of_ditto():
     """One step of the personal and of the global copy, with the gradients given."""
-    received = {"p": torch.tensor([0.2, 0.4])}
-    for start, slope, lam, expected in (
-        ([0.5, -1.0], [0.3, -0.6], 0.5, [0.455, -0.87]),
-        ([0.2, 0.4], [0.1, 0.2], 0.0, [0.19, 0.38]),
+    received = {"p": torch.tensor(V7.inputs["received"])}
+    for start, gradient, lam, expected in (
+        ("personal", "gradient_personal", V7.inputs["lam"], "personal"),
+        ("received", "gradient_received", 0.0, "trained"),
     ):
-        own = {"p": torch.nn.Parameter(torch.tensor(start))}
-        personal_loss((torch.tensor(slope) * own["p"]).sum(), own, received, lam).backward()
-        torch.optim.SGD(own.values(), lr=0.1).step()
-        assert own["p"].tolist() == pytest.approx(expected, abs=1e-6)
+        own = {"p": torch.nn.Parameter(torch.tensor(V7.inputs[start]))}
+        task = (torch.tensor(V7.inputs[gradient]) * own["p"]).sum()
+        personal_loss(task, own, received, lam).backward()
+        torch.optim.SGD(own.values(), lr=V7.inputs["rate"]).step()
+        V7.matches(own["p"], V7.expected[expected])
+
+
+def test_v7_one_step_of_fedprox():
+    """FedProx pulls the trained copy as Ditto pulls the personal one, if it starts there."""
+    start = torch.nn.Parameter(torch.tensor(V7.inputs["personal"]))
+    received = {"p": torch.tensor(V7.inputs["received"])}
+    task = (torch.tensor(V7.inputs["gradient_personal"]) * start).sum()
+    (task + V7.inputs["lam"] / 2 * sq_distance({"p": start}, received)).backward()
+    torch.optim.SGD([start], lr=V7.inputs["rate"]).step()
+    V7.matches(start, V7.expected["fedprox"])
 
 
 def test_second_order_and_restore_run_and_differ(short):

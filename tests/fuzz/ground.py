@@ -94,7 +94,7 @@ def stopping() -> Iterator[None]:
 def without_figures() -> Iterator[None]:
     """Draw nothing, which takes most of the time of a case that runs to its end."""
     with (
-        mock.patch("rayfed.report.figures.draw", return_value={}),
+        mock.patch("rayfed.report.figures.draw_figures", return_value={}),
         mock.patch.object(compose, "_compose", composed_once),
     ):
         yield

@@ -30,7 +30,7 @@ BAD = (
     "train.lr=-1",
     "tuning.sites=[attn.nothing]",
     "trackers=[nobody]",
-    "protocol=leave_one_out",
+    "protocol=leave_one_out; data.held_out=street",
 )
 TINY = ("algorithm=fedavg", "data.limit=24", "model.options={depth: 2}", "model.pretrained=false")
 TINY = (*TINY, "cluster=inline")
@@ -48,7 +48,9 @@ def test_a_refused_command_changes_nothing(around_it, inside, bad, overwrite, tm
     plant(around, {name: kind for name, kind in around_it.items() if not name.startswith("x")})
     plant(around / "x" / "output", inside)
     before = pictured(around.parent)
-    assert command(around / "x" / "output", cache, bad, f"overwrite={str(overwrite).lower()}") == 2
+    assert (
+        command(around / "x" / "output", cache, *bad.split("; "), f"overwrite={str(overwrite).lower()}") == 2
+    )
     assert pictured(around.parent) == before
 
 

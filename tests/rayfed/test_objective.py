@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import samples_of
 from rayfed.objective import OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
+from tests.vectors import vector
 
-ONE = torch.tensor([[[1, 0, 0, 0, 0, 0]]])
+V12 = vector("fedclip_fftgp", "V12")
+ONE = torch.tensor([[V12.inputs["truth"]]])
 
 
 def maps(n=3, size=8, classes=2):
@@ -28,10 +30,11 @@ def test_one_class_for_each_example_is_cross_entropy_and_accuracy(task):
 
 
 def test_dice_as_in_the_specification():
-    output = torch.tensor([[[0.0, 0, 1, 1, 1, 1]], [[1.0, 1, 0, 0, 0, 0]]])[None]
+    predicted = torch.tensor([V12.inputs["predicted"]]).float()
+    output = torch.stack([1 - predicted, predicted])[None]
     found = Segmentation().scores(output, ONE)
-    assert found["dice"] == pytest.approx(0.666664, abs=1e-6)
-    assert found["dice_mean2"] == pytest.approx(0.777776, abs=1e-6)
+    V12.matches(found["dice"], V12.expected["dice"])
+    V12.matches(found["dice_mean2"], V12.expected["dice_mean"])
 
 
 def test_dice_of_nothing_is_nothing():

@@ -7,9 +7,12 @@ from rayfed.federation.lora_mean import ROW_NORM, product_mean, refactor, stack
 from rayfed.federation.params import mean_by_name
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
+from tests.vectors import vector
 
-B = torch.tensor([[1.0, 0, 2], [0, 1, 1]], dtype=torch.float64)  # one column per client
-A = torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64)
+V7 = vector("fedra", "V7")
+B = torch.tensor(V7.inputs["B"], dtype=torch.float64)  # one column per client
+A = torch.tensor(V7.inputs["A"], dtype=torch.float64)
+WEIGHTS = V7.inputs["weights"]
 FACTORS = [(B[i, :, None], A[i, None]) for i in range(2)]
 NAMES = "blocks.0.attn.proj.lora_A", "blocks.0.attn.proj.lora_B"
 
@@ -25,57 +28,40 @@ def close(value, expected):
     assert np.asarray(value).ravel().tolist() == pytest.approx(np.ravel(expected).tolist(), abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("weights", "of_means", "mean", "gap", "singular", "error"),
-    [
-        (
-            [1, 1],
-            [[1, 0.25], [1, 0.25], [3, 0.75]],
-            [[0.5, 1], [1.5, -0.5], [2.5, 1.5]],
-            1.561249,
-            [3.240370, 1.322876],
-            1.322876,
-        ),
-        (
-            [0.25, 0.75],
-            [[0.625, -0.0625], [1.875, -0.1875], [3.125, -0.3125]],
-            [[0.25, 0.5], [2.25, -0.75], [2.75, 0.25]],
-            1.170937,
-            [3.570989, 0.900298],
-            0.900298,
-        ),
-    ],
-)
-def test_factors_against_products(weights, of_means, mean, gap, singular, error):
+@pytest.mark.parametrize("case", ["equal", "weights_25_75"])
+def test_v7_factors_against_products(case):
+    weights = WEIGHTS[case]
+    expected = V7.expected[case]
     averaged = mean_by_name(updates(), weights)
     product = averaged[NAMES[1]] @ averaged[NAMES[0]]
-    close(product, of_means)
+    V7.matches(product, expected["Bbar_Abar"])
     b, a = stack(FACTORS, weights)
-    close(b @ a, mean)
-    close(torch.linalg.norm(b @ a - product), gap)
-    close(torch.linalg.svdvals(b @ a), singular)
+    V7.matches(b @ a, expected["mean_BA"])
+    V7.matches(torch.linalg.norm(b @ a - product), expected["gap_fro"])
+    V7.matches(torch.linalg.svdvals(b @ a)[:2], expected["singular_values"])
     best = product_mean(updates(), weights, updates()[0].params)
-    close(torch.linalg.norm(best[NAMES[1]] @ best[NAMES[0]] - b @ a), error)
+    V7.matches(torch.linalg.norm(best[NAMES[1]] @ best[NAMES[0]] - b @ a), expected["svd_rank1_error_fro"])
     close(torch.linalg.norm(best[NAMES[0]], dim=1), [ROW_NORM])
 
 
-def test_the_best_product_of_rank_one():
-    best = product_mean(updates(), [1, 1], updates()[0].params)
-    close(best[NAMES[1]] @ best[NAMES[0]], [[0.8, 0.4], [1.0, 0.5], [2.6, 1.3]])
+def test_v7_the_best_product_of_rank_one():
+    best = product_mean(updates(), WEIGHTS["equal"], updates()[0].params)
+    V7.matches(best[NAMES[1]] @ best[NAMES[0]], V7.expected["equal"]["svd_rank1"])
 
 
-def test_stack():
-    b, a = stack(FACTORS, [0.25, 0.75])
-    close(b, [[1, 0], [0, 1], [2, 1]])
-    close(a, [[0.25, 0.5], [2.25, -0.75]])
+def test_v7_stack():
+    b, a = stack(FACTORS, WEIGHTS["weights_25_75"])
+    V7.matches(b, V7.expected["weights_25_75"]["stacked"]["B"])
+    V7.matches(a, V7.expected["weights_25_75"]["stacked"]["A"])
 
 
-def test_the_additivity_the_paper_claims_does_not_hold():
+def test_v7_the_additivity_the_paper_claims_does_not_hold():
+    expected = V7.expected["paper_identity_x_1_1"]
     x = torch.ones(2, 1, dtype=torch.float64)
     b = B.mean(0)[:, None]
     a = A.mean(0)[None]
-    close(sum(f @ (g @ x) for f, g in FACTORS), [3, 2, 8])
-    close(2 * b @ (a @ x), [2.5, 2.5, 7.5])
+    V7.matches(sum(f @ (g @ x) for f, g in FACTORS).flatten(), expected["B1A1x_plus_B2A2x"])
+    V7.matches((2 * b @ (a @ x)).flatten(), expected["two_Bbar_Abar_x"])
 
 
 def test_components_of_size_zero_keep_their_row_and_a_zero_column():

@@ -21,8 +21,9 @@ from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
 from rayfed.report.gap_figures import gap_variance, gap_variances
+from tests.vectors import vector
 
-V5 = ([0.4, 0.1, 0.05, 0.3], 0.655)
+V5 = vector("fedclip_fftgp", "V5")
 FEW = ("data.limit=60", "data.val=6", "rounds=2", "cluster=inline", "compare=[]", "model.options={depth: 2}")
 
 
@@ -37,7 +38,8 @@ def run(tmp_path_factory, cache):
 
 
 def test_variances_are_those_of_the_table(tmp_path):
-    gaps, expected = V5
+    gaps = V5.inputs["cases"]["plain"][1]
+    expected = V5.expected["variance"]
     rows = [
         {"round": r, "client": str(i), "model": name, "gap": gap * scale}
         for r in (2, 1)

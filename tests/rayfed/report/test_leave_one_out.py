@@ -5,8 +5,10 @@ import yaml
 
 import rayfed
 from rayfed.errors import ConfigError
+from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
-from rayfed.report.leave_one_out import check_unseen, selected
+from rayfed.report.leave_one_out import check_unseen, scores, selected
+from tests.vectors import vector
 
 FEW = ("protocol=leave_one_out", "rounds=2", "model.options={depth: 1}", "data.val=4")
 DOMAINS = "data.domains=[plain, street, fonts]"
@@ -104,3 +106,18 @@ def test_the_first_best_round_is_selected():
 def test_refusals(small, change, message):
     with pytest.raises(ConfigError, match=message):
         small(*FEW, DOMAINS, *change)
+
+
+def test_v12_comprehensive_accuracy(tmp_path):
+    """Three participating domains and the held-out one count the same."""
+    v12 = vector("fedclip_fftgp", "V12")
+    *participating, held_out = v12.inputs["comprehensive"]
+    kinds = [(kind, v) for v in participating for kind in ("report_domains", "report_clients")]
+    kinds.append(("report_held_out", held_out))
+    rows = [
+        {"round": 1, "exchange": kind, "model": "global", "client": f"d{i}", "metric": "accuracy", "value": v}
+        for i, (kind, v) in enumerate(kinds)
+    ]
+    write_parquet(tmp_path / "clients.parquet", rows)
+    _, means = scores(tmp_path, 1)
+    v12.matches(means["comprehensive"], v12.expected["comprehensive"])
