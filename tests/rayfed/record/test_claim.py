@@ -14,7 +14,8 @@ from rayfed.errors import ConfigError, StorageError
 from rayfed.record.claim import KEPT, claim, claim_again, look
 from rayfed.record.files import write_text
 from rayfed.record.lock import COMMAND, WRITER, is_locked, locked
-from rayfed.record.ownership import MARKER, NAMES, make_folder, names_of, remove
+from rayfed.record.marker import MARKER
+from rayfed.record.ownership import NAMES, make_folder, names_of, remove
 
 OURS = ("config.yaml", "result.json", "model/params.safetensors", "figures/a.png", "history/000001.json.gz")
 NAME = st.sampled_from(
