@@ -99,18 +99,18 @@ def diagnose(config: Config) -> Diagnosis:
         ClientError: The client failed.
     """
     from rayfed.doctor.measurement import measure
-    from rayfed.engine.preflight import fit
+    from rayfed.engine.preflight import plan_actors
     from rayfed.engine.setup import prepare
-    from rayfed.record.tracking import check
+    from rayfed.record.tracking import check_trackers
 
-    check(config.trackers)
+    check_trackers(config.trackers)
     setup = prepare(config)
     where, nodes = _nodes(config)
     problems: list[str] = []
     found: Plan | None = None
     if config.cluster.executor == "ray":
         try:
-            found = fit(config.cluster, setup.experiment, nodes)
+            found = plan_actors(config.cluster, setup.experiment, nodes)
         except ConfigError as err:
             problems.append(str(err))
     measured = measure(setup.experiment, setup.world, on_gpu=bool(found and found.gpus))
@@ -146,7 +146,7 @@ def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
     if cluster.executor == "inline":
         return "none: everything in one process (cluster=inline)", [own_node(None, None)]
     if is_our_own(cluster.address):
-        where = "one of our own on this machine (neither cluster.address nor RAY_ADDRESS is set)"
+        where = "started on this machine (neither cluster.address nor RAY_ADDRESS is set)"
         return where, [own_node(cluster.num_cpus, cluster.num_gpus)]
     with connection(cluster.address, timeout=cluster.connect_timeout):
         return f"joined: {address_of(cluster.address)}", node_resources()
@@ -156,7 +156,7 @@ def _memory_problems(
     config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
 ) -> list[str]:
     """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
-    from rayfed.engine.preflight import fit
+    from rayfed.engine.preflight import plan_actors
 
     asked = replace(
         config.cluster,
@@ -167,7 +167,7 @@ def _memory_problems(
     )
     problems = []
     try:
-        fit(asked, setup.experiment, nodes)
+        plan_actors(asked, setup.experiment, nodes)
     except ConfigError as err:
         problems.append(f"memory, as measured: {err}")
     store = min(
@@ -209,7 +209,7 @@ def _estimate(setup: Setup, measured: Measurement, lanes: float) -> Estimate:
     domains = len({info.domain for info in experiment.clients.values()})
     cohort = domains if experiment.sampling == "one_per_domain" else experiment.clients_per_round
     drawn = min(1.0, cohort / len(work))
-    # In units of the measured visit; a round is not shorter than its longest client.
+    # In units of the measured call; a round takes at least as long as its slowest client.
     units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference
     splits = setup.world.splits
     images = sum(len(splits[s.id]["test"]) for s in experiment.sets)

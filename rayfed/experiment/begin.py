@@ -1,4 +1,4 @@
-"""Writes into the folder of a run what will be run, before its first round."""
+"""Writes config, versions and partition into a run folder before the first round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from rayfed.objective import objective
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
 from rayfed.record.files import write_table
-from rayfed.record.folder import begun_with, describe_run, rounds_on_disk
+from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
-    """Write what will be run, and show who has what.
+    """Write config.yaml, environment.json and partition.parquet, and show the partition.
+
+    Args:
+        config: The config of the run.
+        setup: The experiment, prepared from it.
+        claim: The right to write into the folder.
+        tell: Called with each text for the user.
+        resume: The folder holds a run that is continued; check that its inputs are the same.
 
     Raises:
-        ConfigError: The run that is continued had other data or another config, or lost its checkpoints.
+        ConfigError: The run that is continued had other data or another config, or its checkpoints are
+            missing.
     """
-    partition, dataset, path = setup.partition, setup.dataset, claim.path
+    partition = setup.partition
+    dataset = setup.dataset
+    path = claim.path
     basis = basis_of(config, setup)
     facts = {
         **basis.data,
@@ -33,8 +43,8 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "threads": config.cluster.threads,
     }
     if resume:
-        begun_with(path, facts)
-        Checkpoints(path, basis=basis).check(rounds_on_disk(path))
+        check_same_inputs(path, facts)
+        Checkpoints(path, basis=basis).check_continuable(rounds_on_disk(path))
         claim.take_over()
     describe_run(path, to_dict(config), facts)
     write_table(path / "partition.parquet", with_digests(partition, dataset))

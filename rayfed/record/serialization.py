@@ -1,6 +1,7 @@
-"""Nested values of tensors, numbers and strings as one safetensors file, and back. No code is run by reading.
+"""Writes nested values of tensors, numbers and strings into one safetensors file, and reads them back.
 
-The tensors are the file's tensors; the containers are JSON in its metadata, which refers to tensors by name.
+Containers are stored as JSON in the metadata of the file, which refers to its tensors by name. Reading a
+file runs no code of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfed.documents import checked_depth, parse_json
+
 TREE = "tree"
 
 
@@ -21,16 +24,17 @@ def to_bytes(value: Any, where: str) -> bytes:
 
     Args:
         value: Tensors, numbers, strings, booleans, None, and dicts, lists and tuples of these.
-        where: What the value is, for the error.
+        where: Description of the value, for errors.
 
     Raises:
-        TypeError: Something else is in it; says where.
+        TypeError: It holds something else; the message says where.
+        DocumentError: Its containers are nested too deeply.
     """
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     tree = _flatten(value, where, tensors)
-    return save(_alone(tensors), metadata={TREE: json.dumps(tree)})
+    return save(_contiguous_copies(tensors), metadata={TREE: json.dumps(checked_depth(tree))})
 
 
 def from_file(path: Path) -> Any:
@@ -43,14 +47,14 @@ def from_file(path: Path) -> Any:
 
     try:
         with safe_open(path, framework="pt") as file:
-            tree = json.loads((file.metadata() or {})[TREE])
+            tree = parse_json((file.metadata() or {})[TREE])
             return _restore(tree, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError) as err:
         raise ValueError(f"{path.name} is not a saved state: {err}") from err
 
 
 def _flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON of a value: plain where JSON has the type, `{kind: content}` where it has not."""
+    """A value as JSON: types that JSON lacks become `{kind: content}`; tensors are added to `tensors`."""
     kind = type(value)
     if isinstance(value, Tensor):
         name = where if where not in tensors else f"{where}#{len(tensors)}"
@@ -87,8 +91,8 @@ def _restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: _restore(item, tensors) for key, item in content}
 
 
-def _alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each with memory of its own, as the format wants them."""
+def _contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU copies that share no storage, as safetensors requires."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():
