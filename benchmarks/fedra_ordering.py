@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import make_cohort, run
+from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.simulate import simulate
@@ -56,7 +56,7 @@ def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tup
     setup = prepare(load_config([*overrides, "cluster=inline", "evaluation.every=5", *more]))
     executor = InlineExecutor(setup.world, setup.weights)
     points = {}
-    for done in run(setup.experiment, executor, setup.start):
+    for done in run_rounds(setup.experiment, executor, setup.start):
         number = done.row["round"]
         if "accuracy" in done.row:
             cohort = replace(make_cohort(setup.experiment, executor, number), ledger=Ledger())

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run
+from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
@@ -38,7 +38,7 @@ class Forgetful(InlineExecutor):
 
 def timed(setup: Setup, executor: InlineExecutor) -> tuple[list[float], str, dict[str, torch.Tensor]]:
     """Seconds of training in each round, and the final tensors."""
-    rounds = list(run(setup.experiment, executor, setup.start))
+    rounds = list(run_rounds(setup.experiment, executor, setup.start))
     params = rounds[-1].state.params
     return [r.row["seconds_training"] for r in rounds], digest(params), params
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tune
-import tune.conduct
+import tune.engine
 import tune.tuner
 from rayfed.terminal.console import say
 from tune.folder import trial_folder
@@ -46,7 +46,7 @@ def waits(path: Path, overrides: list[str]) -> list[float]:
         return run_trials(tuner)
 
     tune.tuner.Progress = Clock
-    tune.conduct.run_trials = timed
+    tune.engine.run_trials = timed
     options = {"trials": TRIALS, "max_concurrent": 1, "objective": "accuracy", "output": str(path)}
     tune.search(overrides, SPACE, **options)
     waited = []

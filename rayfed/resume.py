@@ -1,4 +1,4 @@
-"""python -m rayfed.resume: go on with a run that was killed, or make a finished one longer."""
+"""The command python -m rayfed.resume: continues an interrupted run, or adds rounds to a finished one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 USAGE = """\
 python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json] [--debug]
 
-Goes on from the last checkpoint of the run in DIR, to the same tensors and tables as if nothing had happened.
-Overrides may change where it runs and how it is kept, for example
+Continues the run in DIR after its last checkpoint. Tensors and tables become the same as those of a run that
+was never interrupted. Overrides may change where clients run and what is saved, for example
   python -m rayfed.resume runs/mine rounds=+20 cluster.actors=4
 """
 
 
 def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config with which a run goes on.
+    """The config with which a run is continued.
 
     Args:
         path: Folder of the run.
-        overrides: `key=value`; `rounds=+N` adds rounds.
+        overrides: `key=value`; `rounds=+N` adds N rounds.
 
     Raises:
-        ConfigError: There is no run, or a key would change its result; names the key.
+        ConfigError: The folder holds no run, or an override would change its result; the message names the
+            key.
     """
     from rayfed.config.schema import load_run, to_dict
 
@@ -67,16 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("rayfed.resume", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
-    parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
+    parser.add_argument("--quiet", action="store_true", help="show errors only")
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON object per round to standard output"
+    )
     args = parser.parse_args(argv)
 
     def work() -> None:
-        from rayfed.experiment.simulate import execute
+        from rayfed.experiment.simulate import simulate
         from rayfed.record.claim import claim_again
 
         with claim_again(args.run) as claim:
-            execute(continued(args.run, args.overrides), args.quiet, as_json=args.json, claim=claim)
+            config = continued(args.run, args.overrides)
+            simulate(config, args.quiet, as_json=args.json, claim=claim)
 
     return guarded(work, args.debug, "finished rounds are kept")
 

@@ -1,4 +1,4 @@
-"""python -m rayfed.run: one experiment, from overrides to a table."""
+"""The command python -m rayfed.run: runs one experiment and shows its table of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ python -m rayfed.run --list [--json]
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
   python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
 
-python -m rayfed.doctor takes the same and says, without running it, whether it fits and how long it may take.
+python -m rayfed.doctor takes the same overrides and says, without running the experiment, whether it fits on
+this machine and how long it may take.
 """
 
 
@@ -29,18 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved config as YAML and run nothing"
     )
-    parser.add_argument("--quiet", action="store_true", help="show nothing but errors")
-    parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
-    parser.add_argument("--list", action="store_true", help="show everything that can be chosen")
+    parser.add_argument("--quiet", action="store_true", help="show errors only")
+    parser.add_argument(
+        "--json", action="store_true", help="write one JSON object per round to standard output"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list every method, tuning, model, data set and experiment"
+    )
     args = parser.parse_args(argv)
     return guarded(lambda: work(args), args.debug, "finished rounds are kept")
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what was asked.
+    """Run the experiment of the overrides, print its config, or list what can be chosen.
 
     Raises:
-        ConfigError: Bad input.
+        ConfigError: The input is wrong.
         RayFedError: The run failed.
     """
     if args.list:
@@ -54,9 +59,9 @@ def work(args: argparse.Namespace) -> None:
     if args.print_config:
         say(to_yaml(config).rstrip("\n"))
         return
-    from rayfed.experiment.simulate import execute
+    from rayfed.experiment.simulate import simulate
 
-    execute(config, args.quiet, as_json=args.json)
+    simulate(config, args.quiet, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ __all__ = ["resume", "search"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # imported on first use, because importing Ray and torch takes seconds
-        from tune import conduct
+        from tune import engine
 
-        return getattr(conduct, name)
+        return getattr(engine, name)
     raise AttributeError(f"module 'tune' has no attribute {name!r}")

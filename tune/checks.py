@@ -100,7 +100,7 @@ def _check_loggers(sweep: Sweep, config: Config) -> None:
         raise ConfigError(
             f"trackers: {', '.join(config.trackers)} is for single runs; a sweep has loggers=[mlflow]"
         )
-    tracking.check([name for name in sweep.loggers if name == "mlflow"], "loggers")
+    tracking.check_trackers([name for name in sweep.loggers if name == "mlflow"], "loggers")
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config.schema import Config
-from rayfed.engine.recorded import Keeping, Watch, conduct
+from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.experiment.begin import begin
 from rayfed.federation.executor import Executor
@@ -52,7 +52,7 @@ def rows_of(
         saved = checkpoints.load(setup.start, history.complete) if before else None
         if saved is not None:
             yield from history.cut(saved.state.round + 1)
-        for row in conduct(setup.experiment, executor, setup.start, keeping, watch):
+        for row in record_rounds(setup.experiment, executor, setup.start, keeping, watch):
             yield {key: value for key, value in row.items() if key not in (SLOWEST, SLOWEST_SECONDS)}
 
 

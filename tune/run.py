@@ -47,7 +47,7 @@ def work(args: argparse.Namespace) -> None:
     if args.list:
         say("\n".join(sweep_names()))
         return
-    from tune import checks, conduct, results
+    from tune import checks, engine, results
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
@@ -60,7 +60,7 @@ def work(args: argparse.Namespace) -> None:
     advice = f"continue with: python -m tune.run resume={found.path}"
     note_advice(advice)
     try:
-        _, outcomes = conduct.run(found, args.quiet or args.json, bool(again))
+        _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt as err:
         err.add_note(advice)
         raise

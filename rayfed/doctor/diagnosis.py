@@ -99,18 +99,18 @@ def diagnose(config: Config) -> Diagnosis:
         ClientError: The client failed.
     """
     from rayfed.doctor.measurement import measure
-    from rayfed.engine.preflight import fit
+    from rayfed.engine.preflight import plan_actors
     from rayfed.engine.setup import prepare
-    from rayfed.record.tracking import check
+    from rayfed.record.tracking import check_trackers
 
-    check(config.trackers)
+    check_trackers(config.trackers)
     setup = prepare(config)
     where, nodes = _nodes(config)
     problems: list[str] = []
     found: Plan | None = None
     if config.cluster.executor == "ray":
         try:
-            found = fit(config.cluster, setup.experiment, nodes)
+            found = plan_actors(config.cluster, setup.experiment, nodes)
         except ConfigError as err:
             problems.append(str(err))
     measured = measure(setup.experiment, setup.world, on_gpu=bool(found and found.gpus))
@@ -156,7 +156,7 @@ def _memory_problems(
     config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
 ) -> list[str]:
     """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
-    from rayfed.engine.preflight import fit
+    from rayfed.engine.preflight import plan_actors
 
     asked = replace(
         config.cluster,
@@ -167,7 +167,7 @@ def _memory_problems(
     )
     problems = []
     try:
-        fit(asked, setup.experiment, nodes)
+        plan_actors(asked, setup.experiment, nodes)
     except ConfigError as err:
         problems.append(f"memory, as measured: {err}")
     store = min(

@@ -1,29 +1,30 @@
-"""Starts a prepared experiment: in this process, or in a driver actor with a pool of client actors."""
+"""Starts a prepared experiment in this process, or in a driver actor with a pool of client actors."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config.schema import Config
 from rayfed.engine.loop import Experiment
-from rayfed.engine.preflight import fit
-from rayfed.engine.recorded import Keeping, Watch, conduct
+from rayfed.engine.preflight import plan_actors
+from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.lane import namespace
 from rayfed.executors.worker import World
 
 if TYPE_CHECKING:
     from rayfed.executors.local_ray import Health
 
 Row = dict[str, Any]
-STOP_PATIENCE = 15.0  # seconds the driver has for ending the exchange under way and for saving
+STOP_PATIENCE = 15.0  # seconds in which the driver must end the running exchange and save a checkpoint
 
 
 def launch(
@@ -34,15 +35,18 @@ def launch(
     resume: bool = False,
     claim: str = "",
 ) -> Iterator[Row]:
-    """Conduct an experiment where the config says; yields a row per round, then the digest.
+    """Run and record an experiment in this process or on Ray, as the config says.
 
     Args:
         setup: The experiment, prepared from `config`.
-        config: What to run where.
+        config: The config of the run.
         path: Folder of the run.
-        notify: Told what is being started.
-        resume: Go on after the last checkpoint in the folder, if there is one.
-        claim: Of the command, in the marker of the folder.
+        notify: Called with a sentence about each thing that is started.
+        resume: Continue after the last checkpoint in the folder, if there is one.
+        claim: Token of the command that owns the folder, as it is in the folder's marker.
+
+    Yields:
+        One row per round, then a row with the digest of the final tensors.
 
     Raises:
         ConfigError: The cluster does not answer or cannot hold the actors.
@@ -52,51 +56,72 @@ def launch(
     keeping = Keeping.of(setup, config, path, resume, claim)
     if config.cluster.executor == "inline":
         executor = InlineExecutor(setup.world, setup.weights, config.failures)
-        yield from conduct(setup.experiment, executor, setup.start, keeping)
-        return
-    yield from _launch_on_ray(setup, config, keeping, notify)
+        yield from record_rounds(setup.experiment, executor, setup.start, keeping)
+    else:
+        yield from _launch_on_ray(setup, config, keeping, notify)
 
 
 def _launch_on_ray(
     setup: Setup, config: Config, keeping: Keeping, notify: Callable[[str], None]
 ) -> Iterator[Row]:
+    import ray
+
     from rayfed.executors.cluster import node_resources, reserved
     from rayfed.executors.connection import connection
+    from rayfed.executors.metrics import labels_of
+    from rayfed.executors.wire import pack
 
     cluster = config.cluster
     with connection(
         cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout
     ) as link:
-        found = fit(cluster, setup.experiment, node_resources())
-        share = f" and {found.gpus:.3g} GPU" if found.gpus else ""
-        notify(f"{found.actors} client actors with {found.cpus:.3g} CPU{share} each")
+        plan = plan_actors(cluster, setup.experiment, node_resources())
+        share = f" and {plan.gpus:.3g} GPU" if plan.gpus else ""
+        notify(f"{plan.actors} client actors with {plan.cpus:.3g} CPU{share} each")
         if link.url:
             notify(f"Ray dashboard: http://{link.url}")
-        with reserved(found, cluster.connect_timeout, link.health) as options:
-            yield from _drive(setup, config, keeping, options, notify, link.health)
+        name = keeping.path.name
+        space = namespace()
+        metrics = labels_of(name, config.algorithm) if cluster.metrics else None
+        with (
+            reserved(plan, cluster.connect_timeout, link.health) as options,
+            _driver(setup, name, space, link.health) as driver,
+        ):
+            actors = _named_actors(config, setup, f"rayfed:clients:{name}", space, options)
+            started = driver.start.remote(actors, config.failures, metrics)
+            link.health.wait(started)
+            notify(f"actors ready after {ray.get(started):.1f} s")
+            rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
+            while True:
+                link.health.wait(rows)
+                row = next(rows, None)
+                if row is None:
+                    return
+                yield ray.get(row)
 
 
-def _drive(
-    setup: Setup,
-    config: Config,
-    keeping: Keeping,
-    options: list[dict[str, Any]],
-    notify: Callable[[str], None],
-    health: Health,
-) -> Iterator[Row]:
-    """Start the driver actor on reserved resources and pass on what it reports."""
-    import ray
-
-    from rayfed.executors.lane import namespace
-
-    name, space = keeping.path.name, namespace()
-    driver = _start_driver(setup, name, space)
+def _named_actors(
+    config: Config, setup: Setup, prefix: str, space: str, options: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Ray options of every client actor, by its name in the Ray namespace `space`."""
     per_client = config.cluster.actors == "per_client"
     lanes = list(setup.experiment.clients) if per_client else [f"{i:02d}" for i in range(len(options))]
-    names = [f"rayfed:clients:{name}:{lane}" for lane in lanes]
-    options = [{**own, "namespace": space} for own in options]
+    return {f"{prefix}:{lane}": {**own, "namespace": space} for lane, own in zip(lanes, options, strict=True)}
+
+
+@contextmanager
+def _driver(setup: Setup, name: str, space: str, health: Health) -> Iterator[Any]:
+    """A driver actor, which is ended after the block; errors of Ray in the block become errors of RayFed.
+
+    Raises:
+        RayFedError: What the driver raised.
+        ClusterError: The driver was lost, or Ray failed in it.
+    """
+    import ray
+
+    driver = _start_driver(setup, name, space)
     try:
-        yield from _reports(driver, names, options, (setup, config, keeping), notify, health)
+        yield driver
     except ray.exceptions.RayTaskError as err:
         if isinstance(err.cause, RayFedError):
             raise err.cause from err
@@ -108,13 +133,13 @@ def _drive(
         lost = f"the driver actor was lost: {err}".splitlines()[0]
         raise ClusterError(health.reason(lost)) from err
     except (KeyboardInterrupt, GeneratorExit):
-        # It ends the exchange under way and saves the last finished round.
+        # The driver ends the running exchange and saves the last finished round.
         with suppress(ray.exceptions.RayError, ClusterError):
             health.wait(driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
         raise
     finally:
         if not health.lost:
-            # Client actors belong to the driver and end with it.
+            # The driver owns the client actors, so they end with it.
             ray.kill(driver)
 
 
@@ -122,7 +147,7 @@ def _start_driver(setup: Setup, name: str, space: str) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # The driver writes the run folder, so it lives on the node of whoever started it.
+    # The driver writes the run folder, so it runs on the node on which the command was started.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     weights = [ray.put(dict(setup.weights))]
     return (
@@ -139,39 +164,14 @@ def _start_driver(setup: Setup, name: str, space: str) -> Any:
     )
 
 
-def _reports(
-    driver: Any,
-    names: list[str],
-    options: list[dict[str, Any]],
-    what: tuple[Setup, Config, Keeping],
-    notify: Callable[[str], None],
-    health: Health,
-) -> Iterator[Row]:
-    """Rows of the rounds, as the driver actor finishes them."""
-    import ray
-
-    from rayfed.executors.metrics import labels_of
-    from rayfed.executors.wire import pack
-
-    setup, config, keeping = what
-    metrics = labels_of(keeping.path.name, config.algorithm) if config.cluster.metrics else None
-    started = driver.start.remote(names, options, config.failures, metrics)
-    health.wait(started)
-    notify(f"actors ready after {ray.get(started):.1f} s")
-    rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
-    while True:
-        health.wait(rows)
-        row = next(rows, None)
-        if row is None:
-            return
-        yield ray.get(row)
-
-
 class DriverActor:
-    """The server of the federation as a Ray actor; it owns the client actors, which end when it ends."""
+    """The driver as a Ray actor: it runs the round loop and owns the client actors, which end with it."""
 
     def __init__(self, name: str, experiment: Experiment, world: World, weights: list[Any]) -> None:
-        self._name, self._experiment, self._world, self._weights = name, experiment, world, weights
+        self._name = name
+        self._experiment = experiment
+        self._world = world
+        self._weights = weights
         self._ended = threading.Event()
         self._watch: Watch | None = None
 
@@ -180,12 +180,20 @@ class DriverActor:
 
     def start(
         self,
-        names: list[str],
-        options: list[dict[str, Any]],
+        actors: Mapping[str, dict[str, Any]],
         policy: Policy,
         labels: Mapping[str, str] | None,
     ) -> float:
-        """Start the client actors; returns the seconds until every one has its model."""
+        """Start the client actors, and wait until every one has its model.
+
+        Args:
+            actors: Ray options of each client actor, by its name.
+            policy: What is done when a client or an actor fails.
+            labels: Labels of the metrics for Prometheus; None: no metrics.
+
+        Returns:
+            Seconds that this took.
+        """
         import torch
 
         from rayfed.executors.actors import RayExecutor
@@ -193,23 +201,26 @@ class DriverActor:
 
         torch.set_num_threads(self._world.threads)
         began = time.perf_counter()
-        self._executor = RayExecutor(self._world, self._weights[0], names, options, policy, labels)
+        self._executor = RayExecutor(
+            self._world, self._weights[0], list(actors), list(actors.values()), policy, labels
+        )
         self._watch = Metrics(labels) if labels else None
         self._executor.wait_until_up()
         return time.perf_counter() - began
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
+        """Run and record all rounds; yields a row per round, then the digest of the final tensors."""
         from rayfed.executors.wire import unpack
 
         params = {name: value.clone() for name, value in unpack(start).items()}
         try:
-            yield from conduct(self._experiment, self._executor, params, keeping, self._watch)
+            yield from record_rounds(self._experiment, self._executor, params, keeping, self._watch)
         except StoppedError:
             return
         finally:
             self._ended.set()
 
     def stop(self, patience: float) -> bool:
-        """Ask the rounds to end; whether they did within so many seconds."""
+        """End the rounds early; returns whether they ended within `patience` seconds."""
         self._executor.stop()
         return self._ended.wait(patience)

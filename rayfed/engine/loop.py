@@ -62,7 +62,7 @@ class Experiment:
     faults: Faults | None = None
 
 
-def run(
+def run_rounds(
     experiment: Experiment,
     executor: Executor,
     start: Params,

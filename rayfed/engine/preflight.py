@@ -1,4 +1,4 @@
-"""What is checked after the input and before anything starts: room for the actors, room for the files."""
+"""Checks, before anything starts, that the actors fit on the cluster and the files fit on the disk."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 GB = 1e9
 
 
-def check(cluster: ClusterConfig, setup: Setup, path: Path, checkpoints: int = 0) -> None:
-    """Refuse an experiment that cannot fit, before any actor starts; costs next to nothing.
+def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoints: int = 0) -> None:
+    """Refuse an experiment that cannot fit, before any actor starts.
 
-    Actors are checked against a cluster of our own before it is started. One that is joined is asked by
-    `rayfed.engine.launch` instead, which has to connect to it anyway, before it starts an actor there.
+    If the run starts Ray itself, the actors are compared with the resources of this machine. If it joins a
+    cluster, `rayfed.engine.launch` makes this comparison once it is connected, before it starts an actor.
 
     Args:
-        cluster: Where clients shall run.
+        cluster: The section `cluster` of the config.
         setup: The checked experiment.
         path: Folder of the run.
-        checkpoints: Checkpoints that lie there at the same time, the one being written included.
+        checkpoints: Largest number of checkpoints in the folder at the same time, including the one that is
+            being written.
 
     Raises:
         ResourceError: The machine cannot hold the actors; says what would fit.
@@ -40,15 +41,20 @@ def check(cluster: ClusterConfig, setup: Setup, path: Path, checkpoints: int = 0
         from rayfed.executors.connection import is_our_own
 
         if is_our_own(cluster.address):
-            fit(cluster, setup.experiment, [own_node(cluster.num_cpus, cluster.num_gpus)])
+            plan_actors(cluster, setup.experiment, [own_node(cluster.num_cpus, cluster.num_gpus)])
     check_disk(path, (1 + checkpoints) * num_bytes(setup.start))
 
 
-def fit(cluster: ClusterConfig, experiment: Experiment, nodes: Sequence[Mapping[str, float]]) -> Plan:
-    """The actors that will be started on these nodes.
+def plan_actors(cluster: ClusterConfig, experiment: Experiment, nodes: Sequence[Mapping[str, float]]) -> Plan:
+    """Number and resources of the client actors that will be started on these nodes.
+
+    Args:
+        cluster: The section `cluster` of the config.
+        experiment: The experiment, for its numbers of clients.
+        nodes: Resources of every node: CPU, GPU, memory (bytes).
 
     Raises:
-        ResourceError: They do not fit; says what would.
+        ResourceError: They do not fit; the message says what would.
     """
     from rayfed.executors.cluster import Wish, plan
 
@@ -62,7 +68,7 @@ def fit(cluster: ClusterConfig, experiment: Experiment, nodes: Sequence[Mapping[
 
 
 def check_disk(path: Path, num_bytes: float) -> None:
-    """Raise ConfigError unless the disk of `path`, which need not exist yet, has this much room."""
+    """Raise ConfigError unless the disk of `path`, which need not exist yet, has `num_bytes` bytes free."""
     if (free := free_disk(path)) < num_bytes:
         raise ConfigError(
             f"output: the disk of {str(path)!r} has {free / GB:.2f} GB free, the run needs "
@@ -71,6 +77,6 @@ def check_disk(path: Path, num_bytes: float) -> None:
 
 
 def free_disk(path: Path) -> int:
-    """Bytes free where a folder is or would be."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     return shutil.disk_usage(there).free

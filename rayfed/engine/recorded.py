@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import without_nonfinite
-from rayfed.engine.loop import Experiment, is_due, run
+from rayfed.engine.loop import Experiment, is_due, run_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation
@@ -102,7 +102,7 @@ class Watch(Protocol):
     ) -> None: ...
 
 
-def conduct(
+def record_rounds(
     experiment: Experiment,
     executor: Executor,
     start: Params,
@@ -167,7 +167,7 @@ def _rounds(
     visits: list[Visit] = []
     executor.on_visit = visits.append
     try:
-        for done in run(experiment, executor, start, state, personal):
+        for done in run_rounds(experiment, executor, start, state, personal):
             found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
             seen = slowest(visits)
             params = done.state.params

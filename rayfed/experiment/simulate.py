@@ -30,8 +30,8 @@ class Result:
     """A finished run, read from its folder.
 
     Attributes:
-        path: The folder.
-        sha256: Digest of the final tensors.
+        path: Folder of the run.
+        sha256: SHA-256 digest of the final tensors.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round: the lines of result.json."""
+        """One row per round: the lines of result.json."""
         import pandas as pd
 
         from rayfed.record.readers import read_rows
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The last round that was evaluated."""
+        """The row of the last round in which models were scored."""
         from rayfed.record.readers import read_rows
         from rayfed.report.table import last_evaluated
 
@@ -62,65 +62,55 @@ class Result:
         return read_tensors(self.path / "model" / "params.safetensors")
 
 
-def simulate(config: Sequence[str] | Config = (), quiet: bool = True) -> Result:
-    """Run one experiment.
+def simulate(
+    config: Sequence[str] | Config = (),
+    quiet: bool = True,
+    *,
+    as_json: bool = False,
+    claim: Claim | None = None,
+    part_of: Path | None = None,
+) -> Result:
+    """Run one experiment, and write its tables, figures and report.
 
     Args:
-        config: Overrides as on the command line, or a checked config.
+        config: Overrides as on the command line, or a checked config. With `claim`, `output` is the folder of
+            the run that is continued.
         quiet: Show nothing.
+        as_json: Write one JSON object per round to standard output, and everything else to standard error.
+        claim: The right to write into the folder of an earlier run, which is continued after its last
+            checkpoint; for a finished one only tables and report are written again. None: start a new run.
+        part_of: Folder of the run that this one is a part of, for the runs of `compare` and of
+            protocol=leave_one_out.
 
     Returns:
         The finished run.
 
     Raises:
-        ConfigError: Something in the input is wrong; found before any actor starts.
+        ConfigError: Something in the input is wrong, or the folder holds files of others; found before any
+            actor starts.
         ClientError: A client failed.
     """
-    from rayfed.config.schema import Config, load_config
-
-    checked = config if isinstance(config, Config) else load_config(config)
-    return execute(checked, quiet)
-
-
-def execute(
-    config: Config,
-    quiet: bool = False,
-    as_json: bool = False,
-    claim: Claim | None = None,
-    part_of: Path | None = None,
-) -> Result:
-    """Prepare, run and report one checked config.
-
-    Args:
-        config: The experiment; with `claim`, `output` is a folder that holds it already.
-        quiet: Show nothing.
-        as_json: Write one JSON object a round to standard output, and all else to standard error.
-        claim: Of the folder of a run, which goes on from its last checkpoint; a finished one is only reported
-            again. None: a new run begins.
-        part_of: Folder of the run that this one is a part of.
-
-    Raises:
-        ConfigError: Something in the input is wrong, or the folder is not ours to write to.
-    """
     from rayfed.config.place import check_own_folder
+    from rayfed.config.schema import Config, load_config
     from rayfed.record import claim as folders
-    from rayfed.record.tracking import check
+    from rayfed.record.tracking import check_trackers
 
-    check(config.trackers)
+    config = config if isinstance(config, Config) else load_config(config)
+    check_trackers(config.trackers)
     show = Show(quiet, as_json)
     if claim is not None:
-        return _work(config, claim, _plan(config, claim.path), show, resume=True)
+        return _run(config, claim, _plan(config, claim.path), show, resume=True)
     path = Path(config.output) if config.output else _new_folder(config)
     check_own_folder(path)
     seen = folders.look(path, config.overwrite)
     plan = _plan(config, path)
     with folders.claim(path, seen, config.overwrite, part_of) as own:
-        return _work(config, own, plan, show, resume=False)
+        return _run(config, own, plan, show, resume=False)
 
 
 @dataclass(frozen=True)
 class Show:
-    """What the user sees: nothing, text, or JSON objects."""
+    """How much is shown: nothing (`quiet`), text, or JSON objects."""
 
     quiet: bool
     as_json: bool
@@ -135,8 +125,8 @@ class Plan:
     """A checked experiment.
 
     Attributes:
-        setup: It prepared; None for protocol=leave_one_out, which is nothing but its folds.
-        others: The folds, or the runs that it is compared with, by name.
+        setup: The prepared experiment; None for protocol=leave_one_out, which consists of its folds only.
+        others: Configs of the folds, or of the algorithms that it is compared with, by name.
     """
 
     setup: Setup | None
@@ -144,13 +134,13 @@ class Plan:
 
 
 def _plan(config: Config, path: Path) -> Plan:
-    """Prepare an experiment, and once all that belong to it to be sure of them; `path` is not touched.
+    """Prepare an experiment, and check all others that it runs; nothing is written to `path`.
 
     Raises:
-        ConfigError: One of them cannot be run.
+        ConfigError: One of the experiments cannot be run.
     """
     from rayfed.config.variants import comparisons, folds
-    from rayfed.engine import preflight
+    from rayfed.engine.preflight import check_resources
     from rayfed.engine.setup import prepare
 
     if config.protocol == "leave_one_out":
@@ -162,62 +152,64 @@ def _plan(config: Config, path: Path) -> Plan:
     for other in others.values():
         prepare(other)
     setup = prepare(config)
-    preflight.check(config.cluster, setup, path, config.checkpoint.keep + 1)
+    check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
     return Plan(setup, others)
 
 
-def _work(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> Result:
-    """Run what was checked, in a folder that is ours."""
+def _run(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> Result:
+    """Run a checked experiment in a folder that this process may write to."""
     from rayfed.experiment.begin import begin
     from rayfed.record.folder import finished
 
     if plan.setup is None:
-        return _each_domain_out(config, claim, plan.others, show, resume)
-    path, began = claim.path, time.perf_counter()
+        return _leave_one_out(config, claim, plan.others, show, resume)
+    path = claim.path
+    began = time.perf_counter()
     digest = finished(path, config.rounds) if resume else ""
     if digest:
         claim.take_over()
     else:
         begin(config, plan.setup, claim, show.tell, resume)
-        digest = _conduct(config, plan.setup, claim, show, resume)
+        digest = _launch(config, plan.setup, claim, show, resume)
     _save_adapters(config, plan.setup, Result(path, digest))
     for name, other in plan.others.items():
         show.tell(f"\ncompare={name}")
-        _part(other, path, show, resume)
+        _run_part(other, path, show, resume)
     _report(path, show.tell, tuple(plan.others))
     show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
 
-def _part(config: Config, whole: Path, show: Show, resume: bool) -> Result:
-    """Run an experiment that belongs to another one, or go on with it."""
+def _run_part(config: Config, whole: Path, show: Show, resume: bool) -> Result:
+    """Run an experiment that is part of the run in the folder `whole`, or continue it."""
     from rayfed.record.claim import claim_again
 
     path = Path(str(config.output))
     if resume and (path / "config.yaml").exists():
         with claim_again(path) as own:
-            return execute(config, show.quiet, show.as_json, claim=own)
-    return execute(config, show.quiet, show.as_json, part_of=whole)
+            return simulate(config, show.quiet, as_json=show.as_json, claim=own)
+    return simulate(config, show.quiet, as_json=show.as_json, part_of=whole)
 
 
 def _save_adapters(config: Config, setup: Setup, result: Result) -> None:
-    """Write the adapters beside the tensors as other libraries read them, where the tuning can do so."""
+    """Also write the adapters in the format of other libraries, if the tuning scheme has a method `save`."""
     from rayfed.record.files import write_bytes
 
     save = getattr(setup.world.tuning, "save", None)
     if save is None:
         return
-    with tempfile.TemporaryDirectory() as folder:  # a library writes them, which does not know what is ours
+    with tempfile.TemporaryDirectory() as folder:  # the library does not list its files as those of the run
         save(result.params, config.model.name, Path(folder))
         for file in sorted(Path(folder).iterdir()):
             write_bytes(result.path / "model" / file.name, file.read_bytes())
 
 
-def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool) -> str:
-    """Run all rounds and show them; the digest of the final tensors."""
+def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool) -> str:
+    """Launch the experiment and show its rounds; returns the digest of the final tensors."""
     from rayfed.engine.launch import launch
 
-    path, digest = claim.path, ""
+    path = claim.path
+    digest = ""
     shown = path if show.as_json else None
     advice = f"continue with: python -m rayfed.resume {path}"
     note_advice(advice)
@@ -225,26 +217,26 @@ def _conduct(config: Config, setup: Setup, claim: Claim, show: Show, resume: boo
         rounds = launch(setup, config, path, show.tell, resume, claim.token)
         for row in follow(rounds, config.rounds, show.quiet, shown):
             digest = row.get("sha256", digest)
-            _look_for_stop()
+            _raise_if_asked_to_stop()
     except ConfigError:
-        if not (path / "result.json").exists():  # refused; the same output can be used again
+        if not (path / "result.json").exists():  # nothing ran, so the same output can be used again
             claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt) as err:
-        err.add_note(advice)  # the line of the error ends with it
+        err.add_note(advice)  # the end of the line that the user sees
         raise
     return digest
 
 
-def _look_for_stop() -> None:
+def _raise_if_asked_to_stop() -> None:
     if STOP.is_set():
         raise KeyboardInterrupt
 
 
-def _each_domain_out(
+def _leave_one_out(
     config: Config, claim: Claim, runs: Mapping[str, Config], show: Show, resume: bool
 ) -> Result:
-    """Run protocol=leave_one_out; the digest is that of the digests of all runs."""
+    """Run protocol=leave_one_out: one run for each held-out domain. The digest combines those of all runs."""
     import yaml
 
     from rayfed.config.schema import to_dict
@@ -259,7 +251,7 @@ def _each_domain_out(
     done = {}
     for name, fold in runs.items():
         show.tell(f"\nheld out: {name}")
-        done[name] = _part(fold, path, show, resume)
+        done[name] = _run_part(fold, path, show, resume)
     with reading(path):
         table = table_of(config, {name: result.path for name, result in done.items()})
     write_text(path / "report.md", table.markdown())

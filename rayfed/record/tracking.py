@@ -85,7 +85,7 @@ def _replace(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def check(names: Sequence[str], key: str = "trackers") -> None:
+def check_trackers(names: Sequence[str], key: str = "trackers") -> None:
     """Refuse trackers that cannot work, before anything starts.
 
     Args:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Experiment, run
-from rayfed.engine.recorded import Keeping, conduct
+from rayfed.engine.loop import Experiment, run_rounds
+from rayfed.engine.recorded import Keeping, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Executor
@@ -69,7 +69,7 @@ def leaves_messages_and_frozen_weights_alone(name: str, overrides: Sequence[str]
     setup = _setup(name, overrides)
     executor = WatchingExecutor(setup.world, setup.weights)
     frozen = executor.worker.checksum()
-    *_, last = run(setup.experiment, executor, setup.start)
+    *_, last = run_rounds(setup.experiment, executor, setup.start)
     assert executor.worker.checksum() == frozen, f"{name}: a frozen weight was changed"
     _check_finite(name, last.state.params)
     assert last.row["round"] == setup.experiment.rounds
@@ -79,7 +79,7 @@ def leaves_messages_and_frozen_weights_alone(name: str, overrides: Sequence[str]
 def survives_a_client_with_one_example(name: str, overrides: Sequence[str] = ()) -> None:
     """A client with a single training example does not break a round."""
     setup = _setup(name, (*ONE_EXAMPLE, *overrides))
-    *_, last = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     _check_finite(name, last.state.params)
 
 
@@ -123,9 +123,9 @@ def same_tensors_on_actors(
     """
     setup = _setup(name, overrides)
     experiment = replace(setup.experiment, clients_per_round=min(2, len(setup.experiment.clients)))
-    *_, here = run(experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     with pool(setup) as executor:
-        *_, there = run(experiment, executor, setup.start)
+        *_, there = run_rounds(experiment, executor, setup.start)
     assert digest(here.state.params) == digest(there.state.params), f"{name}: actors give other tensors"
     assert without_times(here.row) == without_times(there.row), f"{name}: actors give other rows"
 
@@ -158,7 +158,7 @@ def _record(
     """Run into a folder, all of it or so many rounds, in a process that knows nothing of earlier ones."""
     path.mkdir(exist_ok=True)
     executor = InlineExecutor(setup.world, setup.weights)
-    running = conduct(experiment, executor, setup.start, Keeping(path=path, domains={}, resume=resume))
+    running = record_rounds(experiment, executor, setup.start, Keeping(path=path, domains={}, resume=resume))
     rows = [without_times(row) for row in islice(running, rounds)]
     running.close()  # type: ignore[attr-defined]  # a generator
     return rows

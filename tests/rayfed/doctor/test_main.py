@@ -15,7 +15,7 @@ from rayfed.doctor import measurement
 from rayfed.doctor.__main__ import main
 from rayfed.doctor.diagnosis import _nodes
 from rayfed.doctor.measurement import costs, measure
-from rayfed.engine.preflight import check
+from rayfed.engine.preflight import check_resources
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.federation.client import TrainConfig
@@ -127,7 +127,7 @@ def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     assert "output" in errors[0]
     config = load_config([*LARGER, f"data.cache={cache}"])
     with pytest.raises(ConfigError, match=r"output: the disk of .* free"):
-        check(config.cluster, prepare(config), tmp_path / "run")
+        check_resources(config.cluster, prepare(config), tmp_path / "run")
 
 
 @pytest.mark.parametrize("overrides", [["rouds=3"], ["capacity=99"], ["data=pacs", "data.root=/no/such"]])

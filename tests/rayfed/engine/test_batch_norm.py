@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run
+from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import BUFFERS, Worker
@@ -72,7 +72,7 @@ def test_averaged_statistics_travel_and_are_weighted_means(cache):
     worker = Worker(setup.world, shared_arrays(setup))
     answers = [visit(worker, setup, client) for client in setup.experiment.clients]
     assert all(BUFFERS not in store for _, store in answers)
-    (done,) = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    (done,) = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     total = sum(update.num_examples for update, _ in answers)
     for name in names:
         mean = sum(update.params[name] * (update.num_examples / total) for update, _ in answers)

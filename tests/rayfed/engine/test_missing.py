@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.engine.loop import run
+from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest, mean_by_name
 from rayfed.heterogeneity.faults import Faults, Profile
@@ -56,7 +56,7 @@ def test_weights_are_renormalised_over_those_that_answered(cache):
     executor = Keeping(setup.world, setup.weights)
     first, *others = setup.experiment.clients
     executor.failing = (first,)
-    (done,) = run(setup.experiment, executor, setup.start)
+    (done,) = run_rounds(setup.experiment, executor, setup.start)
     survivors = [executor.seen[cid] for cid in others]
     total = sum(u.num_examples for u in survivors)
     mean = mean_by_name(survivors, [u.num_examples / total for u in survivors])
@@ -72,7 +72,7 @@ def test_a_missing_client_is_not_called_again_in_its_round(cache):
     executor = Keeping(setup.world, setup.weights)
     first, *others = setup.experiment.clients
     executor.failing = (first,)
-    (done,) = run(setup.experiment, executor, setup.start)
+    (done,) = run_rounds(setup.experiment, executor, setup.start)
     assert ("fit", first) in executor.asked
     assert [tag for tag, cid in executor.asked if cid == first] == ["fit"]
     assert [tag for tag, cid in executor.asked if cid == others[0]] == ["fit", "gap", "gap_ga"]
@@ -82,14 +82,14 @@ def test_a_missing_client_is_not_called_again_in_its_round(cache):
 def test_whoever_fails_when_looked_at_leaves_the_others_scores(cache):
     setup = setup_of(cache, "rounds=1")
     executor = Keeping(setup.world, setup.weights)
-    *_, done = run(setup.experiment, executor, setup.start)
+    *_, done = run_rounds(setup.experiment, executor, setup.start)
     broken = Keeping(setup.world, setup.weights)
     broken.map = lambda calls: [
         None if c.tag == "report" and c.client == first else a
         for c, a in zip(calls, Keeping.map(broken, calls), strict=True)
     ]
     first = setup.experiment.sets[0].id
-    *_, less = run(setup.experiment, broken, setup.start)
+    *_, less = run_rounds(setup.experiment, broken, setup.start)
     gone = setup.experiment.sets[0].clients
     left = {cid: score for cid, score in done.scores["global"].clients.items() if cid not in gone}
     assert less.scores["global"].clients == left
@@ -98,7 +98,7 @@ def test_whoever_fails_when_looked_at_leaves_the_others_scores(cache):
     broken.map = lambda calls: [
         None if c.tag == "report" else a for c, a in zip(calls, Keeping.map(broken, calls), strict=True)
     ]
-    *_, nothing = run(setup.experiment, broken, setup.start)
+    *_, nothing = run_rounds(setup.experiment, broken, setup.start)
     assert "accuracy" not in nothing.row
     assert digest(nothing.state.params) == digest(done.state.params)
 
@@ -113,7 +113,7 @@ def test_answers_of_a_second_exchange_are_paired_by_client(cache):
             None if c.tag == "gap" and c.client in lost else a
             for c, a in zip(calls, Keeping.map(executor, calls), strict=True)
         ]
-        (done,) = run(setup.experiment, executor, setup.start)
+        (done,) = run_rounds(setup.experiment, executor, setup.start)
         return {row["client"]: row["gap"] for row in done.ledger.tables["gaps"]}, done
 
     whole, done = gaps(())

@@ -6,7 +6,7 @@ import pytest
 
 import rayfed
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run as loop
+from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
@@ -121,7 +121,7 @@ def test_columns_of_the_papers_table():
 
 
 def digest_of(setup, executor):
-    rounds = list(loop(setup.experiment, executor, setup.start))
+    rounds = list(run_rounds(setup.experiment, executor, setup.start))
     return rounds[-1].state.params, rounds[-1].scores
 
 

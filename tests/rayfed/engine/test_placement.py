@@ -66,16 +66,17 @@ def small_setup(cache, *overrides):
 def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     import ray
 
-    from rayfed.engine.loop import run
+    from rayfed.engine.loop import run_rounds
 
     setup = small_setup(cache, "algorithm=local", "rounds=3")
     whole = [
-        done.scores for done in run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+        done.scores
+        for done in run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     ]
     pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
     try:
         parts = []
-        for done in run(setup.experiment, pool, setup.start):
+        for done in run_rounds(setup.experiment, pool, setup.start):
             parts.append(done.scores)
             ray.kill(pool.lanes[0].actor)
         assert pool.replaced == 2
@@ -88,14 +89,14 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
 def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     import ray
 
-    from rayfed.engine.loop import run
+    from rayfed.engine.loop import run_rounds
 
     setup = small_setup(cache)
     alone = InlineExecutor(setup.world, setup.weights)
     before = alone.worker.checksum()
     pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
     try:
-        for _ in run(setup.experiment, pool, setup.start):
+        for _ in run_rounds(setup.experiment, pool, setup.start):
             pass
         asked = [lane.actor.__ray_call__.remote(lambda self: self._worker.checksum()) for lane in pool.lanes]
         assert ray.get(asked) == [before, before]

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.config.schema import load_config
-from rayfed.engine.recorded import Keeping, conduct
+from rayfed.engine.recorded import Keeping, record_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ClusterError, LostStoreError
 from rayfed.executors.inline import InlineExecutor
@@ -45,7 +45,7 @@ def run(setup, executor, path):
     """The rows without what a clock says, and the digest."""
     path.mkdir()
     (path / "model").mkdir()
-    rows = conduct(setup.experiment, executor, setup.start, Keeping(path=path, domains={}, every=2))
+    rows = record_rounds(setup.experiment, executor, setup.start, Keeping(path=path, domains={}, every=2))
     return [
         {k: v for k, v in row.items() if not k.startswith(("seconds", "slowest"))}
         for row in rows  # round 3 is reported twice: it was not saved
@@ -70,6 +70,6 @@ def test_it_gives_up_when_that_happens_again_and_again(setup, tmp_path):
         run(setup, executor, tmp_path / "run")
     again = InlineExecutor(setup.world, setup.weights)
     keeping = Keeping(path=tmp_path / "run", domains={}, every=2)
-    *_, last = conduct(setup.experiment, again, setup.start, replace(keeping, resume=True))
+    *_, last = record_rounds(setup.experiment, again, setup.start, replace(keeping, resume=True))
     whole = run(setup, InlineExecutor(setup.world, setup.weights), tmp_path / "whole")
     assert last == whole[-1]

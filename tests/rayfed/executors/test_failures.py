@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run
+from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ClientError, ClusterError, StoppedError
 from rayfed.executors.failures import Policy
@@ -263,11 +263,11 @@ class Killer:
 @pytest.mark.slow
 def test_an_actor_killed_in_every_round_changes_nothing(setup, pool, monkeypatch):
     """Ten rounds; every replacement imports torch anew, which is what takes the time."""
-    *_, here = run(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     killer = Killer(pool, times=10)
     monkeypatch.setattr(pool, "map", killer)
     before = pool.replaced
-    *_, there = run(setup.experiment, pool, setup.start)
+    *_, there = run_rounds(setup.experiment, pool, setup.start)
     assert killer.left == 0
     assert pool.replaced - before >= 8  # one may be killed twice before it is missed
     assert digest(there.state.params) == digest(here.state.params)
@@ -289,11 +289,11 @@ def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two,
     base = (o for o in SMALL if not o.startswith("tuning."))
     options = [*base, f"data.cache={cache}", f"algorithm={name}", "data.partition.scheme=by_domain"]
     small = prepare(load_config([*options, "data.val=3"]))
-    *_, here = run(small.experiment, InlineExecutor(small.world, small.weights), small.start)
+    *_, here = run_rounds(small.experiment, InlineExecutor(small.world, small.weights), small.start)
     pool = pool_of_two(small)
     killer = Killer(pool, tags={tag})
     monkeypatch.setattr(pool, "map", killer)
-    *_, there = run(small.experiment, pool, small.start)
+    *_, there = run_rounds(small.experiment, pool, small.start)
     assert killer.left == 0
     assert digest(there.state.params) == digest(here.state.params)
     assert there.scores == here.scores

@@ -159,7 +159,7 @@ def test_an_exact_rule_without_a_residual_is_refused(small):
 @pytest.mark.ray
 def test_residuals_are_the_same_on_actors(cache, pool_of_two):
     from rayfed.config.schema import load_config
-    from rayfed.engine.loop import run
+    from rayfed.engine.loop import run_rounds
     from rayfed.engine.setup import prepare
     from rayfed.executors.inline import InlineExecutor
     from rayfed.federation.params import digest
@@ -175,7 +175,7 @@ def test_residuals_are_the_same_on_actors(cache, pool_of_two):
     setup = prepare(load_config([*SMALL, f"data.cache={cache}", *exact]))
     alone = InlineExecutor(setup.world, setup.weights)
     before = alone.worker.checksum()
-    here = list(run(setup.experiment, alone, setup.start))[-1].state.params
-    there = list(run(setup.experiment, pool_of_two(setup), setup.start))[-1].state.params
+    here = list(run_rounds(setup.experiment, alone, setup.start))[-1].state.params
+    there = list(run_rounds(setup.experiment, pool_of_two(setup), setup.start))[-1].state.params
     assert digest(here) == digest(there)
     assert alone.worker.checksum() == before

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run, sample
+from rayfed.engine.loop import run_rounds, sample
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
@@ -36,7 +36,7 @@ def setup_of(cache, *overrides):
 
 def rounds_of(setup, **changes):
     experiment = replace(setup.experiment, **changes)
-    return list(run(experiment, InlineExecutor(setup.world, setup.weights), setup.start))
+    return list(run_rounds(experiment, InlineExecutor(setup.world, setup.weights), setup.start))
 
 
 def test_nothing_by_default():
@@ -188,7 +188,7 @@ def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(cache):
     setup = setup_of(cache, *overrides, "evaluation.every=0")
     whole = rounds_of(setup)
     executor = InlineExecutor(setup.world, setup.weights)
-    rest = list(run(setup.experiment, executor, setup.start, state=whole[1].state))
+    rest = list(run_rounds(setup.experiment, executor, setup.start, state=whole[1].state))
     assert digest(rest[-1].state.params) == digest(whole[-1].state.params)
     same = ("missing", "virtual_seconds", "virtual_time", "clients")
     assert [[d.row[k] for k in same] for d in rest] == [[d.row[k] for k in same] for d in whole[2:]]
@@ -199,7 +199,7 @@ def test_the_same_on_actors(cache, pool_of_two):
     faults = ("faults.dropout=0.3", "faults.availability=0.8", "faults.seconds_per_example=0.07")
     setup = setup_of(cache, *faults, "faults.bandwidth=1e5", "rounds=3")
     here = rounds_of(setup)
-    there = list(run(setup.experiment, pool_of_two(setup), setup.start))
+    there = list(run_rounds(setup.experiment, pool_of_two(setup), setup.start))
     for a, b in zip(here, there, strict=True):
         assert digest(a.state.params) == digest(b.state.params)
         assert a.ledger == b.ledger

@@ -68,11 +68,11 @@ def search(
     sweep = make_sweep({**options, "space": dict(space)})
     path = new_folder(sweep)
     if not isinstance(config, Config):
-        return run(check_sweep(sweep, tuple(config), None, path), quiet)[0]
+        return run_sweep(check_sweep(sweep, tuple(config), None, path), quiet)[0]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / BASE
         base.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
-        return run(check_sweep(sweep, (), str(base), path), quiet)[0]
+        return run_sweep(check_sweep(sweep, (), str(base), path), quiet)[0]
 
 
 def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
@@ -83,10 +83,12 @@ def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
     """
     found, here = continued(Path(path))
     with contextlib.chdir(here):
-        return run(found, quiet, again=True)[0]
+        return run_sweep(found, quiet, again=True)[0]
 
 
-def run(found: Search, quiet: bool = False, again: bool = False) -> tuple[ray.tune.ResultGrid, Outcomes]:
+def run_sweep(
+    found: Search, quiet: bool = False, again: bool = False
+) -> tuple[ray.tune.ResultGrid, Outcomes]:
     """Run a checked sweep and write its results.
 
     Raises:
