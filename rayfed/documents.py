@@ -1,29 +1,35 @@
-"""YAML and JSON written by others: plain values only, bounded in depth, errors of one kind.
+"""Reads YAML, JSON and paths that users wrote: plain values only, limited in depth, with errors of one kind.
 
-Every file and every override that a user writes is read here, so that no parser's own exception gets out.
+Every file and every override of a user is read with these functions, and so are the files of run folders
+(`rayfed.record.readers`), so that a user never sees the exception of a parser.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, one_line, shown
 
 MAX_DEPTH = 64
-"""Deepest nesting of containers that is read."""
+"""Largest depth of nested containers that is accepted."""
+
+MAX_BYTES = 1_000_000
+"""Largest config file that is read."""
 
 
 class DocumentError(ValueError):
-    """A text is not YAML or JSON, or holds what is not allowed in it; the message is one line."""
+    """A text is not YAML or JSON, or holds something that is not allowed; the message is one line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only: no objects, no aliases (a few of them stand for gigabytes), no key twice."""
+    """Accepts plain values only: no objects, no aliases (a few can stand for gigabytes), no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -62,6 +68,18 @@ def parse_yaml(text: str) -> Any:
         raise DocumentError(f"a value does not fit its type: {_first_line(err)}") from err
 
 
+def parse_value(key: str, text: str) -> Any:
+    """The value of an override `key=text`, which is YAML.
+
+    Raises:
+        ConfigError: It is not YAML of plain values; names the key.
+    """
+    try:
+        return parse_yaml(text)
+    except DocumentError as err:
+        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
@@ -89,16 +107,56 @@ def checked_depth(value: Any) -> Any:
     raise DocumentError(f"it is nested more than {MAX_DEPTH} deep")
 
 
-def user_path(text: str | Path, key: str) -> Path:
-    """A path that a user wrote, with `~` for a home folder.
+def read_file(path: str | Path, key: str) -> dict[str, Any]:
+    """The keys of a YAML file that a user wrote.
+
+    Args:
+        path: The file; `~` stands for the home folder.
+        key: Config key or option that names the file, for errors.
 
     Raises:
-        ConfigError: There is no such user.
+        ConfigError: It cannot be read, is too large, or is not YAML of plain values.
+    """
+    path = user_path(path, key)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{key}: {str(path)!r} is larger than {MAX_BYTES // 1_000_000} MB; is it a config?"
+            )
+        tree = parse_yaml(content.decode())
+    except OSError as err:
+        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
+    except (DocumentError, ValueError) as err:  # ValueError: it is not UTF-8
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {err}") from err
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
+    return tree
+
+
+def user_path(text: str | Path, key: str) -> Path:
+    """A path that a user wrote; `~` stands for the home folder.
+
+    Args:
+        text: The path.
+        key: Config key or option that holds it, for errors.
+
+    Raises:
+        ConfigError: `~` stands for no home folder.
     """
     try:
         return Path(text).expanduser()
     except RuntimeError as err:
         raise ConfigError(f"{key}: {str(text)!r} names no home folder; write the path out") from err
+
+
+def user_folder(text: str) -> Path:
+    """A path on the command line, as the type of an argument of argparse; `~` stands for the home folder."""
+    try:
+        return user_path(text, "path")
+    except ConfigError as err:
+        raise argparse.ArgumentTypeError(one_line(err)) from err
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

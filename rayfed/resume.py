@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.config.changes import HARMLESS, changes
+from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
-from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.supervisor import supervised
 

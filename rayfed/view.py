@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_rows, read_yaml, reading
-from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import follow, say
 from rayfed.terminal.guard import guarded, parser_of
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rayfed.config.compose import compose, config_groups, read_file
+from rayfed.config.compose import compose, config_groups
 from rayfed.config.schema import Config, resolve
+from rayfed.documents import read_file
 from rayfed.errors import ConfigError
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")

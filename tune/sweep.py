@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rayfed.config.compose import folder, read_file
+from rayfed.config.compose import folder
 from rayfed.config.parse import parse
-from rayfed.documents import DocumentError, parse_yaml, user_path
-from rayfed.errors import ConfigError, shown, unknown
+from rayfed.documents import parse_value, read_file, user_path
+from rayfed.errors import ConfigError, unknown
 from rayfed.types import Count
 from tune.experiment import check_searchable
 from tune.space import Space, read_space, with_numbers
@@ -173,9 +173,9 @@ def load_sweep(arguments: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         if key == "sweep":
             name = value
         elif head == "sweep":
-            own[key.removeprefix("sweep.")] = _yaml(key, value)
+            own[key.removeprefix("sweep.")] = parse_value(key, value)
         elif head in SHORT:
-            own[key] = _yaml(key, value)
+            own[key] = parse_value(key, value)
         else:
             rest.append(text)
     if not name:
@@ -224,13 +224,6 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
         raise ConfigError(f"{key}: {head} is a value, not a section")
     section = {**section, rest: value}
     tree[head] = {k: v for k, v in section.items() if not (head == "space" and v is None)}
-
-
-def _yaml(key: str, text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except DocumentError as err:
-        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
 
 
 def _direction(name: str) -> Direction:

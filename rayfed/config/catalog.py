@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayfed.config.compose import BRINGS, NAMED, choices, folder, read_file
+from rayfed.config.compose import BRINGS, NAMED, choices, folder
+from rayfed.documents import read_file
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 

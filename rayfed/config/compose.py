@@ -9,21 +9,17 @@ A method, a tuning scheme and a reader need no YAML file: the name of the Python
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from rayfed.documents import DocumentError, parse_yaml, user_path
-from rayfed.errors import ConfigError, check_name, shown, unknown
+from rayfed.documents import parse_value, read_file
+from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Which sections a group fills, where that is not the section of the same name."""
-
-MAX_BYTES = 1_000_000
-"""Largest config file that is read."""
 
 NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
 """Groups whose choices are also the names of Python files."""
@@ -170,10 +166,7 @@ def choices(group: str) -> list[str]:
 
 def _set(tree: dict[str, Any], key: str, text: str) -> None:
     """Put the YAML value of `a.b.c=text` into nested mappings."""
-    try:
-        value = parse_yaml(text)
-    except DocumentError as err:
-        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
+    value = parse_value(key, text)
     *path, last = key.split(".")
     node = tree
     for part in path:
@@ -182,31 +175,3 @@ def _set(tree: dict[str, Any], key: str, text: str) -> None:
             raise ConfigError(f"{key}: {part} is a value, not a section")
         node = inner
     node[last] = value
-
-
-def read_file(path: str | Path, key: str) -> dict[str, Any]:
-    """The keys of a YAML file.
-
-    Args:
-        path: The file.
-        key: What to name in an error.
-
-    Raises:
-        ConfigError: It cannot be read, is too large, or is not YAML of plain values.
-    """
-    path = user_path(path, key)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigError(
-                f"{key}: {str(path)!r} is larger than {MAX_BYTES // 1_000_000} MB; is it a config?"
-            )
-        tree = parse_yaml(content.decode())
-    except OSError as err:
-        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
-    except (DocumentError, ValueError) as err:  # such as an integer of 9,000 digits
-        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {err}") from err
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
-    return tree

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 import yaml
 from annotated_types import Ge
 
-from rayfed.config.compose import compose, read_file
+from rayfed.config.compose import compose
 from rayfed.config.parse import parse, plain
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
-from rayfed.documents import user_path
+from rayfed.documents import read_file, user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.formats import arrow_file
+from rayfed.documents import parse_json
 from rayfed.errors import DataError
 from rayfed.objective import CLASSIFICATION, objective
 
@@ -83,7 +83,7 @@ def open_dataset(path: Path) -> Dataset:
 
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        about = json.loads(reader.schema.metadata[arrow_file.META])
+        about = parse_json(reader.schema.metadata[arrow_file.META])
         batch = reader.get_batch(0)
         _check_batch(batch, about)
         return _dataset(path, about, batch)

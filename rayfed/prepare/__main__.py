@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfed.documents import user_folder
 from rayfed.errors import ConfigError, shown
-from rayfed.terminal.arguments import Arguments, user_folder
+from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 

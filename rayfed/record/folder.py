@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rayfed.documents import without_nonfinite
+from rayfed.documents import DocumentError, parse_json, without_nonfinite
 from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
@@ -233,8 +233,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
     """The events that can be read; a crash may have cut the last one off."""
     events = []
     for line in read_bytes(path).splitlines():
-        with suppress(ValueError, RecursionError):
-            event = json.loads(line)
+        with suppress(DocumentError):
+            event = parse_json(line)
             events += [event] if isinstance(event, dict) else []
     return events
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from rayfed.documents import DocumentError, parse_json
 from rayfed.errors import ConfigError, StorageError
 from rayfed.record.readers import DamagedError, read_json
 
@@ -110,8 +111,8 @@ class Names:
 
     def _take(self, line: bytes) -> None:
         name = SAVED if line.decode("ascii", "replace") == SAVED else ""
-        with suppress(ValueError, RecursionError):
-            name = name or json.loads(line[1:])
+        with suppress(DocumentError):
+            name = name or parse_json(line[1:])
         if not isinstance(name, str) or not _is_below(name):
             return
         if line[:1] == b"-":

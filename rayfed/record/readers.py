@@ -1,11 +1,13 @@
-"""Reads the files of a run folder, which anybody may have changed: the right kind of content or an error."""
+"""Reads the files of a run folder, which anybody may have changed: returns the right type or raises an error.
+
+YAML and JSON are read by `rayfed.documents`, with its limits.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
-import json
 import os
 import stat
 import zlib
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
@@ -25,22 +28,21 @@ Content = TypeVar("Content")
 
 
 class DamagedError(ConfigError):
-    """A file of a run is missing or is not what was written; the message names it in one line."""
+    """A file of a run is missing or was changed; the message names it in one line."""
 
 
 @contextmanager
 def reading(path: Path, what: str = "") -> Iterator[None]:
-    """Turn whatever damaged content raises while it is read into one DamagedError.
+    """Turn every error that reading damaged content can raise into a DamagedError.
 
     Args:
         path: The file or folder that is read.
-        what: Said instead of "PATH cannot be read".
+        what: Begins the message instead of "PATH cannot be read".
 
     Raises:
         DamagedError: Something in it is missing, cannot be decoded, or has another type than was written.
     """
     import pyarrow as pa
-    import yaml
     from safetensors import SafetensorError
 
     try:
@@ -54,11 +56,11 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
     except OSError as err:
         reason = err.strerror or one_line(err)
         raise DamagedError(f"{what or f'{path} cannot be read'}: {reason}") from err
-    except RecursionError as err:
-        raise DamagedError(f"{what or f'{path} cannot be read'}: it is nested too deeply") from err
+    except DocumentError as err:
+        raise DamagedError(f"{what or f'{path} cannot be read'}: {err}") from err
     except (
         *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, EOFError),
-        *(zlib.error, yaml.YAMLError, pa.ArrowException, SafetensorError),
+        *(zlib.error, pa.ArrowException, SafetensorError),
     ) as err:
         reason = one_line(err)[:300]
         raise DamagedError(f"{what or f'{path} cannot be read'}: {type(err).__name__}: {reason}") from err
@@ -66,7 +68,7 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    """A file for reading; DamagedError where there is none, also for a folder, a pipe or a device."""
+    """A file, opened for reading; raises DamagedError unless it is a regular file."""
     with reading(path):
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
@@ -82,30 +84,30 @@ def read_bytes(path: Path) -> bytes:
 
 
 def digest_of(path: Path) -> str:
-    """The sha256 of a file, which need not fit into memory."""
+    """The SHA-256 digest of a file, which may be larger than memory."""
     with _opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, kind: type[Content]) -> Content:
-    """The JSON value of a file, which must be of this type."""
+    """The JSON value of a file; raises DamagedError unless it has the type `kind`."""
     return _parsed(path, read_bytes(path), kind)
 
 
 def read_packed(path: Path, kind: type[Content]) -> Content:
-    """The same of a file that gzip packed."""
+    """The JSON value of a file that is compressed with gzip; raises DamagedError unless it is a `kind`."""
     with reading(path):
         data = gzip.decompress(read_bytes(path))
     return _parsed(path, data, kind)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """JSON objects, one a line."""
+    """The JSON objects of a file that has one per line."""
     return [_parsed(path, line, dict) for line in read_bytes(path).splitlines()]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The lines of result.json: rounds in order, counted from 1."""
+    """The rows of result.json, one per round, checked to be rounds 1, 2, 3 and so on."""
     path = folder / "result.json"
     rows = read_lines(path)
     if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
@@ -115,17 +117,15 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys of a YAML file."""
-    import yaml
-
     with reading(path):
-        tree = yaml.safe_load(read_bytes(path).decode())
+        tree = parse_yaml(read_bytes(path).decode())
         if not isinstance(tree, dict):
             raise TypeError("it holds no keys")
     return tree
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A table, or these columns of it."""
+    """The table of a Parquet file, or only some of its columns."""
     import pyarrow.parquet as pq
 
     with reading(path):
@@ -133,7 +133,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_table(folder: Path, table: str) -> Sequence[Mapping[str, Any]]:
-    """Rows of `<table>.parquet` of a run, or none where there is no such table."""
+    """Rows of the table `<table>.parquet` of a run; none if there is no such file."""
     path = folder / f"{table}.parquet"
     rows: Sequence[Mapping[str, Any]] = read_parquet(path).to_pylist() if path.exists() else []
     return rows
@@ -149,7 +149,7 @@ def read_tensors(path: Path) -> Params:
 
 def _parsed(path: Path, data: bytes, kind: type[Content]) -> Content:
     with reading(path):
-        value = json.loads(data)
+        value = parse_json(data)
         if not isinstance(value, kind):
             raise TypeError(f"it holds a {type(value).__name__} where a {kind.__name__} belongs")
         return value

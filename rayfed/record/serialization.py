@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfed.documents import checked_depth, parse_json
+
 TREE = "tree"
 
 
@@ -25,12 +27,13 @@ def to_bytes(value: Any, where: str) -> bytes:
 
     Raises:
         TypeError: Something else is in it; says where.
+        DocumentError: Its containers are nested too deeply.
     """
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     tree = _flatten(value, where, tensors)
-    return save(_alone(tensors), metadata={TREE: json.dumps(tree)})
+    return save(_alone(tensors), metadata={TREE: json.dumps(checked_depth(tree))})
 
 
 def from_file(path: Path) -> Any:
@@ -43,7 +46,7 @@ def from_file(path: Path) -> Any:
 
     try:
         with safe_open(path, framework="pt") as file:
-            tree = json.loads((file.metadata() or {})[TREE])
+            tree = parse_json((file.metadata() or {})[TREE])
             return _restore(tree, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError) as err:
         raise ValueError(f"{path.name} is not a saved state: {err}") from err

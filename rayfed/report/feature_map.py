@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rayfed.analysis.feature_map import distance, features
 from rayfed.analysis.reopen import mention
+from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.readers import read_table
 from rayfed.report.group_figures import save_figure
-from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from rayfed.analysis.landscape import Vectors, survey
 from rayfed.analysis.reopen import mention
+from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.readers import read_table
 from rayfed.report.group_figures import save_figure
-from rayfed.terminal.arguments import user_folder
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rayfed.documents import parse_json
 from rayfed.record.files import write_whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def partition_map(folder: Path) -> Path | None:
     if not source.exists():
         return None
     table = pq.read_table(source, columns=["label", "domain", "client", "split"])
-    classes = json.loads((table.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
+    classes = parse_json((table.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
     return path if draw_partition(table, classes, path) else None
 
 

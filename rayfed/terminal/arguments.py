@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from rayfed.documents import user_path
 from rayfed.errors import ConfigError, one_line, shown
 
 
@@ -31,14 +29,6 @@ class Arguments(argparse.ArgumentParser):
         except ConfigError as err:
             self.exit(2, f"error: {one_line(err)}\n")
         return found
-
-
-def user_folder(text: str) -> Path:
-    """Type of an argument that is a path; `~` stands for the home folder."""
-    try:
-        return user_path(text, "path")
-    except ConfigError as err:
-        raise argparse.ArgumentTypeError(one_line(err)) from err
 
 
 def refuse_repeated(overrides: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from rayfed.data.readers.image_folder import ImageFolder
 from rayfed.data.source import Listing, choose_classes
+from rayfed.documents import parse_json
 from rayfed.errors import DataError
 
 LOCATIONS = ("100", "38", "43", "46")
@@ -80,7 +81,7 @@ class TerraIncognita(ImageFolder):
 def _read(path: Path) -> list[tuple[str, str, str]]:
     """Domain, class and file of the images in an annotation file that have a known location and category."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = parse_json(path.read_bytes())
         names = {item["id"]: item["name"] for item in content["categories"]}
         images = {item["id"]: (str(item["location"]), item["file_name"]) for item in content["images"]}
         pairs = [(images[item["image_id"]], names[item["category_id"]]) for item in content["annotations"]]
