@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -21,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 
+from benchmarks.kill_cases import LIMIT, TITLES, Ending, cases, markdown
+
 ROOT = Path(__file__).parent.parent
-LIMIT = 30.0  # seconds from the kill to the end of all processes, where the run does not go on
 PATIENCE = 300.0  # seconds after which a case is given up
 MARKS = ("<!-- kill table -->", "<!-- end of kill table -->")
 RUN = (
@@ -40,62 +40,6 @@ RUN = (
     "tuning.rank=2",
 )
 ON_RAY = ("cluster.actors=2", "cluster.num_cpus=2")
-TITLES = {
-    "the command": "rayfed.run",
-    "driver actor": "ray::DriverActor",
-    "one client actor": "ray::ClientActor",
-    "all client actors": "ray::ClientActor",
-    "raylet": "raylet/raylet ",
-    "gcs_server": "gcs/gcs_server ",
-    "dashboard agent": "ray::DashboardAgent",
-    "runtime-env agent": "ray::RuntimeEnvAgent",
-}
-"""What is killed, and what the command line of such a process holds."""
-
-MOMENTS = ("at the start", "in a round", "while a checkpoint is written")
-MACHINES = ("quiet", "loaded")
-SURVIVED = ("one client actor", "all client actors")  # they are replaced, and the run goes on
-PLACES = ("full disk", "read-only output", "no HOME", "no TMPDIR", "cache file of garbage")
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a case ended.
-
-    Attributes:
-        case: What was killed or wrong, when, on what machine.
-        code: Exit code.
-        seconds: From the kill to the end of all processes, or from the start where nothing was killed.
-        lines: What was on standard error.
-        left: Titles of processes that stayed.
-        same: Whether tensors and tables are those of an undisturbed run; None: there was nothing to resume.
-    """
-
-    case: str
-    code: int | None
-    seconds: float
-    lines: list[str]
-    left: list[str]
-    same: bool | None
-
-    @property
-    def good(self) -> bool:
-        """One line or none, every process gone, and the same bytes after `resume`."""
-        goes_on = self.case.startswith(SURVIVED)
-        fast = self.seconds <= LIMIT or goes_on or self.code == 0
-        told = self.code == 0 or len(self.errors) == (0 if self.case.startswith("the command") else 1)
-        quiet = goes_on or self.lines == self.errors  # a replaced actor is said in a warning
-        return told and quiet and fast and not self.left and self.same is not False
-
-    @property
-    def errors(self) -> list[str]:
-        return [line for line in self.lines if line.startswith("error: ")]
-
-
-def cases() -> list[str]:
-    """Names of all cases: what, when, on what machine."""
-    killed = itertools.product(TITLES, MOMENTS, MACHINES)
-    return [", ".join(case) for case in killed] + [f"{place}, quiet" for place in PLACES]
 
 
 class Bench:
@@ -254,27 +198,6 @@ def load() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
-
-
-def markdown(endings: Sequence[Ending]) -> str:
-    """The table of docs/recovery.md."""
-    lines = [
-        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` |"
-    ]
-    lines.append("|---|---|---|---|---|---|")
-    words = {None: "nothing to resume", True: "the same bytes", False: "**other bytes**"}
-    for one in endings:
-        said = one.errors[0] if one.errors else (one.lines[0] if one.lines else "")
-        cut = said.split("; continue with")[0].replace("|", "\\|")[:110]
-        more = f" (and {len(one.lines) - 1} more)" if len(one.lines) > 1 else ""
-        cells = (one.case, one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    good = sum(one.good for one in endings)
-    left = len(cases()) - len(endings)
-    verdict = (
-        f"{good} of {len(endings)} endings are as promised; {left} of {len(cases())} cases were not run."
-    )
-    return "\n".join([*lines, "", verdict])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,8 +27,9 @@ from rayfed.terminal.console import say
 from tune.checks import Search, check_sweep, continued, describe, new_folder
 from tune.figures import draw_figures
 from tune.progress import Progress
+from tune.report import report, write
 from tune.resources import Demand, at_once, bundles, factory, in_words
-from tune.results import Outcomes, read_outcomes, report, write
+from tune.results import Outcomes, read_outcomes
 from tune.searcher import unlock
 from tune.shared import put_frozen
 from tune.space import Values

@@ -9,7 +9,7 @@ import ray.tune
 
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import STOP
-from tune.results import number
+from tune.report import number
 
 
 class Progress(ray.tune.Callback):

@@ -47,7 +47,7 @@ def work(args: argparse.Namespace) -> None:
     if args.list:
         say("\n".join(sweep_names()))
         return
-    from tune import checks, engine, results
+    from tune import checks, engine, report
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
@@ -64,11 +64,11 @@ def work(args: argparse.Namespace) -> None:
     except KeyboardInterrupt as err:
         err.add_note(advice)
         raise
-    table = results.table(outcomes)
+    table = report.table(outcomes)
     if table is None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
-    say(to_json(results.summary(outcomes)) if args.json else f"\n{table.text()}")
+    say(to_json(report.summary(outcomes)) if args.json else f"\n{table.text()}")
 
 
 if __name__ == "__main__":

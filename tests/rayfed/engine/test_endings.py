@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.kill_table import Bench, cases
+from benchmarks.kill_cases import cases
+from benchmarks.kill_table import Bench
 
 STEADY = ("gcs_server, in a round, quiet", "runtime-env agent, in a round, quiet")
 """Cases that `make test` runs; the rest is for `make test-slow` and for the table of docs/recovery.md."""

@@ -1,0 +1,86 @@
+"""The cases of the kill table, how each ended, and the table in docs/recovery.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LIMIT = 30.0  # seconds from the kill to the end of all processes, unless the run goes on
+TITLES = {
+    "the command": "rayfed.run",
+    "driver actor": "ray::DriverActor",
+    "one client actor": "ray::ClientActor",
+    "all client actors": "ray::ClientActor",
+    "raylet": "raylet/raylet ",
+    "gcs_server": "gcs/gcs_server ",
+    "dashboard agent": "ray::DashboardAgent",
+    "runtime-env agent": "ray::RuntimeEnvAgent",
+}
+"""What is killed, and what the command line of such a process holds."""
+
+MOMENTS = ("at the start", "in a round", "while a checkpoint is written")
+MACHINES = ("quiet", "loaded")
+SURVIVED = ("one client actor", "all client actors")  # they are replaced, and the run goes on
+PLACES = ("full disk", "read-only output", "no HOME", "no TMPDIR", "cache file of garbage")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a case ended.
+
+    Attributes:
+        case: What was killed or wrong, when, on what machine.
+        code: Exit code.
+        seconds: From the kill to the end of all processes, or from the start where nothing was killed.
+        lines: What was on standard error.
+        left: Titles of processes that stayed.
+        same: Whether tensors and tables are those of an undisturbed run; None: there was nothing to resume.
+    """
+
+    case: str
+    code: int | None
+    seconds: float
+    lines: list[str]
+    left: list[str]
+    same: bool | None
+
+    @property
+    def good(self) -> bool:
+        """One line or none, every process gone, and the same bytes after `resume`."""
+        goes_on = self.case.startswith(SURVIVED)
+        fast = self.seconds <= LIMIT or goes_on or self.code == 0
+        told = self.code == 0 or len(self.errors) == (0 if self.case.startswith("the command") else 1)
+        quiet = goes_on or self.lines == self.errors  # a replaced actor is said in a warning
+        return told and quiet and fast and not self.left and self.same is not False
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("error: ")]
+
+
+def cases() -> list[str]:
+    """Names of all cases: what, when, on what machine."""
+    killed = itertools.product(TITLES, MOMENTS, MACHINES)
+    return [", ".join(case) for case in killed] + [f"{place}, quiet" for place in PLACES]
+
+
+def markdown(endings: Sequence[Ending]) -> str:
+    """The table of docs/recovery.md."""
+    lines = [
+        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    words = {None: "nothing to resume", True: "the same bytes", False: "**other bytes**"}
+    for one in endings:
+        said = one.errors[0] if one.errors else (one.lines[0] if one.lines else "")
+        cut = said.split("; continue with")[0].replace("|", "\\|")[:110]
+        more = f" (and {len(one.lines) - 1} more)" if len(one.lines) > 1 else ""
+        cells = (one.case, one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    good = sum(one.good for one in endings)
+    left = len(cases()) - len(endings)
+    verdict = (
+        f"{good} of {len(endings)} endings are as promised; {left} of {len(cases())} cases were not run."
+    )
+    return "\n".join([*lines, "", verdict])

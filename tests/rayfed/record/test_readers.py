@@ -1,0 +1,48 @@
+"""Files of a run folder are read with the limits that files of users have."""
+
+import gzip
+
+import pytest
+
+from rayfed.record.readers import DamagedError, read_json, read_lines, read_packed, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("rounds: 1\nrounds: 2\n", "'rounds' is there twice"),
+        ("a: &a [1]\nb: *a\n", "alias"),
+        ("a: !!python/object/apply:os.getcwd []\n", "python/object"),
+        ("[" * 100 + "]" * 100, "nested more than 64 deep"),
+        ("- 1\n", "holds no keys"),
+    ],
+)
+def test_a_yaml_file_that_users_may_not_write_is_damaged(tmp_path, text, cause):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(DamagedError, match=cause) as caught:
+        read_yaml(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ('{"round": 1, "round": 2}', "'round' is there twice"),
+        ('{"a":' * 100 + "1" + "}" * 100, "nested more than 64 deep"),
+        ("[1]", "holds a list where a dict belongs"),
+        ('{"round": 1', "delimiter"),
+    ],
+)
+def test_a_json_file_is_damaged_in_each_of_its_forms(tmp_path, text, cause):
+    plain = tmp_path / "result.json"
+    packed = tmp_path / "000001.json.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(DamagedError, match=cause):
+        read_json(plain, dict)
+    with pytest.raises(DamagedError, match=cause):
+        read_lines(plain)
+    with pytest.raises(DamagedError, match=cause):
+        read_packed(packed, dict)

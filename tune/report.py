@@ -1,0 +1,163 @@
+"""Writes the results of a sweep: tables, the config of the best trial, and report.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.config.schema import to_dict
+from rayfed.record.files import write_parquet, write_text
+from rayfed.record.readers import read_rows
+from rayfed.report.table import Table
+from tune.folder import Row, trial_folder
+from tune.results import STATES, Outcome, Outcomes, seed_folders
+from tune.space import SCALARS
+
+SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
+"""Columns of a round that the table of the best trial shows, beside the objectives."""
+
+
+def write(outcomes: Outcomes) -> Table | None:
+    """Write trials.parquet, rounds.parquet, best.yaml and front/.
+
+    Returns:
+        The table of the best trial; None where no trial is finished.
+    """
+    path = outcomes.path
+    write_parquet(path / "trials.parquet", [_trial_row(outcomes, t) for t in outcomes.trials])
+    rounds = [
+        {"trial": t.number, "seed": seed, **row}
+        for t in outcomes.trials
+        for seed, folder in zip(
+            outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
+        )
+        if (folder / "result.json").exists()
+        for row in read_rows(folder)
+    ]
+    if rounds:
+        write_parquet(path / "rounds.parquet", rounds)
+    best = outcomes.best
+    if best is None:
+        return None
+    _write_config(outcomes, best, path / "best.yaml")
+    if len(outcomes.sweep.objectives) > 1:
+        for trial in outcomes.front:
+            _write_config(outcomes, trial, path / "front" / f"{trial.number:04d}.yaml")
+    return table(outcomes)
+
+
+def _write_config(outcomes: Outcomes, trial: Outcome, path: Path) -> None:
+    """Write the config of a trial with its first seed, for `rayfed.run --config`."""
+    config = to_dict(outcomes.base.config(trial.values, outcomes.seeds[0]))
+    write_text(path, yaml.safe_dump({**config, "output": None, "overwrite": False}, sort_keys=False))
+
+
+def _trial_row(outcomes: Outcomes, trial: Outcome) -> Row:
+    row: Row = {"trial": trial.number, "state": trial.state, "rounds": trial.rounds}
+    row |= {key: trial.row.get(key) for key in outcomes.sweep.objectives}
+    parameters = outcomes.sweep.read_space().parameters
+    row |= {p.key: _cell(trial.values.get(p.key), p.args if p.kind == "choice" else ()) for p in parameters}
+    numbers = {k: v for k, v in trial.row.items() if k not in row and k != "round"}
+    return {**row, "sha256": trial.sha256, "error": trial.error, **numbers}
+
+
+def _cell(value: Any, options: Sequence[Any]) -> Any:
+    """A value for a column with one data type: JSON text where the options have several types."""
+    kinds = {float if isinstance(o, int) and not isinstance(o, bool) else type(o) for o in options}
+    plain = kinds - {type(None)} <= {float} or len(kinds - {type(None)}) <= 1
+    return value if plain and isinstance(value, SCALARS) else json.dumps(value)
+
+
+def table(outcomes: Outcomes) -> Table | None:
+    """Table of the best trial and the paper's default, or with several objectives of the Pareto front.
+
+    None where no trial is finished.
+    """
+    best = outcomes.best
+    default = outcomes.default
+    if best is None:
+        return None
+    shown = [best] if len(outcomes.sweep.objectives) == 1 else outcomes.front
+    columns = {_heading(t, best, default): t for t in shown}
+    if default is not None and default not in shown and default.row:
+        columns[_heading(default, best, default)] = default
+    names = list(dict.fromkeys([*outcomes.sweep.objectives, *(n for n in SHOWN if n in best.row)]))
+    rows = [(name, *(number(t.row.get(name)) for t in columns.values())) for name in names]
+    for parameter in outcomes.sweep.read_space().parameters:
+        values = [t.values.get(parameter.key, "-") for t in columns.values()]
+        rows.append((parameter.key, *map(number, values)))
+    counts = {state: sum(t.state == state for t in outcomes.trials) for state in STATES.values()}
+    notes = (
+        f"{len(outcomes.trials)} trials: {', '.join(f'{n} {state}' for state, n in counts.items() if n)}; "
+        f"round {best.rounds}, {len(outcomes.seeds)} seed(s) each",
+        f"repeat the best: python -m rayfed.run --config {outcomes.path / 'best.yaml'}",
+        f"its tensors: sha256 {best.sha256[:16]}",
+    )
+    goals = ", ".join(f"{direction} {name}" for name, direction in outcomes.sweep.objectives.items())
+    return Table(f"{outcomes.sweep.name}: {goals}", ("", *columns), tuple(rows), notes)
+
+
+def _heading(trial: Outcome, best: Outcome, default: Outcome | None) -> str:
+    marks = ["best"] if trial is best else []
+    marks += ["paper's default"] if trial is default else []
+    return f"trial {trial.number}" + (f" ({', '.join(marks)})" if marks else "")
+
+
+def number(value: Any) -> str:
+    """A value as text; floats with four significant digits.
+
+    >>> number(0.123456), number(None), number("lora"), number(8)
+    ('0.1235', '-', 'lora', '8')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def summary(outcomes: Outcomes) -> dict[str, Any]:
+    """Results as plain containers, for `--json`."""
+
+    def plain(trial: Outcome | None) -> dict[str, Any] | None:
+        if trial is None:
+            return None
+        return {
+            "trial": trial.number,
+            "state": trial.state,
+            "values": dict(trial.values),
+            "row": trial.row,
+            "sha256": trial.sha256,
+            **({"error": trial.error} if trial.error else {}),
+        }
+
+    return {
+        "path": str(outcomes.path),
+        "objectives": dict(outcomes.sweep.objectives),
+        "seeds": list(outcomes.seeds),
+        "best": plain(outcomes.best),
+        "default": plain(outcomes.default),
+        "front": [t.number for t in outcomes.front],
+        "trials": [plain(t) for t in outcomes.trials],
+    }
+
+
+def report(outcomes: Outcomes, best: Table, pictures: Mapping[str, Path]) -> None:
+    """Write report.md with tables of the best trial and of all trials, and the figures."""
+    names = list(outcomes.sweep.objectives)
+    keys = [p.key for p in outcomes.sweep.read_space().parameters]
+    rows = tuple(
+        (
+            str(t.number),
+            t.state,
+            str(t.rounds),
+            *(number(t.row.get(name)) for name in names),
+            *(number(t.values.get(key)) for key in keys),
+        )
+        for t in outcomes.trials
+    )
+    everything = Table("All trials", ("trial", "state", "rounds", *names, *keys), rows)
+    drawn = "".join(f"\n![{title}](figures/{file.name})\n" for title, file in pictures.items())
+    write_text(outcomes.path / "report.md", f"{best.markdown()}\n{everything.markdown()}{drawn}")
