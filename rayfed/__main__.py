@@ -1,4 +1,4 @@
-"""rayfed VERB: every command under one name; `rayfed run` is `python -m rayfed.run`."""
+"""The command rayfed VERB: runs any other command by its name; `rayfed run` is `python -m rayfed.run`."""
 
 from __future__ import annotations
 

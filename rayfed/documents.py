@@ -1,4 +1,4 @@
-"""Reads YAML, JSON and paths that users wrote: plain values only, limited in depth, with errors of one kind.
+"""Reads YAML, JSON and paths that users wrote: plain values only, with errors of one kind.
 
 Every file and every override of a user is read with these functions, and so are the files of run folders
 (`rayfed.record.readers`), so that a user never sees the exception of a parser.

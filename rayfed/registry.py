@@ -1,4 +1,4 @@
-"""Methods, tuning schemes and data readers are found by the name of their file, or as package.module:NAME."""
+"""Finds methods, tuning schemes and data readers by the name of their file, or as package.module:NAME."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m rayfed.view: look at a run from another shell, while it goes on or afterwards."""
+"""The command python -m rayfed.view: shows the rounds of a run, finished or still running."""
 
 from __future__ import annotations
 

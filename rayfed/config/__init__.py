@@ -1,1 +1,1 @@
-"""From YAML groups and overrides to one checked experiment."""
+"""Composes YAML groups and overrides into one checked config."""

@@ -1,1 +1,1 @@
-"""From a checked config to finished rounds: prepare, start, run, record."""
+"""Prepares an experiment, starts it, runs its rounds, and records each of them."""

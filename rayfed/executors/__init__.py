@@ -1,1 +1,1 @@
-"""Where calls run: in this process or on Ray actors."""
+"""Runs the calls of clients, in this process or on Ray actors, and repeats what fails."""

@@ -1,1 +1,1 @@
-"""One experiment as a user asks for it: from a checked config to a folder with tables and pictures."""
+"""Runs one experiment: prepares it, runs it, and writes its tables, figures and report."""

@@ -1,1 +1,1 @@
-"""What a run writes into its folder, and how it is read back."""
+"""The files of a run folder: writing them, reading them back, and continuing a run from them."""

@@ -1,1 +1,1 @@
-"""What a command shows while it works, and how it ends."""
+"""Command lines, progress output, exit codes and signals of all commands."""

@@ -38,6 +38,8 @@ def tables(folder):
 
 def killed(arguments, folder, rows):
     """Start a run and kill it with -9 in the middle of the round after so many."""
+    # The last of equal keys counts: the command refuses a key that is given twice.
+    arguments = {text.partition("=")[0]: text for text in arguments}.values()
     process = subprocess.Popen(
         [sys.executable, "-m", "rayfed.run", *arguments, f"output={folder}"],
         cwd=ROOT,
