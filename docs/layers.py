@@ -53,20 +53,11 @@ def picture() -> str:
     for place, row in enumerate(rows):
         width = (WIDTH - 2 * MARGIN) / len(row)
         for column, name in enumerate(row):
-            text = {"tune": "tune: sweeps", "algorithms": "algorithms: one file for each method"}.get(
-                name, name
-            )
             colour = "#dbe7f3" if place else "#fde9c9"
             parts += box(MARGIN + column * width, MARGIN + place * ROW, width, colour, name)
             if len(row) == 1:
-                parts.append(
-                    label(
-                        NOTES,
-                        MARGIN + place * ROW,
-                        described(name).replace("`", ""),
-                        'font-size="12" fill="#333"',
-                    )
-                )
+                note = described(name).replace("`", "")
+                parts.append(label(NOTES, MARGIN + place * ROW, note, 'font-size="12" fill="#333"'))
     return "\n".join([*parts, "</svg>", ""])
 
 
