@@ -16,6 +16,9 @@ Params: TypeAlias = dict[str, Tensor]
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs, shape (B, ...), and targets, shape (B,) or, for segmentation, (B, H, W)."""
 
+Row: TypeAlias = dict[str, Any]
+"""A row of a table, such as that of a round in result.json: values by column."""
+
 Positive: TypeAlias = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative: TypeAlias = Annotated[float, Ge(0), Lt(float("inf"))]
 Fraction: TypeAlias = Annotated[float, Ge(0), Le(1)]

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
@@ -15,6 +15,9 @@ from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_rows, read_yaml, reading
 from rayfed.terminal.console import follow, say
 from rayfed.terminal.guard import guarded, parser_of
+
+if TYPE_CHECKING:
+    from rayfed.types import Row
 
 USAGE = """\
 python -m rayfed.view RUN [--follow] [--debug]
@@ -24,7 +27,6 @@ rounds as they finish, until the run ends. For example
   python -m rayfed.view runs/mine --follow
 """
 
-Row = dict[str, Any]
 PAUSE = 0.5  # seconds between two looks
 PATIENCE = 60.0  # seconds in which a run that nobody writes may begin to be written, as actors take a while
 
@@ -68,7 +70,7 @@ def planned(path: Path) -> int:
     return rounds
 
 
-def read(path: Path) -> list[Row]:
+def rows_so_far(path: Path) -> list[Row]:
     """The rows so far: none before the first round is finished.
 
     Raises:
@@ -92,7 +94,7 @@ def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
     """Each row once, in order; where rounds are run again after a crash, the first ones that were seen."""
     number, heard = 0, time.monotonic()
     while True:
-        rows = read(path)
+        rows = rows_so_far(path)
         for row in rows:
             if row["round"] > number:
                 number, heard = row["round"], time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rayfed.config.schema import Config
 from rayfed.engine.recorded import Keeping, Watch, record_rounds
@@ -18,8 +17,8 @@ from rayfed.record.folder import finished
 from rayfed.record.history import History
 from rayfed.record.readers import read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
+from rayfed.types import Row
 
-Row = dict[str, Any]
 RUNS = "runs"
 ERROR = "error.txt"
 

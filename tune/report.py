@@ -13,7 +13,8 @@ from rayfed.config.schema import to_dict
 from rayfed.record.files import write_parquet, write_text
 from rayfed.record.readers import read_rows
 from rayfed.report.table import Table
-from tune.folder import Row, trial_folder
+from rayfed.types import Row
+from tune.folder import trial_folder
 from tune.results import STATES, Outcome, Outcomes, seed_folders
 from tune.space import SCALARS
 

@@ -12,8 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from rayfed.record.folder import finished
 from rayfed.record.readers import read_rows
+from rayfed.types import Row
 from tune.experiment import Base
-from tune.folder import ERROR, Row, trial_folder
+from tune.folder import ERROR, trial_folder
 from tune.searcher import REFUSED, load_study
 from tune.space import Space
 from tune.sweep import Sweep

@@ -26,8 +26,9 @@ from rayfed.federation.executor import Executor
 from rayfed.record.files import write_text
 from rayfed.record.ownership import make_folder, remove
 from rayfed.record.readers import read_json, reading
+from rayfed.types import Row
 from tune.experiment import Base
-from tune.folder import ERROR, Row, restore, resumable, rows_of, trial_folder
+from tune.folder import ERROR, restore, resumable, rows_of, trial_folder
 from tune.lanes import Lanes, Stage, share_features
 from tune.shared import FrozenWeights, joined
 

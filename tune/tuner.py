@@ -13,7 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from rayfed.errors import RayFedError
 from rayfed.record.ownership import unlink_plain
 from rayfed.record.readers import DamagedError, read_json
-from rayfed.record.tracking import DATABASE, URI, variables, within
+from rayfed.record.tracking import DATABASE, URI, temporary_environment, variables
 from tune.checks import Search
 from tune.progress import Progress
 from tune.searcher import RoundAwareOptuna, make_sampler
@@ -127,7 +127,7 @@ def _loggers(found: Search) -> list[Any]:
 
         mine = variables()
         uri = mine.get(URI) or f"sqlite:///{found.path / DATABASE}"
-        with within(mine):  # MLflow is imported here and reads these variables
+        with temporary_environment(mine):  # MLflow is imported here and reads these variables
             loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
     return loggers
 

@@ -124,7 +124,7 @@ def _run_client(experiment: Experiment, world: World, on_gpu: bool) -> Measureme
             lane.seconds = 0.0
             began = time.perf_counter()
             state = experiment.server.round(
-                replace(state, round=r), _alone(experiment, lane, r, cid), experiment.local
+                replace(state, round=r), _cohort_of_one(experiment, lane, r, cid), experiment.local
             )
             visits.append(lane.seconds)
             rest = time.perf_counter() - began - lane.seconds
@@ -134,7 +134,7 @@ def _run_client(experiment: Experiment, world: World, on_gpu: bool) -> Measureme
             sizes = {s.id: len(world.splits[s.id]["test"]) for s in experiment.sets}
             chosen = _median(sizes)
             some = replace(experiment, sets=tuple(s for s in experiment.sets if s.id == chosen))
-            score_global(some, _alone(experiment, lane, 1, cid), state)
+            score_global(some, _cohort_of_one(experiment, lane, 1, cid), state)
             scored = sizes[chosen]
     total = sum(array.nbytes for array in weights.values())
     return Measurement(
@@ -154,7 +154,7 @@ def _run_client(experiment: Experiment, world: World, on_gpu: bool) -> Measureme
     )
 
 
-def _alone(experiment: Experiment, lane: _Lane, round: int, client: str) -> Cohort:
+def _cohort_of_one(experiment: Experiment, lane: _Lane, round: int, client: str) -> Cohort:
     """A cohort of one client, which is also the only client of the experiment."""
     cohort = make_cohort(experiment, lane, round)
     only = {client: experiment.clients[client]}

@@ -19,11 +19,11 @@ from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.lane import namespace
 from rayfed.executors.worker import World
+from rayfed.types import Row
 
 if TYPE_CHECKING:
     from rayfed.executors.local_ray import Health
 
-Row = dict[str, Any]
 STOP_PATIENCE = 15.0  # seconds in which the driver must end the running exchange and save a checkpoint
 
 

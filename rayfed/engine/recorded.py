@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import without_nonfinite
@@ -27,11 +27,10 @@ from rayfed.record.round import Round
 from rayfed.record.seal import NOTHING, Basis
 from rayfed.record.tracking import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
-from rayfed.types import Params
+from rayfed.types import Params, Row
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
 MOST_RESTARTS = 3  # of a round whose clients lost their stores
 
 
@@ -132,7 +131,7 @@ def record_rounds(
             watch.event(event)
 
     executor.on_event = note
-    with folder.mine():
+    with folder.locked():
         resume = keeping.resume
         for _ in range(1 + MOST_RESTARTS):
             saved = checkpoints.load(start, folder.history.complete) if resume else None

@@ -12,7 +12,7 @@ from rayfed.objective import objective
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
 from rayfed.record.files import write_table
-from rayfed.record.folder import begun_with, describe_run, rounds_on_disk
+from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
@@ -33,8 +33,8 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "threads": config.cluster.threads,
     }
     if resume:
-        begun_with(path, facts)
-        Checkpoints(path, basis=basis).check(rounds_on_disk(path))
+        check_same_inputs(path, facts)
+        Checkpoints(path, basis=basis).check_continuable(rounds_on_disk(path))
         claim.take_over()
     describe_run(path, to_dict(config), facts)
     write_table(path / "partition.parquet", with_digests(partition, dataset))

@@ -31,7 +31,7 @@ from rayfed.types import Params, ServerState
 
 log = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
+CHECKPOINTS = "checkpoints"
 STATE = "state.safetensors"
 NAME = re.compile(r"round-(\d{6,})")
 CONTENT = re.compile(r"[0-9a-f]{64}")
@@ -63,7 +63,7 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep: int = 2, basis: Basis = NOTHING) -> None:
         """Args: run: its folder. keep: how many of the last ones stay. basis: what the run stands on."""
-        self.run, self.path = run, run / FOLDER
+        self.run, self.path = run, run / CHECKPOINTS
         self._keep, self._basis = keep, basis
         self._files: dict[str, tuple[int, str]] = {}  # serial number and file of what was saved last
         self._held: dict[Path, set[str]] | None = None  # files of every checkpoint there is
@@ -142,7 +142,7 @@ class Checkpoints:
             )
         return None
 
-    def check(self, rounds: int) -> None:
+    def check_continuable(self, rounds: int) -> None:
         """Make sure, before anything starts, that a run can go on with what its checkpoints stand on.
 
         Args:
@@ -163,7 +163,7 @@ class Checkpoints:
             except DamagedError:
                 continue
             if facts["format"] == FORMAT:
-                self._basis.check(facts, self.run)
+                self._basis.check_unchanged(facts, self.run)
                 return
             log.warning("%s was saved by an earlier version: edits of its files cannot be noticed", path)
             return
@@ -229,7 +229,7 @@ def _read(path: Path, start: Params) -> Saved:
         if path.name != f"round-{state.round + 1:06d}":
             raise DamagedError(f"{STATE} is that of round {state.round + 1}")
         _check_params(state.params, start)
-        History(path.parent.parent).check(state.round + 1, facts.get("history", ""))
+        History(path.parent.parent).check_unchanged(state.round + 1, facts.get("history", ""))
     files = {client: _store_file(path.parent, name) for client, name in stores.items()}
     return Saved(state=state, personal=personal, stores=files)
 

@@ -222,7 +222,7 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
 def _check_run(path: Path, kind: str) -> None:
     mark = mark_of(path)
     if mark is None and kind == "run":
-        earlier.check(path)
+        earlier.check_run(path)
     elif mark is None or mark.kind != kind:
         raise ConfigError(
             f"{path}: holds {f'a {mark.kind}' if mark else 'nothing'} and no {kind} to continue"

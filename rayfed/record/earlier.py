@@ -28,7 +28,7 @@ NUMBERED = {
 """Files by folder that it removes when it goes on."""
 
 
-def check(path: Path) -> None:
+def check_run(path: Path) -> None:
     """Make sure that a folder without a marker holds a run.
 
     Raises:
@@ -53,7 +53,7 @@ def check(path: Path) -> None:
 def is_run(path: Path) -> bool:
     """Whether a folder without a marker holds a run."""
     try:
-        check(path)
+        check_run(path)
     except (DamagedError, OSError):
         return False
     return True

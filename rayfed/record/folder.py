@@ -20,8 +20,7 @@ from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
-from rayfed.record.history import FOLDER as HISTORY
-from rayfed.record.history import History
+from rayfed.record.history import HISTORY, History
 from rayfed.record.lock import WRITER, locked
 from rayfed.record.ownership import note, read_mark, remove
 from rayfed.record.readers import DamagedError, read_bytes, read_json, read_rows, read_tensors, reading
@@ -79,7 +78,7 @@ def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]
     write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
 
-def begun_with(path: Path, facts: Mapping[str, Any]) -> None:
+def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
     """Make sure that a run is continued on what it began with.
 
     Raises:
@@ -125,7 +124,7 @@ class RunFolder:
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager
-    def mine(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Be the only process that writes rounds here, as long as this lasts.
 
         Raises:

@@ -19,7 +19,7 @@ from rayfed.record.files import to_table, write_bytes, write_table
 from rayfed.record.ownership import remove, written
 from rayfed.record.readers import DamagedError, digest_of, read_packed
 
-FOLDER = "history"
+HISTORY = "history"
 BEFORE = "before"
 Tables = Mapping[str, list[dict[str, Any]]]
 
@@ -28,7 +28,7 @@ class History:
     """The rounds of one run on disk. Rounds count from 1."""
 
     def __init__(self, run: Path) -> None:
-        self.path = run / FOLDER
+        self.path = run / HISTORY
         self._last: tuple[int, str] | None = None  # the round that was written last, and its digest
         self._rounds: int | None = None
 
@@ -47,7 +47,7 @@ class History:
         except DamagedError:
             return ""
 
-    def check(self, round: int, digest: str) -> None:
+    def check_unchanged(self, round: int, digest: str) -> None:
         """Make sure that this round and all before it are what was written.
 
         Args:
@@ -61,12 +61,12 @@ class History:
             if not digest:
                 return
             if digest_of(self._file(number)) != digest:
-                raise DamagedError(f"{FOLDER}/{self._file(number).name} is not what was written")
+                raise DamagedError(f"{HISTORY}/{self._file(number).name} is not what was written")
             digest = str(read_packed(self._file(number), dict).get(BEFORE, ""))
 
     def complete(self, rounds: int) -> bool:
         """Whether every round up to this one can be read."""
-        return all(self.read(r) is not None for r in range(1, rounds + 1))
+        return all(self.entry(r) is not None for r in range(1, rounds + 1))
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
         """Forget every later round; the rows of those that stay."""
@@ -91,12 +91,12 @@ class History:
     def entries(self) -> Iterator[dict[str, Any]]:
         """Row and tables of every round that can be read, in order."""
         for round in count(1) if self._rounds is None else range(1, self._rounds + 1):
-            entry = self.read(round)
+            entry = self.entry(round)
             if entry is None:
                 return
             yield entry
 
-    def read(self, round: int) -> dict[str, Any] | None:
+    def entry(self, round: int) -> dict[str, Any] | None:
         """Row and tables of one round; None where they cannot be read."""
         try:
             entry = read_packed(self._file(round), dict)

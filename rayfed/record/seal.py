@@ -36,7 +36,7 @@ class Basis:
     config: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, facts: Mapping[str, Any], path: Path) -> None:
+    def check_unchanged(self, facts: Mapping[str, Any], path: Path) -> None:
         """Compare with what a checkpoint was saved with.
 
         Raises:

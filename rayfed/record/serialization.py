@@ -33,7 +33,7 @@ def to_bytes(value: Any, where: str) -> bytes:
 
     tensors: dict[str, Tensor] = {}
     tree = _flatten(value, where, tensors)
-    return save(_alone(tensors), metadata={TREE: json.dumps(checked_depth(tree))})
+    return save(_contiguous_copies(tensors), metadata={TREE: json.dumps(checked_depth(tree))})
 
 
 def from_file(path: Path) -> Any:
@@ -90,7 +90,7 @@ def _restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: _restore(item, tensors) for key, item in content}
 
 
-def _alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, each with memory of its own, as the format wants them."""
     seen: set[int] = set()
     found = {}

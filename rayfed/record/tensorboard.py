@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rayfed.errors import StorageError
 from rayfed.record.ownership import make_folder, note, remove, written
 
-FOLDER = "tensorboard"
+TENSORBOARD = "tensorboard"
 Entry = Mapping[str, Any]
 """A round as `History` keeps it: its row, and the rows of its tables."""
 
@@ -28,7 +28,7 @@ class Board:
     """
 
     def __init__(self, run: Path) -> None:
-        self.path = run / FOLDER
+        self.path = run / TENSORBOARD
         self._writer: Any = None
 
     def begin(self, entries: Iterable[Entry]) -> None:

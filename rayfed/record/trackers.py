@@ -23,7 +23,15 @@ from rayfed.record.files import write_text
 from rayfed.record.layout import COMPARE
 from rayfed.record.readers import DamagedError, read_json, reading
 from rayfed.record.tensorboard import Ending, Entry, scalars
-from rayfed.record.tracking import DATABASE, EXPERIMENT, PROJECT, URI, Tracking, said, within
+from rayfed.record.tracking import (
+    DATABASE,
+    EXPERIMENT,
+    PROJECT,
+    URI,
+    Tracking,
+    temporary_environment,
+    without_secrets,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +72,7 @@ class Tracker(ABC):
     def close(self, ending: Ending = "killed") -> None:
         if self._begun and self._send(at_once=True):
             try:
-                with within(self.environment):
+                with temporary_environment(self.environment):
                     self.end(ending)
             except Exception as err:
                 self._lost(err)
@@ -89,7 +97,7 @@ class Tracker(ABC):
         if time.monotonic() < self._again and not at_once:
             return False
         try:
-            with within(self.environment):
+            with temporary_environment(self.environment):
                 if not self._opened:
                     self.open()
                     self._opened = True
@@ -108,7 +116,7 @@ class Tracker(ABC):
 
     def _lost(self, err: Exception) -> None:
         """Say so once, and write down each time."""
-        message = f"{self.name}: {said(err, self.environment)}"
+        message = f"{self.name}: {without_secrets(err, self.environment)}"
         if not self._again:
             log.warning("%s; the run goes on, and its rounds are sent when it answers again", message)
         self._again = time.monotonic() + PAUSE

@@ -69,7 +69,7 @@ def variables() -> dict[str, str]:
 
 
 @contextmanager
-def within(environment: Mapping[str, str]) -> Iterator[None]:
+def temporary_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Have these variables, defaults of ours and no others for MLflow and W&B, as long as this lasts."""
     before = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
     try:
@@ -122,21 +122,22 @@ def _has_key(environment: Mapping[str, str]) -> bool:
 
 def _check_server(environment: Mapping[str, str]) -> None:
     name = environment.get(EXPERIMENT) or PROJECT
+    place = without_secrets(environment[URI], environment)
     try:
-        with within(environment):
+        with temporary_environment(environment):
             from mlflow import MlflowClient
 
             found = MlflowClient(tracking_uri=environment[URI]).get_experiment_by_name(name)
     except Exception as err:
         raise ConfigError(
-            f"{URI}: {said(environment[URI], environment)} cannot be used: {said(err, environment)}; correct "
-            f"it or start that server, or unset it for {DATABASE} beside the run"
+            f"{URI}: {place} cannot be used: {without_secrets(err, environment)}; correct it or start that "
+            f"server, or unset it to use {DATABASE} beside the run"
         ) from None
     if found is not None and found.lifecycle_stage == "deleted":
         raise ConfigError(f"{EXPERIMENT}: {name!r} was deleted; restore it in MLflow or choose another name")
 
 
-def said(what: object, environment: Mapping[str, str]) -> str:
+def without_secrets(what: object, environment: Mapping[str, str]) -> str:
     """One line of a message without keys and passwords."""
     text = one_line(what) if isinstance(what, Exception) else str(what)
     for name, value in environment.items():

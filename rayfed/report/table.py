@@ -82,7 +82,7 @@ def _scores(folder: Path, round: int) -> list[dict[str, Any]]:
     file = folder / "clients.parquet"
     every = pq.read_table(file).to_pylist() if file.exists() else []
     now = [score for score in every if score["round"] == round]
-    return now or (History(folder).read(round) or {"tables": {}})["tables"].get("clients", [])
+    return now or (History(folder).entry(round) or {"tables": {}})["tables"].get("clients", [])
 
 
 def _notes(row: dict[str, Any]) -> list[str]:

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rayfed.objective import metric_of
 
+if TYPE_CHECKING:
+    from rayfed.types import Row
+
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
 SLOWEST, SLOWEST_SECONDS = "slowest_client", "slowest_seconds"
 """What is seen of a round and not written down: the client that worked longest, all its calls together."""
 

@@ -36,7 +36,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
     assert "0 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
     lines = (run / "result.json").read_text().splitlines(keepends=True)
     watcher = threading.Thread(target=view.view, args=(live, True))
-    with RunFolder(live, {}).mine():
+    with RunFolder(live, {}).locked():
         watcher.start()
         for r in range(1, 3):
             (live / "history").mkdir(exist_ok=True)

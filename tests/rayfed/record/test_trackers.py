@@ -13,7 +13,7 @@ import pytest
 import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.claim import claim, look
-from rayfed.record.tracking import Tracking, check, within
+from rayfed.record.tracking import Tracking, check, temporary_environment
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from rayfed.terminal.guard import STOP
@@ -50,7 +50,7 @@ def database(tmp_path_factory):
     from mlflow import MlflowClient
 
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    with within({}):
+    with temporary_environment({}):
         MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
 
@@ -246,7 +246,7 @@ def test_the_environment_of_the_shell_goes_along_and_is_not_shown(monkeypatch, t
     assert Tracking.of([], {}).environment == {}
     monkeypatch.setenv("WANDB_API_KEY", "other")
     monkeypatch.setenv("WANDB_PROJECT", "other")
-    with within(pickle.loads(pickle.dumps(tracking)).environment):
+    with temporary_environment(pickle.loads(pickle.dumps(tracking)).environment):
         assert os.environ["WANDB_API_KEY"] == "hunter2"
         assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mine.db"
         assert "WANDB_PROJECT" not in os.environ
