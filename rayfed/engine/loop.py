@@ -1,4 +1,4 @@
-"""The round loop: sample clients, run a round, evaluate the model."""
+"""The round loop: samples clients, runs the round, evaluates the model."""
 
 from __future__ import annotations
 

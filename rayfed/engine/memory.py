@@ -1,4 +1,4 @@
-"""What an experiment will hold in memory, estimated from shapes before any of it is allocated."""
+"""Estimates the memory of an experiment from shapes, and refuses one that cannot fit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayfed.types import num_bytes
 T = TypeVar("T")
 GB = 1e9
 COPIES = 4
-"""Of a trained tensor: its value, its gradient, the optimizer's momentum and the server's."""
+"""Copies of a trained tensor: its value, its gradient, the optimizer's momentum and the server's value."""
 
 MOST_BLOCKS = 1000
 REPEATS = ("depth", "num_blocks", "num_layers", "layers")
-"""Options of a model that say how many of its parts are built, one after the other."""
+"""Options of a model that give its number of blocks or layers."""
 
 
 def check_counts(config: Config) -> None:
-    """Refuse options of a model for which building its parts alone would take for ever.
+    """Refuse models with so many blocks that building them would take very long.
 
     Raises:
         ConfigError: Names the option.
@@ -38,10 +38,10 @@ def check_counts(config: Config) -> None:
 
 
 def measurable(config: Config, build: Callable[[], T]) -> T:
-    """What `build` makes without values.
+    """Call `build`, which builds a model without values.
 
     Raises:
-        ConfigError: Its tensors are larger than any memory; names the largest number in the config.
+        ConfigError: Its tensors are larger than any memory; names the key with the largest number.
     """
     try:
         return build()
@@ -56,11 +56,11 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
     Args:
         config: The experiment.
         model: The tuned model without values.
-        size: Side of its input in pixels; 0 where inputs are no images.
-        partition: Who has what, for the largest batch.
+        size: Side of its input in pixels; 0 for tasks without images.
+        partition: Examples of each client, for the size of the largest batch.
 
     Raises:
-        ResourceError: Says what it needs, what there is, and which key is to blame.
+        ResourceError: Names needed and free memory, and the key that needs most.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in (*model.parameters(), *model.buffers()) if not p.requires_grad]
@@ -72,7 +72,8 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
         _largest(config): num_bytes(frozen) + COPIES * num_bytes(trained),
         f"train.{key}: {batch}": batch * 3 * size**2 * 4,
     }
-    need, free = sum(parts.values()), psutil.virtual_memory().available
+    need = sum(parts.values())
+    free = psutil.virtual_memory().available
     if need > free:
         culprit = max(parts, key=lambda name: parts[name])
         raise ResourceError(
@@ -82,7 +83,7 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
 
 
 def _largest(config: Config) -> str:
-    """The largest whole number among the keys that shape tensors, as `key: value`."""
+    """Key and value, as `key: value`, of the largest whole number in the sections `tuning` and `model`."""
     sections = {"tuning": config.tuning, "model.options": config.model.options}
     found = [pair for where, section in sections.items() for pair in _numbers(section, where)]
     if config.model.size:

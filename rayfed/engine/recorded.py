@@ -1,4 +1,4 @@
-"""Runs the rounds of an experiment and writes them down, so that nothing finished is ever lost."""
+"""Runs the rounds of an experiment and records each one on disk when it is finished."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ from rayfed.types import Params, Row
 
 log = logging.getLogger(__name__)
 
-MOST_RESTARTS = 3  # of a round whose clients lost their stores
+MOST_RESTARTS = 3  # times that a run goes back to a checkpoint because stores of clients were lost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """How a run is kept.
+    """Settings for recording a run.
 
     Attributes:
         path: Folder of the run.
-        domains: Domain of every client.
-        every: A checkpoint after every such round, and after the last one (0: only then).
-        keep: How many checkpoints stay.
-        resume: Go on from the last checkpoint in the folder.
-        tensorboard: Also write for TensorBoard.
-        tracking: Also send to MLflow or W&B.
-        basis: What checkpoints stand on.
-        claim: Of the command that lets the rounds be written; empty: nobody can have taken the folder.
+        domains: Domain of every client, by id.
+        every: Save a checkpoint in every n-th round and in the last one; 0: only in the last one.
+        keep: Number of checkpoints that are kept.
+        resume: Continue after the last checkpoint in the folder.
+        tensorboard: Also write the rounds for TensorBoard.
+        tracking: Trackers to which the rounds are also sent.
+        basis: Config and data digests, which are stored in every checkpoint.
+        claim: Token in the marker of the folder, from the command that started this process; empty: the
+            marker is not compared.
         on_nonfinite: Whether a loss or a global tensor that is NaN or infinite ends the run.
     """
 
@@ -64,7 +65,7 @@ class Keeping:
 
     @classmethod
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
-        """As the config says."""
+        """The settings of a config."""
         return cls(
             path=path,
             domains={client.id: client.domain for client in setup.partition.clients},
@@ -80,7 +81,7 @@ class Keeping:
 
 
 def basis_of(config: Config, setup: Setup) -> Basis:
-    """The config and the digests of what a run computes with."""
+    """The config of a run, and the digests of its images, its partition and its trace."""
     data = {"data_digest": setup.dataset.digest, "partition_digest": setup.partition.digest}
     if config.faults.trace:
         data["trace_digest"] = hashlib.sha256(Path(config.faults.trace).read_bytes()).hexdigest()
@@ -88,7 +89,7 @@ def basis_of(config: Config, setup: Setup) -> Basis:
 
 
 class Watch(Protocol):
-    """Told what happens in a run, and never part of it."""
+    """Receives the events and rounds of a run, such as metrics for Prometheus; cannot change the run."""
 
     def event(self, event: Event) -> None: ...
     def round(
@@ -108,17 +109,27 @@ def record_rounds(
     keeping: Keeping,
     watch: Watch | None = None,
 ) -> Iterator[Row]:
-    """Run all rounds and write them down; yields each row, then one with the digest of the final tensors.
+    """Run all rounds and record each one when it is finished.
 
-    A row also names the client that worked longest, which is not written down.
+    If the run ends early, all finished rounds are on disk, with a checkpoint of the last one. If stores of
+    clients are lost with a node, the rounds since the last checkpoint are repeated.
 
-    However it ends, the rounds that were finished are on disk, with a checkpoint of the last one.
+    Args:
+        experiment: The experiment.
+        executor: Runs the calls of clients.
+        start: Initial values of all tensors that are sent and trained.
+        keeping: Folder and settings for recording.
+        watch: Receives the events and rounds.
+
+    Yields:
+        The row of each round, with the slowest client added, which is not recorded; then a row with the
+        digest of the final tensors.
 
     Raises:
         ConfigError: Another process writes to the folder, or no checkpoint in it can be used.
         ClientError: A client failed, and the policy says to raise.
-        StorageError: Something cannot be written.
-        StoppedError: The run was asked to end.
+        StorageError: A file cannot be written.
+        StoppedError: The executor was stopped.
         NonFiniteError: A loss or a global tensor is not finite, and the config says to raise; the rounds
             before it are kept.
     """
@@ -141,7 +152,7 @@ def record_rounds(
                 saved.restore(executor)
             try:
                 keeper = _Keeper(checkpoints, executor, keeping, folder.history)
-                yield from _rounds(experiment, executor, start, folder, keeper, saved, watch)
+                yield from _record_since(saved, experiment, executor, start, folder, keeper, watch)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
                 note(Event(kind="store_lost", action="restart", client=err.client, message=str(err)))
@@ -151,15 +162,16 @@ def record_rounds(
         raise ClusterError(f"the stores of clients were lost {1 + MOST_RESTARTS} times; giving up")
 
 
-def _rounds(
+def _record_since(
+    saved: Saved | None,
     experiment: Experiment,
     executor: Executor,
     start: Params,
     folder: RunFolder,
     keeper: _Keeper,
-    saved: Saved | None,
     watch: Watch | None,
 ) -> Iterator[Row]:
+    """Run and record the rounds after a checkpoint, or all rounds if `saved` is None."""
     params = saved.state.params if saved else start
     state = saved.state if saved else None
     personal = saved.personal if saved else {}
@@ -180,7 +192,7 @@ def _rounds(
             yield {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
         digest = folder.finish(params)
     except BaseException:
-        # What brought us here is what the user must hear of. A lost node may have had what should be saved.
+        # Errors of saving must not hide the first error; a store may have been lost with its node.
         with suppress(StorageError, LostStoreError):
             keeper.save_last()
         with suppress(StorageError):
@@ -192,10 +204,13 @@ def _rounds(
 def _checked(
     done: Round, policy: OnNonFinite, note: Callable[[Event], None]
 ) -> tuple[list[NonFinite], Round]:
-    """What of a round is not finite, noted as events; and the round with nothing in the place of it.
+    """Find the values of a round that are NaN or infinite, and record them as events.
+
+    Returns:
+        The findings, and the round with empty cells in their place.
 
     Raises:
-        NonFiniteError: There is something, and the policy says to raise.
+        NonFiniteError: There is such a value, and the policy says to raise.
     """
     found = find(done.ledger.scores, done.scores, done.state.params, done.row)
     if not found:
@@ -211,7 +226,7 @@ def _checked(
 
 
 def slowest(visits: Sequence[Visit]) -> Row:
-    """Who worked longest in a round, and how long: for the screen, because a clock is no result."""
+    """The client that worked longest in a round, and its seconds; shown only, as timings are not results."""
     seconds: dict[str, float] = {}
     for visit in visits:
         seconds[visit.client] = seconds.get(visit.client, 0.0) + visit.seconds
@@ -223,7 +238,7 @@ def slowest(visits: Sequence[Visit]) -> Row:
 
 @dataclass
 class _Keeper:
-    """Saves rounds when they are due, and the last finished one when there may be no other."""
+    """Saves checkpoints when they are due, and one of the last finished round when a run ends early."""
 
     checkpoints: Checkpoints
     executor: Executor
@@ -232,7 +247,7 @@ class _Keeper:
     unsaved: tuple[Round, dict[str, Kept]] | None = None
 
     def finished(self, done: Round, due: bool) -> None:
-        # Stores move on in the next round; these are the ones that belong to this one.
+        # References to the stores after this round; the next round replaces the stores.
         self.unsaved = done, self.executor.stores()
         if due:
             self.save_last()

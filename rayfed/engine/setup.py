@@ -1,4 +1,4 @@
-"""From a config to everything the driver and the executors need. Every check of input happens here."""
+"""Prepares an experiment from its config: data, partition and model; all input is checked here."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Setup:
     """A checked experiment, ready to run anywhere.
 
     Attributes:
-        experiment: What the round loop needs.
-        world: What a worker needs, start tensors apart.
-        weights: All start tensors by module name, to be shared.
-        start: Start values of what travels.
-        partition: Who has what.
-        dataset: The images.
+        experiment: Input of the round loop.
+        world: Input of a worker, without the initial tensors.
+        weights: All initial tensors by module name, which processes share.
+        start: Initial values of the tensors that are sent and trained, by global name.
+        partition: Examples of each client.
+        dataset: The prepared examples.
     """
 
     experiment: Experiment
@@ -58,14 +58,14 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
 
     Args:
         config: The experiment.
-        build: Makes the tuned model; a sweep has its weights in memory already.
+        build: Builds the tuned model; a sweep passes a function that reuses weights in memory.
 
     Raises:
-        ConfigError: Something in the config, on disk or between the parts is wrong; one line says what.
+        ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
     """
     parts = build_parts(config)
     check_compatible(parts.server, parts.local, parts.tuning)
-    # Without values, for the size of its input; the real one needs the classes of the data.
+    # A model without values gives the input size; the real model needs the classes of the data.
     bare = replace(config.model, pretrained=False)
     check_counts(config)
     shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
@@ -113,7 +113,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
 
 
 def _check_input(config: ModelConfig, model: Backbone) -> None:
-    """Send an image of the model's size through it: a constructor need not notice that none fits."""
+    """Check that the model accepts images of its size, which its constructor may not have checked."""
     model.eval()
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Writes into the folder of a run what will be run, before its first round."""
+"""Writes config, versions and partition into a run folder before the first round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
-    """Write what will be run, and show who has what.
+    """Write config.yaml, environment.json and partition.parquet, and show the partition.
+
+    Args:
+        config: The config of the run.
+        setup: The experiment, prepared from it.
+        claim: The right to write into the folder.
+        tell: Called with each text for the user.
+        resume: The folder holds a run that is continued; check that its inputs are the same.
 
     Raises:
-        ConfigError: The run that is continued had other data or another config, or lost its checkpoints.
+        ConfigError: The run that is continued had other data or another config, or its checkpoints are
+            missing.
     """
-    partition, dataset, path = setup.partition, setup.dataset, claim.path
+    partition = setup.partition
+    dataset = setup.dataset
+    path = claim.path
     basis = basis_of(config, setup)
     facts = {
         **basis.data,

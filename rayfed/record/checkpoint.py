@@ -1,9 +1,9 @@
-"""Checkpoints of a federation: the server's state and every client's private store, on disk and back.
+"""Writes and reads checkpoints: the state of the server and the private store of every client.
 
-Safetensors and JSON only, so that reading one runs no code. A checkpoint is complete when its JSON file is
-there; what it refers to is named by its content, so that a store that has not changed is written once. It
-holds digests of what it stands on, so that an edit is noticed: its facts, the history of its rounds, config
-and data.
+Files are safetensors and JSON only, so that reading them runs no code. A checkpoint is complete once its JSON
+file exists. Stores are named by the digest of their content, so that an unchanged store is written only once.
+The JSON file holds digests of itself, of the history of its rounds, of the config and of the data, so that
+later changes of any of them are detected.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Saved:
     """A checkpoint read back.
 
     Attributes:
-        state: What the server carried after the round.
-        personal: Scores of the clients' own models, by client.
+        state: State of the server after the round.
+        personal: Last scores of the clients' personal models, by client.
         stores: File of each client's private store.
     """
 
@@ -52,7 +52,7 @@ class Saved:
     stores: Mapping[str, Path]
 
     def restore(self, executor: Executor) -> None:
-        """Give every client its store back, one at a time."""
+        """Give the executor the stores of all clients, reading one at a time."""
         executor.forget()
         for client, file in self.stores.items():
             executor.restore(client, from_file(file))
@@ -62,11 +62,15 @@ class Checkpoints:
     """The checkpoints in the folder of one run."""
 
     def __init__(self, run: Path, keep: int = 2, basis: Basis = NOTHING) -> None:
-        """Args: run: its folder. keep: how many of the last ones stay. basis: what the run stands on."""
-        self.run, self.path = run, run / CHECKPOINTS
-        self._keep, self._basis = keep, basis
-        self._files: dict[str, tuple[int, str]] = {}  # serial number and file of what was saved last
-        self._held: dict[Path, set[str]] | None = None  # files of every checkpoint there is
+        """Args: run: its folder. keep: number of checkpoints to keep. basis: config and data digests."""
+        self.run = run
+        self.path = run / CHECKPOINTS
+        self._keep = keep
+        self._basis = basis
+        self._files: dict[
+            str, tuple[int, str]
+        ] = {}  # by client: serial number and file of the last saved store
+        self._held: dict[Path, set[str]] | None = None  # store files of every checkpoint
 
     def save(
         self,
@@ -76,18 +80,20 @@ class Checkpoints:
         executor: Executor,
         history: str = "",
     ) -> None:
-        """Write one checkpoint, whole or not at all, then remove those that are too old.
+        """Write one checkpoint completely or not at all, then remove those that are too old.
 
         Args:
-            state: What the server carries.
-            personal: Scores of the clients' own models.
-            stores: The private stores of clients.
-            executor: Where they are.
-            history: Digest of the round's history; empty: it is not sealed.
+            state: State of the server after the round.
+            personal: Last scores of the clients' personal models.
+            stores: References to the private stores of the clients.
+            executor: Fetches a store by its reference.
+            history: Digest of the round's history file; empty: the history is not checked when this
+                checkpoint is read.
 
         Raises:
             StorageError: The disk is full or cannot be written; earlier checkpoints are untouched.
-            TypeError: A state or store holds something else than tensors, numbers, strings and containers.
+            TypeError: The state or a store holds something other than tensors, numbers, strings and
+                containers of these.
         """
         if self._held is None:
             self._held = {path: set(_stores(path).values()) for path in self._all()}
@@ -105,7 +111,7 @@ class Checkpoints:
             "data": self._basis.data,
         }
         final = self.path / f"round-{state.round + 1:06d}"
-        remove(final / FACTS)  # until it is there again, this is no checkpoint
+        remove(final / FACTS)  # without this file the folder does not count as a checkpoint
         write_bytes(final / STATE, data)
         write_text(final / FACTS, json.dumps({**facts, "seals": seals(facts)}))
         root = owner(self.path)
@@ -115,17 +121,18 @@ class Checkpoints:
         self._prune()
 
     def load(self, start: Params, usable: Callable[[int], bool]) -> Saved | None:
-        """The newest checkpoint that can be read; None where there is none at all.
+        """The newest checkpoint that can be read; None if there is none at all.
 
         Args:
-            start: Start tensors of the experiment; names and shapes must agree.
-            usable: Whether the history of the rounds up to this one (counted from 1) is there.
+            start: Initial tensors of the experiment, with whose names and shapes the checkpoint must agree.
+            usable: Tells whether the history of rounds 1 to n is complete.
 
         Raises:
             ConfigError: There are checkpoints, but none that can be used.
         """
-        found, reasons = sorted(self._all(), reverse=True), []
-        for path in found:
+        paths = sorted(self._all(), reverse=True)
+        reasons = []
+        for path in paths:
             try:
                 saved = _read(path, start)
                 if not usable(saved.state.round + 1):
@@ -135,21 +142,22 @@ class Checkpoints:
                 log.warning("checkpoint %s cannot be used (%s); trying the one before it", path.name, err)
             else:
                 return saved
-        if found:
+        if paths:
             raise ConfigError(
-                f"{self.path}: none of {len(found)} checkpoints can be used ({reasons[0]}); put back "
+                f"{self.path}: none of {len(paths)} checkpoints can be used ({reasons[0]}); put back "
                 f"what was changed, or start the run again with overwrite=true"
             )
         return None
 
     def check_continuable(self, rounds: int) -> None:
-        """Make sure, before anything starts, that a run can go on with what its checkpoints stand on.
+        """Check, before anything starts, that the run can be continued from its checkpoints.
 
         Args:
-            rounds: Finished rounds on disk.
+            rounds: Number of finished rounds on disk.
 
         Raises:
-            ConfigError: Config or data have changed, or the checkpoints of finished rounds are missing.
+            ConfigError: The config or the data changed since the last checkpoint, or the checkpoints of
+                finished rounds are missing.
         """
         paths = sorted(self._all(), reverse=True)
         if not paths and rounds > (0 if self.had_any() else 1):
@@ -165,11 +173,11 @@ class Checkpoints:
             if facts["format"] == FORMAT:
                 self._basis.check_unchanged(facts, self.run)
                 return
-            log.warning("%s was saved by an earlier version: edits of its files cannot be noticed", path)
+            log.warning("%s was saved by an earlier version: changes of its files cannot be detected", path)
             return
 
     def had_any(self) -> bool:
-        """Whether a checkpoint was ever complete, as far as the list of the run's files says."""
+        """Whether the list of the run's files says that a checkpoint was once complete."""
         root = owner(self.path)
         return root is not None and names_of(root).has(SAVED)
 
@@ -205,7 +213,7 @@ def _store_file(folder: Path, name: str) -> Path:
 
 
 def _stores(path: Path) -> dict[str, str]:
-    """Name of the file of each client's store; empty where the checkpoint is damaged."""
+    """File name of each client's store; empty if the checkpoint is damaged."""
     try:
         return _checked_stores(read_facts(path))
     except DamagedError:
@@ -227,7 +235,7 @@ def _read(path: Path, start: Params) -> Saved:
         state = ServerState(**from_file(path / STATE))
         personal = {client: Score(**score) for client, score in facts["personal"].items()}
         if path.name != f"round-{state.round + 1:06d}":
-            raise DamagedError(f"{STATE} is that of round {state.round + 1}")
+            raise DamagedError(f"{STATE} belongs to round {state.round + 1}")
         _check_params(state.params, start)
         History(path.parent.parent).check_unchanged(state.round + 1, facts.get("history", ""))
     files = {client: _store_file(path.parent, name) for client, name in stores.items()}
@@ -245,7 +253,7 @@ def _checked_stores(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_content(file: Path, digest: str) -> None:
     if digest_of(file) != digest:
-        raise DamagedError(f"{file.name} is not what was written")
+        raise DamagedError(f"{file.name} was changed")
 
 
 def _check_params(params: Params, start: Params) -> None:

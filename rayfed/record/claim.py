@@ -1,8 +1,9 @@
-"""Whose folder the output of a run is: what may be begun in it, continued in it, and removed from it.
+"""Decides whether a run may begin or continue in a folder, and locks the folder for it.
 
-Nothing is made before the input is known to be right, and nothing is removed that the list of the run's files
-(`rayfed.record.ownership`) does not name. A command looks into the folder, prepares, locks it, looks again,
-and only then writes; the marker holds another text for every command, so that one that was overtaken notices.
+Nothing is created before the input has been checked, and nothing is removed that is not in the list of the
+run's files (`rayfed.record.ownership`). A command first looks into the folder (`look`), prepares the
+experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a new token
+for every command, so that a command finds out if another one has begun in the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -28,32 +29,25 @@ from rayfed.record.clearing import (
     remove_kept,
 )
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
-from rayfed.record.ownership import (
-    MARKER,
-    Mark,
-    forget_names,
-    make_folder,
-    names_of,
-    read_mark,
-    unlink_plain,
-    write_mark,
-)
+from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
+from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
 from rayfed.record.readers import DamagedError
 
-MOST_NAMED = 3  # files of somebody else, in a message
+MOST_NAMED = 3  # largest number of foreign files that a message names
 
 
 @dataclass
 class Claim:
-    """The right to write in a folder, as long as its locks are held.
+    """The right to write into a folder, valid while its locks are held.
 
     Attributes:
         path: The folder.
         kind: run or sweep.
-        token: In its marker; another one for every command.
-        made: Folders that were made for it, outermost first.
-        begun: Whether all that is on the list was written for this claim.
-        writers: Held until the marker has the token; then the process that writes rounds may lock the folder.
+        token: Random text in the marker of the folder, new for every command.
+        made: Folders that were created for it, outermost first.
+        begun: Whether all files in the list were written under this claim.
+        writers: Locks for writing rounds. They are held until the marker has the token; then the process that
+            writes rounds takes them.
     """
 
     path: Path
@@ -64,7 +58,7 @@ class Claim:
     writers: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, part_of: Path | None = None) -> None:
-        """Mark the folder as ours and remove the run that was in it; all locks are held."""
+        """Write the marker and remove the earlier run in the folder. The caller holds all locks."""
         with _saying(self.path):
             write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             forget_names(self.path)
@@ -75,10 +69,10 @@ class Claim:
         self.writers.close()
 
     def take_over(self) -> None:
-        """Go on with what is there; a run without a marker, or whose list was lost, gets a new one.
+        """Continue the run in the folder; if its marker or its list is missing, write a new one.
 
         Raises:
-            ConfigError: It cannot be written.
+            ConfigError: The folder cannot be written.
         """
         with _saying(self.path):
             mark = mark_of(self.path)
@@ -96,7 +90,7 @@ class Claim:
         self.writers.close()
 
     def discard(self) -> None:
-        """Remove what a run that never began has written, and the folders that were made for it."""
+        """Remove the files of a run that ran no round, and the folders that were created for it."""
         if self.begun:
             clear(self.path)
             remove_kept(self.path)
@@ -104,13 +98,13 @@ class Claim:
 
 
 def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
-    """Find out, without touching anything, whether a run may begin in a folder.
+    """Check, without changing anything, whether a run may begin in a folder.
 
     Returns:
-        What the marker of the run says that will be overwritten; empty where there is none.
+        Token of the run in the folder, which will be overwritten; empty if there is none.
 
     Raises:
-        ConfigError: Something else is there, or a run that may not be overwritten.
+        ConfigError: The folder holds other files, or a run that may not be overwritten.
     """
     try:
         _check_above(path)
@@ -148,18 +142,18 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
 def claim(
     path: Path, seen: str, overwrite: bool = False, part_of: Path | None = None, kind: str = "run"
 ) -> Iterator[Claim]:
-    """Be the only one that writes in a folder, and begin a run in it.
+    """Lock a folder and begin a run in it.
 
     Args:
         path: The folder, which need not exist.
-        seen: What `look` said about it when the command started.
-        overwrite: Remove the run that is there.
-        part_of: Folder of the run or sweep that this one is a part of, and is removed with.
+        seen: Result of `look` when the command started.
+        overwrite: Remove the run that is in the folder.
+        part_of: Folder of the run or sweep that this one is a part of, and with which it is removed.
         kind: run or sweep.
 
     Raises:
-        ConfigError: Another process has the folder or had it since `look`, or it cannot be written; nothing
-            in it was touched then.
+        ConfigError: Another process holds the folder or has begun in it since `look`, or the folder cannot be
+            written. Nothing in it was changed then.
     """
     with _saying(path):
         if part_of is not None:
@@ -180,15 +174,16 @@ def claim(
 
 @contextmanager
 def claim_again(path: Path, kind: str = "run", patience: float | None = None) -> Iterator[Claim]:
-    """Be the only one that writes in a folder that holds a run; `Claim.take_over` makes it ours.
+    """Lock a folder that holds a run, to continue it after `Claim.take_over`.
 
     Args:
         path: The folder.
         kind: run or sweep.
-        patience: Seconds to wait for whoever writes there; None: as long as a killed driver may need to end.
+        patience: Seconds to wait until another process releases the locks; None: as long as a killed driver
+            may need to end.
 
     Raises:
-        ConfigError: There is no run, or another process writes it.
+        ConfigError: The folder holds no run, or another process writes to it.
     """
     _check_run(path, kind)
     found = Claim(path=path, kind=kind)
@@ -204,7 +199,7 @@ def _lock(path: Path, commands: ExitStack, writers: ExitStack, patience: float |
 
 
 def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
-    """Look with the locks held; they go again from a folder that somebody else has filled meanwhile."""
+    """Call `look` again with the locks held; if the folder is refused, remove the new lock files."""
     try:
         now = look(path, overwrite, kind)
     except ConfigError:
@@ -230,7 +225,7 @@ def _check_run(path: Path, kind: str) -> None:
 
 
 def _make(path: Path) -> list[Path]:
-    """Make a folder and those above it; the ones that were not there."""
+    """Create a folder and its parents; returns those that did not exist."""
     made = []
     for part in [*reversed(path.parents), path]:
         with suppress(FileExistsError):
@@ -242,7 +237,7 @@ def _make(path: Path) -> list[Path]:
 
 
 def _check_above(path: Path) -> None:
-    """Raise OSError where no folder can be made or written."""
+    """Raise OSError if no folder can be created or written at this path."""
     above = next(p for p in (path.absolute(), *path.absolute().parents) if _exists(p))
     if not above.is_dir():
         raise NotADirectoryError(20, os.strerror(20))
@@ -259,7 +254,7 @@ def _exists(path: Path) -> bool:
 
 
 def _strangers(path: Path) -> Iterator[str]:
-    """What is in a folder beside marker, list and locks."""
+    """Names of the files in a folder that are not a marker, a list or a lock of RayFed."""
     with suppress(FileNotFoundError):
         for entry in os.scandir(path):
             facts = entry.stat(follow_symlinks=False)

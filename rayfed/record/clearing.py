@@ -1,4 +1,4 @@
-"""Removes from a folder what the list of its run names, and nothing else; the caller holds the locks."""
+"""Removes from a folder the files in the list of its run, and no others. The caller holds the locks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from rayfed.record.lock import COMMAND, WRITER
-from rayfed.record.ownership import (
-    MARKER,
-    NAMES,
-    SAVED,
-    Mark,
-    forget_names,
-    names_of,
-    no_link_above,
-    read_mark,
-    unlink_plain,
-)
+from rayfed.record.marker import MARKER, Mark, read_mark
+from rayfed.record.ownership import NAMES, SAVED, forget_names, names_of, no_link_above, unlink_plain
 from rayfed.record.readers import DamagedError
 
 KEPT = (COMMAND, WRITER, MARKER, NAMES, f"{MARKER}.tmp", f"{NAMES}.tmp")
-"""Our own files in a folder beside those that the list names."""
+"""Files of RayFed in a run folder that are not in its list."""
 
 
 def mark_of(path: Path) -> Mark | None:
-    """The marker of a folder; None also where it is damaged."""
+    """The marker of a folder; None if there is none or it is damaged."""
     try:
         return read_mark(path)
     except DamagedError:
@@ -33,7 +24,7 @@ def mark_of(path: Path) -> Mark | None:
 
 
 def clear(root: Path) -> None:
-    """Remove what the list of a folder names, its parts included, and begin a new list; follow no link."""
+    """Remove all files in the lists of a folder and its parts; follows no links. Begins a new list."""
     for part in parts(root):
         clear(part)
         remove_kept(part)
@@ -47,7 +38,7 @@ def clear(root: Path) -> None:
 
 
 def parts(root: Path) -> list[Path]:
-    """Folders of the runs that are part of this one, such as those that it is compared with."""
+    """Folders of the runs that are part of this one, such as those of `compare`."""
     folders = [root / name for name in names_of(root).all() if name.endswith("/")]
     return [
         path
@@ -64,7 +55,7 @@ def join(whole: Path, part: Path) -> None:
 
 
 def remove_kept(path: Path) -> None:
-    """Remove marker, list and locks from a folder that holds nothing else; the locks are held."""
+    """Remove marker, list and locks from a folder that holds nothing else."""
     if {found.name for found in path.iterdir()} <= set(KEPT):
         for name in (f"{NAMES}.tmp", NAMES, f"{MARKER}.tmp", MARKER, WRITER, COMMAND):
             unlink_plain(path / name)
@@ -72,14 +63,14 @@ def remove_kept(path: Path) -> None:
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove those of these folders that are empty, inner ones first."""
+    """Remove the empty ones of these folders, in reverse order."""
     for path in reversed(folders):
         with suppress(OSError):
             path.rmdir()
 
 
 def drop_temporaries(root: Path) -> None:
-    """Remove what a killed process was writing."""
+    """Remove the temporary files of processes that were killed while writing."""
     names = names_of(root)
     for name in names.all():
         if "/" not in name and name.startswith(".rayfed-") and name.endswith(".tmp"):

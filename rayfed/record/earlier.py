@@ -1,4 +1,4 @@
-"""Run folders of versions that wrote neither marker nor list of files: continued, but never cleared."""
+"""Run folders of earlier versions, without marker and list of files: they are continued, never cleared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rayfed.record.readers import DamagedError, read_json, read_rows, read_yaml
 
 ALWAYS = ("config.yaml", "environment.json", "result.json", "partition.parquet")
-"""What every run writes."""
+"""Files that every run has."""
 
 FILES = (
     *(*ALWAYS, "progress.csv", "report.md"),
@@ -18,21 +18,21 @@ FILES = (
     *("transfers.parquet", "model/params.safetensors"),
     *("model/adapter_config.json", "model/adapter_model.safetensors", "model/README.md"),
 )
-"""What such a run writes again when it goes on."""
+"""Files that such a run writes again when it is continued."""
 
 NUMBERED = {
     "history": r"\d{6,}\.json\.gz",
     "tensorboard": r"events\.out\.tfevents\.\d+\.\d+",
     "checkpoints/stores": r"[0-9a-f]{64}\.safetensors",
 }
-"""Files by folder that it removes when it goes on."""
+"""Patterns of files, by folder, that it may remove when it is continued."""
 
 
 def check_run(path: Path) -> None:
-    """Make sure that a folder without a marker holds a run.
+    """Check that a folder without a marker holds a run.
 
     Raises:
-        DamagedError: It does not; says which file is missing or another.
+        DamagedError: It holds none; the message names the file that is missing or has other content.
     """
     if not (path / "config.yaml").is_file():
         raise DamagedError(f"{path}: holds no run to continue (there is no config.yaml)")
@@ -65,7 +65,7 @@ def _is_environment(facts: dict[str, Any]) -> bool:
 
 
 def names(path: Path) -> Iterator[str]:
-    """The files of such a run that it writes again or removes when it goes on."""
+    """Names of the files that the run in this folder writes again or removes when it is continued."""
     yield from (name for name in FILES if (path / name).is_file())
     for folder, pattern in NUMBERED.items():
         yield from _matching(path, folder, pattern)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files atomically: each one completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file on the disk of `path`, then move it into place.
+    """Call `write` with the path of a temporary file, then move that file to `path`.
 
-    In the folder of a run, the list of the run's files names it before it is there.
+    In a run folder, the name is first added to the list of the run's files.
 
     Raises:
-        StorageError: The disk is full, the folder cannot be written, or somebody else's file is in the way.
+        StorageError: The disk is full, the folder cannot be written, or a file that the run did not write has
+            this name.
     """
     try:
         make_folder(path.parent)
@@ -47,7 +48,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as a table; columns are the union of keys in order of appearance."""
+    """Write rows as a Parquet file; its columns are all keys, in order of appearance."""
     write_table(path, to_table(rows))
 
 

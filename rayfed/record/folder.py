@@ -1,4 +1,4 @@
-"""The folder of a run: what was run, on what, and what came out."""
+"""Writes the folder of a run: config, versions, result tables, events and final tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
 from rayfed.record.lock import WRITER, locked
-from rayfed.record.ownership import note, read_mark, remove
+from rayfed.record.marker import read_mark
+from rayfed.record.ownership import note, remove
 from rayfed.record.readers import DamagedError, read_bytes, read_json, read_rows, read_tensors, reading
 from rayfed.record.round import Round
 from rayfed.record.tensorboard import Board, Ending
@@ -43,24 +44,24 @@ DIGESTS = {
 
 
 def finished(path: Path, rounds: int) -> str:
-    """Digest of the final tensors of a run that has all its rounds; empty for any other folder.
+    """SHA-256 digest of the final tensors of a run that has all its rounds; empty for any other folder.
 
     Raises:
-        ConfigError: The folder says that it is finished, but cannot be read.
+        ConfigError: The run has its final tensors, but result.json or the tensors cannot be read.
     """
     try:
         rows = read_rows(path) if (path / "result.json").exists() else []
     except DamagedError:
         if (path / TENSORS).exists():
             raise
-        return ""  # it is written again from the history
+        return ""  # result.json is written again from the history
     if not rows or rows[-1]["round"] < rounds or not (path / TENSORS).exists():
         return ""
     return digest(read_tensors(path / TENSORS))
 
 
 def rounds_on_disk(path: Path) -> int:
-    """How many rounds a run has finished, as far as its files say."""
+    """Number of finished rounds, according to result.json and the history."""
     try:
         rows = len(read_rows(path))
     except DamagedError:
@@ -69,7 +70,7 @@ def rounds_on_disk(path: Path) -> int:
 
 
 def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write config.yaml (repeats the run) and environment.json (what it ran on)."""
+    """Write config.yaml, from which the run can be repeated, and environment.json: versions and digests."""
     import yaml
 
     versions = {name: version for name in PACKAGES if (version := _version(name))}
@@ -79,10 +80,14 @@ def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]
 
 
 def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
-    """Make sure that a run is continued on what it began with.
+    """Check that a run is continued with the data it began with; warn about other package versions.
+
+    Args:
+        path: Folder of the run.
+        facts: The digests of images, partition and trace now.
 
     Raises:
-        ConfigError: The images or their partition are others now.
+        ConfigError: The images, their partition or the trace changed.
     """
     file = path / "environment.json"
     before = read_json(file, dict)
@@ -106,29 +111,32 @@ class RunFolder:
         tracking: Tracking = NO_TRACKING,
         claim: str = "",
     ) -> None:
-        """What it writes to.
+        """Prepare the writers of a run folder.
 
         Args:
             path: An existing folder.
-            domains: Of every client.
-            tensorboard: Also write for that.
-            tracking: Also send to these trackers.
-            claim: Of the command that lets this process write; empty: there is no marker to compare it with.
+            domains: Domain of every client, by id.
+            tensorboard: Also write the rounds for TensorBoard.
+            tracking: Trackers to which the rounds are also sent.
+            claim: Token in the marker of the folder, from the command that started this process; empty: the
+                marker is not compared.
         """
-        self.path, self._claim = path, claim
+        self.path = path
+        self._claim = claim
         self.history = History(path)
         self._domains = domains
         self._rows: list[dict[str, Any]] = []
-        self._noted = False  # whether the list of the run's files has the events
+        self._noted = False  # whether events.jsonl is in the list of the run's files
         trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes rounds here, as long as this lasts.
+        """Hold the lock for writing rounds in this folder while the block runs.
 
         Raises:
-            ConfigError: Another process is writing this run and does not end soon, or another command has it.
+            ConfigError: Another process holds the lock and does not end soon, or another command has begun a
+                run in the folder since.
         """
         with locked(self.path, WRITER):
             mark = read_mark(self.path)
@@ -148,14 +156,14 @@ class RunFolder:
                     writer.close(ending)
 
     def begin(self, rounds: int = 0) -> None:
-        """Keep this many rounds of what is there already, and forget the others."""
-        remove(self.path / TENSORS)  # its presence says that the run is finished
+        """Keep the first `rounds` rounds that are on disk and remove the later ones."""
+        remove(self.path / TENSORS)  # a run with this file counts as finished
         self._rows = self.history.cut(rounds)
         for writer in self._writers:
             writer.begin(self.history.entries())
 
     def add(self, done: Round) -> None:
-        """Append a round to result.json and progress.csv, and keep its details for the tables."""
+        """Append a round to result.json and progress.csv, and write its tables into the history."""
         number = done.row["round"]
         tables = {
             "rounds": [done.row],
@@ -175,7 +183,7 @@ class RunFolder:
             writer.add({"row": done.row, "tables": tables})
 
     def event(self, event: Event) -> None:
-        """Write down a failure at once: it may be the last thing this run does."""
+        """Append a failure to events.jsonl at once, because the process may end right after it."""
         row = {**asdict(event), "round": event.round + 1, "time": time.time()}
         try:
             if not self._noted:
@@ -187,7 +195,7 @@ class RunFolder:
             raise StorageError(f"cannot write {self.path / EVENTS}: {err.strerror}") from err
 
     def write_tables(self) -> None:
-        """Write every table, and the events."""
+        """Write every table of the run, and the table of events, as Parquet files."""
         self.history.write_tables(self.path)
         if (self.path / EVENTS).exists():
             write_parquet(self.path / "events.parquet", _events(self.path / EVENTS))
@@ -202,7 +210,8 @@ class RunFolder:
         return digest(params)
 
     def _client_rows(self, done: Round) -> list[dict[str, Any]]:
-        number, rows = done.row["round"], []
+        number = done.row["round"]
+        rows = []
         for answer in done.ledger.scores:
             for name, value in answer.metrics.items():
                 model, _, metric = name.rpartition("/")
@@ -229,7 +238,7 @@ class RunFolder:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """The events that can be read; a crash may have cut the last one off."""
+    """The complete lines of events.jsonl; a crash may have cut the last line short."""
     events = []
     for line in read_bytes(path).splitlines():
         with suppress(DocumentError):

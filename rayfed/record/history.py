@@ -1,8 +1,8 @@
-"""What happened in each round, one file a round, until the tables of the run are put together from them.
+"""Writes the tables of each round into a file of its own; at the end they are joined into the run's tables.
 
-So a round costs the same to write down however many there were before, nothing of it stays in memory, and a
-run that is continued has the tables of one that was never interrupted. Every file holds the digest of the
-one before it, so that the digest of the last one stands for all of them.
+Writing a round therefore takes the same time however many rounds there were before, no round stays in memory,
+and a continued run gets the tables of a run that was never interrupted. Every file holds the digest of the
+one before it, so that the digest of the last file depends on all of them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class History:
 
     def __init__(self, run: Path) -> None:
         self.path = run / HISTORY
-        self._last: tuple[int, str] | None = None  # the round that was written last, and its digest
+        self._last: tuple[int, str] | None = None  # number and digest of the round that was written last
         self._rounds: int | None = None
 
     def write(self, round: int, row: Mapping[str, Any], tables: Tables) -> None:
         text = json.dumps({"row": row, "tables": tables, BEFORE: self.digest(round - 1)}, allow_nan=False)
         data = gzip.compress(text.encode(), compresslevel=1, mtime=0)
         write_bytes(self._file(round), data)
-        self._last, self._rounds = (round, hashlib.sha256(data).hexdigest()), round
+        self._last = (round, hashlib.sha256(data).hexdigest())
+        self._rounds = round
 
     def digest(self, round: int) -> str:
-        """The sha256 of the file of a round; empty where there is none."""
+        """The SHA-256 digest of the file of a round; empty if there is none."""
         if self._last is not None and self._last[0] == round:
             return self._last[1]
         try:
@@ -48,36 +49,38 @@ class History:
             return ""
 
     def check_unchanged(self, round: int, digest: str) -> None:
-        """Make sure that this round and all before it are what was written.
+        """Check that the files of this round and of all before it were not changed.
 
         Args:
-            round: The last one.
-            digest: Of its file.
+            round: Number of the last round to check.
+            digest: SHA-256 digest of its file. If it is empty, as in checkpoints of earlier versions, nothing
+                is checked.
 
         Raises:
-            DamagedError: One is missing or was changed; names it. An earlier version's files are not checked.
+            DamagedError: A file is missing or was changed; the message names it.
         """
         for number in range(round, 0, -1):
             if not digest:
                 return
             if digest_of(self._file(number)) != digest:
-                raise DamagedError(f"{HISTORY}/{self._file(number).name} is not what was written")
+                raise DamagedError(f"{HISTORY}/{self._file(number).name} was changed")
             digest = str(read_packed(self._file(number), dict).get(BEFORE, ""))
 
     def complete(self, rounds: int) -> bool:
-        """Whether every round up to this one can be read."""
+        """Whether the files of rounds 1 to `rounds` can all be read."""
         return all(self.entry(r) is not None for r in range(1, rounds + 1))
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
-        """Forget every later round; the rows of those that stay."""
+        """Remove the files of all rounds after `rounds`; returns the rows of those that remain."""
         for file in written(self.path):
             if not file.name.split(".")[0].isdigit() or int(file.name.split(".")[0]) > rounds:
                 remove(file)
-        self._last, self._rounds = None, rounds
+        self._last = None
+        self._rounds = rounds
         return [entry["row"] for entry in self.entries()]
 
     def write_tables(self, run: Path) -> None:
-        """Put the tables of all rounds together, one Parquet file each."""
+        """Join the tables of all rounds; writes one Parquet file per table."""
         import pyarrow as pa
 
         parts: dict[str, list[pa.Table]] = {}
@@ -89,7 +92,7 @@ class History:
             write_table(run / f"{name}.parquet", pa.concat_tables(tables, promote_options="permissive"))
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Row and tables of every round that can be read, in order."""
+        """Row and tables of each round, in order, up to the first one that cannot be read."""
         for round in count(1) if self._rounds is None else range(1, self._rounds + 1):
             entry = self.entry(round)
             if entry is None:
@@ -97,7 +100,7 @@ class History:
             yield entry
 
     def entry(self, round: int) -> dict[str, Any] | None:
-        """Row and tables of one round; None where they cannot be read."""
+        """Row and tables of one round; None if its file cannot be read."""
         try:
             entry = read_packed(self._file(round), dict)
         except DamagedError:
@@ -109,10 +112,11 @@ class History:
 
 
 def _is_entry(entry: Mapping[str, Any], round: int) -> bool:
-    row, tables = entry.get("row"), entry.get("tables")
+    row = entry.get("row")
+    tables = entry.get("tables")
     if not isinstance(row, dict) or row.get("round") != round or not isinstance(tables, dict):
         return False
-    # A table is a file of its name.
+    # Names are checked because each table becomes a file of its name.
     return all(
         name.isidentifier() and isinstance(rows, list) and all(isinstance(line, dict) for line in rows)
         for name, rows in tables.items()

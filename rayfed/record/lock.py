@@ -1,7 +1,8 @@
-"""Who may write in a folder: one command at a time, and with it the process that it lets write the rounds.
+"""Locks of a run folder: at any time one command, and one process that writes its rounds, may use it.
 
-A command holds COMMAND until its end. The process that writes rounds, which with Ray is another one, holds
-WRITER. Whoever wants the folder needs both, so a driver that outlives its command protects what it writes.
+A command holds the lock COMMAND until it ends. The process that writes rounds (with Ray: the driver actor)
+holds the lock WRITER. A new command needs both, so it has to wait for a driver that still writes after its
+command has ended.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from pathlib import Path
 from rayfed.errors import ConfigError
 
 COMMAND, WRITER = ".lock", ".writer"
-LOCK_PATIENCE, LOCK_PAUSE = 20.0, 0.05  # seconds
-MOMENT = 1.0  # seconds for which somebody who only asks whether the folder is locked may hold a lock
+LOCK_PATIENCE = 20.0  # seconds to wait for a lock
+LOCK_PAUSE = 0.05  # seconds between two attempts
+MOMENT = 1.0  # seconds to wait where only `is_locked` of another process can hold a lock
 
 
 @contextmanager
 def locked(folder: Path, name: str, patience: float | None = None) -> Iterator[None]:
-    """Hold a lock of a folder as long as this lasts.
+    """Hold a lock of a folder while the block runs.
 
     Args:
         folder: An existing folder.
         name: COMMAND or WRITER.
-        patience: Seconds to wait for whoever holds it; None: as long as a killed driver may need to end.
+        patience: Seconds to wait for another process; None: as long as a killed driver may need to end.
 
     Raises:
         ConfigError: Another process holds it, or it cannot be locked.
@@ -50,7 +52,7 @@ def _acquire(folder: Path, name: str, patience: float) -> int:
             raise ConfigError(f"output: {str(folder)!r} was removed by another process; run again") from None
         except OSError as err:
             raise ConfigError(
-                f"output: {folder / name} cannot be locked: {err.strerror}; if it is not yours, remove it"
+                f"output: {folder / name} cannot be locked: {err.strerror}; choose another folder"
             ) from err
         if number is not None:
             return number
@@ -60,14 +62,15 @@ def _acquire(folder: Path, name: str, patience: float) -> int:
 
 
 def _try(path: Path) -> int | None:
-    """Lock a file, which is made if it is not there; None where somebody else has the lock."""
+    """Lock a file, created if needed; its descriptor, or None if another process holds the lock."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    number, held = os.open(path, flags, 0o666), False
+    number = os.open(path, flags, 0o666)
+    held = False
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A run that is refused removes its new folder and the lock with it; then this one protects nothing.
+        # A refused run removes its new folder and the lock file; a lock on that file protects nothing.
         held = os.path.samestat(os.fstat(number), path.lstat())
     except (BlockingIOError, FileNotFoundError):
         return None
@@ -78,7 +81,7 @@ def _try(path: Path) -> int | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process of this machine works in a folder."""
+    """Whether a process of this machine holds a lock of the folder."""
     return any(_is_held(folder / name) for name in (COMMAND, WRITER))
 
 

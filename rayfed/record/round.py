@@ -1,4 +1,4 @@
-"""One finished round, as the loop hands it to whoever records it."""
+"""The result of one round, which the round loop yields and the run folder records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rayfed.types import ServerState
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One finished round.
+    """The result of one round.
 
     Attributes:
-        state: What the server carries on.
-        row: Its line in result.json.
-        ledger: Traffic, client scores and the method's tables.
-        scores: Evaluation by model (`global`, `personal`), where one was made.
+        state: State of the server after the round.
+        row: Its row in result.json.
+        ledger: Its traffic, metrics of clients and tables of the method.
+        scores: Evaluations by model (`global`, `personal`); only of models that were scored.
     """
 
     state: ServerState

@@ -1,4 +1,4 @@
-"""What a checkpoint stands on, and the digests by which a change of it by hand is noticed."""
+"""Digests in a checkpoint, by which later changes of its entries, the config or the data are detected."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WHAT = {
     "config": "the config",
     "data": "the digests of the data",
 }
-"""Facts of a checkpoint, in words."""
+"""Entries of a checkpoint, as messages name them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """What a run stands on, beside its own rounds.
+    """The inputs of a run, with which a checkpoint can be continued.
 
     Attributes:
-        config: The experiment, as in config.yaml.
+        config: The config, as in config.yaml.
         data: Digests of images, partition and trace, by their names in environment.json.
     """
 
@@ -37,16 +37,20 @@ class Basis:
     data: Mapping[str, str] = field(default_factory=dict)
 
     def check_unchanged(self, facts: Mapping[str, Any], path: Path) -> None:
-        """Compare with what a checkpoint was saved with.
+        """Check that a checkpoint was saved with the same inputs.
+
+        Args:
+            facts: Entries of the checkpoint.
+            path: Folder of the run, for errors.
 
         Raises:
-            ConfigError: Something that alters the result is another now; names it.
+            ConfigError: A key of the config or a digest that affects the result changed; names it.
         """
         where = f"when round {facts['round']} of {path} was saved"
         advice = "put it back or start a new run"
-        now = json.loads(json.dumps(self.config))  # keys as they are in the checkpoint
+        now = json.loads(json.dumps(self.config))  # with the key types that JSON has
         for key, old, new in changes(facts["config"], now):
-            if key != "rounds":  # more of them is what a run is continued for
+            if key != "rounds":  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, new in changes(facts["data"], self.data):
             raise ConfigError(f"{key} was {str(old)[:16]} {where} and is {str(new)[:16]} now; {advice}")
@@ -56,7 +60,7 @@ NOTHING = Basis()
 
 
 def seals(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of every fact of a checkpoint."""
+    """The SHA-256 digest of every entry of a checkpoint."""
     return {
         key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
         for key, value in facts.items()
@@ -64,10 +68,10 @@ def seals(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint as they were saved.
+    """The entries of a checkpoint, checked against their digests.
 
     Raises:
-        DamagedError: One was changed, or the format is another.
+        DamagedError: An entry was changed, or the format is not known.
     """
     facts = read_json(path / FACTS, dict)
     with reading(path / FACTS):
@@ -80,7 +84,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         changed += [key for key in sealed if key not in facts]
         if changed:
             what = WHAT.get(changed[0], changed[0])
-            raise DamagedError(f"{FACTS}: {what} is not what was written")
+            raise DamagedError(f"{FACTS}: {what} was changed")
         if path.name != f"round-{facts['round']:06d}":
-            raise DamagedError(f"{FACTS} is that of round {facts['round']}")
+            raise DamagedError(f"{FACTS} belongs to round {facts['round']}")
     return facts

@@ -1,6 +1,7 @@
-"""Nested values of tensors, numbers and strings as one safetensors file, and back. No code is run by reading.
+"""Writes nested values of tensors, numbers and strings into one safetensors file, and reads them back.
 
-The tensors are the file's tensors; the containers are JSON in its metadata, which refers to tensors by name.
+Containers are stored as JSON in the metadata of the file, which refers to its tensors by name. Reading a
+file runs no code of it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def to_bytes(value: Any, where: str) -> bytes:
 
     Args:
         value: Tensors, numbers, strings, booleans, None, and dicts, lists and tuples of these.
-        where: What the value is, for the error.
+        where: Description of the value, for errors.
 
     Raises:
-        TypeError: Something else is in it; says where.
+        TypeError: It holds something else; the message says where.
         DocumentError: Its containers are nested too deeply.
     """
     from safetensors.torch import save
@@ -53,7 +54,7 @@ def from_file(path: Path) -> Any:
 
 
 def _flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON of a value: plain where JSON has the type, `{kind: content}` where it has not."""
+    """A value as JSON: types that JSON lacks become `{kind: content}`; tensors are added to `tensors`."""
     kind = type(value)
     if isinstance(value, Tensor):
         name = where if where not in tensors else f"{where}#{len(tensors)}"
@@ -91,7 +92,7 @@ def _restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each with memory of its own, as the format wants them."""
+    """Contiguous CPU copies that share no storage, as safetensors requires."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():

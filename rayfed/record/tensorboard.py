@@ -1,4 +1,4 @@
-"""The rounds of a run as TensorBoard reads them."""
+"""Writes the rounds of a run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rayfed.record.ownership import make_folder, note, remove, written
 
 TENSORBOARD = "tensorboard"
 Entry = Mapping[str, Any]
-"""A round as `History` keeps it: its row, and the rows of its tables."""
+"""A round in the history: its row, and the rows of its tables."""
 
 Ending = Literal["finished", "failed", "killed"]
-"""How a run ended; killed: somebody stopped it."""
+"""How a run ended: normally, with an error, or stopped by a signal or Ctrl-C (killed)."""
 
 
 class Board:
-    """One event file, written anew when a run goes on, so that no step is in it twice.
+    """Writes one event file; a continued run writes it again from the start, so that each step is there once.
 
-    Records are written at once by this process: tensorboardX's own writer does so in a thread, where nobody
-    would hear that the disk is full.
+    Records are written directly, because tensorboardX's own writer uses a thread, in which the error of a
+    full disk would be lost.
     """
 
     def __init__(self, run: Path) -> None:
@@ -32,7 +32,7 @@ class Board:
         self._writer: Any = None
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Start over with the rounds that stay.
+        """Begin a new file with the rounds that are kept.
 
         Raises:
             StorageError: It cannot be written.
@@ -43,7 +43,7 @@ class Board:
         self.close()
         for file in written(self.path):
             remove(file)
-        # TensorBoard reads files in the order of their names, and forgets one that is gone.
+        # TensorBoard reads files in the order of their names, and drops the data of removed ones.
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         try:
             make_folder(self.path)
@@ -56,7 +56,7 @@ class Board:
             raise StorageError(f"cannot write {self.path}: {err.strerror}") from err
 
     def add(self, entry: Entry) -> None:
-        """Write a round: every number of its row, and the scores of every domain."""
+        """Write a round: all numbers of its row, and the scores of every domain."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -68,9 +68,9 @@ class Board:
             raise StorageError(f"cannot write {self.path}: {err.strerror}") from err
 
     def close(self, ending: Ending = "killed") -> None:
-        """End the file, which does not say how the run ended."""
+        """Close the file; TensorBoard has no field for `ending`."""
         if self._writer is not None:
-            with suppress(OSError):  # the disk is full, which whoever wrote last was told
+            with suppress(OSError):  # the last write has already raised the error of a full disk
                 self._writer.close()
             self._writer = None
 
@@ -84,7 +84,7 @@ def scalars(entry: Entry) -> dict[str, float]:
     row = {k: float(v) for k, v in entry["row"].items() if isinstance(v, int | float) and k != "round"}
     for score in entry["tables"].get("clients", ()):
         kind = score["exchange"].removeprefix("report_").rstrip("s")
-        if kind in ("domain", "held_out") and score["value"] is not None:  # none: it was not finite
+        if kind in ("domain", "held_out") and score["value"] is not None:  # None: the value was not finite
             model = "" if score["model"] == "global" else f"{score['model']}/"
             row[f"{kind}/{score['client']}/{model}{score['metric']}"] = score["value"]
     return row

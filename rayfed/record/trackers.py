@@ -1,7 +1,7 @@
-"""The rounds of a run in MLflow and in Weights & Biases, where the config asks for them.
+"""Sends the rounds of a run to MLflow and to Weights & Biases, if the config asks for it.
 
-A tracker may neither break a run nor change it: results are on disk anyway. So what cannot be sent waits, is
-tried again from time to time and at the end, and is told once.
+A tracker that fails neither stops a run nor changes its results, which are on disk. Rounds that could not be
+sent are kept and sent again every PAUSE seconds and at the end of the run; one warning is shown.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ from rayfed.record.tracking import (
 log = logging.getLogger(__name__)
 
 MEMORY = "trackers.json"
-PAUSE = 120.0  # seconds until a tracker that failed is tried again
+PAUSE = 120.0  # seconds after a failure until rounds are sent again
 MARK = "seconds"
-"""A column of every round, sent last of it: where it is, the round is complete."""
+"""Column that is sent last of a round: a round that has it in the tracker is complete there."""
 
 
 class Tracker(ABC):
-    """Sends rounds to a library. What was sent is remembered in the folder, so no step is there twice."""
+    """Sends rounds to a library; a file holds the number of the last one, so that none is sent twice."""
 
     name: str
 
     def __init__(self, run: Path, tracking: Tracking, tell: Callable[[Event], None]) -> None:
-        """Args: run: its folder. tracking: where from and what. tell: noted when it cannot be reached."""
+        """Args: run: the run folder. tracking: config and environment. tell: called with each failure."""
         self.run = run.absolute()
-        self.config, self.environment = tracking.config, tracking.environment
-        self.id, self.step = "", 0
+        self.config = tracking.config
+        self.environment = tracking.environment
+        self.id = ""
+        self.step = 0
         self._tell = tell
         self._waiting: dict[int, dict[str, float]] = {}
         self._begun = self._opened = False
-        self._again = 0.0  # not before this time
+        self._again = 0.0  # time (monotonic) before which nothing is sent again
 
     def begin(self, entries: Iterable[Entry]) -> None:
-        """Start or go on, and send the rounds of `entries` that are not there yet."""
+        """Start or continue, and send the rounds of `entries` that the tracker does not have yet."""
         if not self._begun:
             self.id, self.step = _recall(self.run).get(self.name, ("", 0))
             self._begun = True
@@ -79,7 +81,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Find the run `id`, or make a new one and set `id`; set `step` to the last one that is there."""
+        """Find the run `id`, or create one and set `id`; set `step` to the last step that the tracker has."""
 
     @abstractmethod
     def send(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -88,12 +90,12 @@ class Tracker(ABC):
     def end(self, ending: Ending) -> None: ...
 
     def _wait(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:  # a round that is repeated after a crash is the same to the bit
+        for entry in entries:  # a round repeated after a crash has identical values
             if (step := entry["row"]["round"]) > self.step:
                 self._waiting[step] = scalars(entry)
 
     def _send(self, at_once: bool = False) -> bool:
-        """Send what waits; whether nothing waits any more."""
+        """Send all rounds that were not sent yet; returns whether that succeeded."""
         if time.monotonic() < self._again and not at_once:
             return False
         try:
@@ -115,13 +117,15 @@ class Tracker(ABC):
         return True
 
     def _lost(self, err: Exception) -> None:
-        """Say so once, and write down each time."""
+        """Warn at the first failure, and record every failure as an event."""
         message = f"{self.name}: {without_secrets(err, self.environment)}"
         if not self._again:
-            log.warning("%s; the run goes on, and its rounds are sent when it answers again", message)
+            log.warning(
+                "%s; the run continues, and its rounds are sent when the tracker answers again", message
+            )
         self._again = time.monotonic() + PAUSE
         lost = f"{message} (rounds not sent: {len(self._waiting)})"
-        with suppress(StorageError):  # whoever writes results will be told
+        with suppress(StorageError):  # writing the results will raise the same error
             self._tell(Event(kind="tracker_lost", action="nothing", round=self.step, message=lost))
 
 
@@ -151,7 +155,7 @@ class MLflow(Tracker):
                 self._client.log_batch(self.id, params=params[i : i + 100])
 
     def _known(self) -> Any:
-        """The run that is continued; None where it is not known, or not any more."""
+        """The MLflow run that is continued; None if there is none, or it was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -169,11 +173,11 @@ class MLflow(Tracker):
         found = self._client.get_experiment_by_name(name)
         if found is None:
             file = uri.removeprefix("sqlite:///")
-            # Without a server, its default is a folder where the process happens to be.
+            # Without a server, MLflow's default is a folder in the current folder of the process.
             place = None if file == uri else Path(file).with_name("mlartifacts").as_uri()
             try:
                 return str(self._client.create_experiment(name, artifact_location=place))
-            except MlflowException:  # another run was faster
+            except MlflowException:  # another run has created it meanwhile
                 found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id)
 
@@ -191,14 +195,16 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases. Its library sends in the background, and keeps what it could not send."""
+    """A run of Weights & Biases, whose library sends in the background and keeps what it could not send."""
 
     name = "wandb"
 
     def open(self) -> None:
         import wandb
 
-        id = self.id or uuid.uuid4().hex[:8]  # a new one each time: after a failure the old one is "in use"
+        id = (
+            self.id or uuid.uuid4().hex[:8]
+        )  # a new id after a failure, because W&B reports the old one as in use
         self._run = wandb.init(
             project=self.environment.get("WANDB_PROJECT") or PROJECT,
             name=self.run.relative_to(_home(self.run)).as_posix(),
@@ -234,12 +240,12 @@ def flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _named(key: str) -> str:
-    """A name that MLflow takes."""
+    """A name with only the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}_", key)[:250]
 
 
 def _home(run: Path) -> Path:
-    """The folder beside a run; the runs of `compare` and of leave_one_out are part of another one."""
+    """The folder that holds the run, or for a part of another run the folder that holds that one."""
     if run.parent.name == COMPARE and (run.parent.parent / "config.yaml").is_file():
         return _home(run.parent.parent)
     whole = run.parent / "config.yaml"

@@ -1,4 +1,4 @@
-"""What trackers need, where it comes from, and whether they can work: asked before anything starts."""
+"""Settings of MLflow and Weights & Biases, and checks before a run starts that they can be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 PROJECT = "rayfed"
 
 DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # theirs hold a round up for minutes; we try again later
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # MLflow's own would block for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -30,18 +30,18 @@ DEFAULTS = {
     "WANDB_CONSOLE": "off",
     "WANDB_SILENT": "true",
 }
-"""Variables where the user has not set them."""
+"""Values of variables that the user has not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """What trackers need; handed to the process that writes the run, whose environment may be another one.
+    """Settings of the trackers, sent to the process that writes the run, whose environment may differ.
 
     Attributes:
-        names: mlflow, wandb.
-        config: The experiment, as in config.yaml.
-        environment: MLFLOW_* and WANDB_* where the run was started. They can hold keys, so they are neither
-            shown nor written.
+        names: Trackers: mlflow, wandb.
+        config: The config, as in config.yaml.
+        environment: Variables MLFLOW_* and WANDB_* of the process that started the run. They can hold keys,
+            so they are neither shown nor written.
     """
 
     names: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Tracking:
 
     @classmethod
     def of(cls, names: Sequence[str], config: Mapping[str, Any]) -> Tracking:
-        """For a run that is started here; without names, nothing of the environment is read."""
+        """The settings in this process; if `names` is empty, the environment is not read."""
         if not names:
             return NO_TRACKING
         return cls(names=tuple(dict.fromkeys(names)), config=config, environment=variables())
@@ -70,7 +70,7 @@ def variables() -> dict[str, str]:
 
 @contextmanager
 def temporary_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables, defaults of ours and no others for MLflow and W&B, as long as this lasts."""
+    """While the block runs, set these variables and DEFAULTS, and no other MLFLOW_* and WANDB_* variables."""
     before = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
     try:
         _replace({**DEFAULTS, **environment})
@@ -86,18 +86,18 @@ def _replace(environment: Mapping[str, str]) -> None:
 
 
 def check_trackers(names: Sequence[str], key: str = "trackers") -> None:
-    """Refuse trackers that cannot work, before anything starts.
+    """Refuse trackers that cannot be used, before anything starts.
 
     Args:
-        names: mlflow, wandb.
-        key: Where in the config they are.
+        names: Trackers: mlflow, wandb.
+        key: Config key that names them, for errors.
 
     Raises:
-        ConfigError: A library is missing, the server does not answer, there is no key.
+        ConfigError: A library is not installed, the server does not answer, or W&B has no key.
     """
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name is no library
+        if spec is None or spec.origin is None:  # a folder of that name is not a package
             raise ConfigError(f"{key}: {name} is not installed; install rayfed-sim[{name}] or leave it out")
     environment = variables()
     if "wandb" in names and not _has_key(environment):
@@ -138,7 +138,7 @@ def _check_server(environment: Mapping[str, str]) -> None:
 
 
 def without_secrets(what: object, environment: Mapping[str, str]) -> str:
-    """One line of a message without keys and passwords."""
+    """An error or a text in one line, with keys and passwords replaced by ***."""
     text = one_line(what) if isinstance(what, Exception) else str(what)
     for name, value in environment.items():
         if value and re.search("KEY|TOKEN|PASSWORD|SECRET", name):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfed.record.ownership import MARKER, NAMES
+from rayfed.record.marker import MARKER
+from rayfed.record.ownership import NAMES
 from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running

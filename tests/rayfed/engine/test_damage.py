@@ -204,14 +204,14 @@ def repacked(file, change):
 def test_a_digit_in_the_history_of_the_last_round_costs_this_round(run, finished, caplog):
     repacked(run / "history" / "000003.json.gz", lambda entry: entry["row"].update(loss=0.0))
     assert main([str(run), "--quiet"]) == 0
-    assert "history/000003.json.gz is not what was written" in caplog.text
+    assert "history/000003.json.gz was changed" in caplog.text
     assert json.loads((run / "result.json").read_text().splitlines()[-1])["loss"] > 0
 
 
 def test_a_digit_in_the_history_of_an_earlier_round_is_named(run, capsys):
     repacked(run / "history" / "000001.json.gz", lambda entry: entry["row"].update(loss=0.0))
     assert main([str(run)]) == 2
-    assert "history/000001.json.gz is not what was written" in assert_said(2, capsys)
+    assert "history/000001.json.gz was changed" in assert_said(2, capsys)
 
 
 def swapped(facts):
@@ -251,6 +251,6 @@ def test_a_checkpoint_of_an_earlier_version_is_used_with_a_warning(run, finished
         old = {key: facts[key] for key in ("round", "state", "stores", "personal")}
         file.write_text(json.dumps({"format": 1, **old}))
     assert main([str(run), "--quiet"]) == 0
-    assert "edits of its files cannot be noticed" in caplog.text
+    assert "changes of its files cannot be detected" in caplog.text
     tensors = ("model", "params.safetensors")
     assert run.joinpath(*tensors).read_bytes() == finished.joinpath(*tensors).read_bytes()

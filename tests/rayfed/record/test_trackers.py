@@ -13,7 +13,7 @@ import pytest
 import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.claim import claim, look
-from rayfed.record.tracking import Tracking, check, temporary_environment
+from rayfed.record.tracking import Tracking, check_trackers, temporary_environment
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from rayfed.terminal.guard import STOP
@@ -219,7 +219,7 @@ def test_what_cannot_work_is_refused_quickly(override, variables, message, monke
 def test_a_library_that_is_not_installed_is_named(name, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed; install rayfed-sim\[{name}\]"):
-        check([name])
+        check_trackers([name])
 
 
 def test_wandb_without_a_key_is_refused(monkeypatch, tmp_path):
@@ -227,12 +227,12 @@ def test_wandb_without_a_key_is_refused(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with pytest.raises(ConfigError, match=r"WANDB_API_KEY.*WANDB_MODE=offline"):
-        check(["wandb"])
+        check_trackers(["wandb"])
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password abc\n")
-    check(["wandb"])
+    check_trackers(["wandb"])
     (tmp_path / "netrc").unlink()
     monkeypatch.setenv("WANDB_MODE", "offline")
-    check(["wandb"])
+    check_trackers(["wandb"])
 
 
 def test_the_environment_of_the_shell_goes_along_and_is_not_shown(monkeypatch, tmp_path):
