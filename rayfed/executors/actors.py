@@ -1,4 +1,4 @@
-"""Calls on a pool of Ray actors: clients are data, actors are lanes with a share of a CPU and of a GPU."""
+"""Runs the calls of clients on a pool of Ray actors, each with a share of a CPU and of a GPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class ClientActor:
-    """One lane: a resident backbone that plays any client, one after the other."""
+    """A Ray actor that holds one model and runs any client with it, one call after the other."""
 
     def __init__(
         self, name: str, world: World, weights: Weights, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Args: name: of the actor. labels: of its metrics; none: it has no metrics."""
+        """Args: name: name of the actor. labels: labels of its metrics; None: no metrics."""
         self._name = name
         gpus = ray.get_gpu_ids()
         usable = bool(gpus) and torch.cuda.is_available()
@@ -47,11 +47,12 @@ class ClientActor:
         return self._name
 
     def run(self, calls: list[WireCall], *args: Any) -> tuple[Any, ...]:
-        """Play clients one after the other.
+        """Run calls of clients one after the other.
 
         Returns:
-            The answers of all calls (an update, whether the client keeps a store, and the seconds it took; or
-            its error), then the store of each client, so that the driver leaves stores in the object store.
+            The list of answers: for each call an update, whether the client keeps a store, and the seconds it
+            took, or its error. Then the store of each client as a value of its own, so that stores stay in
+            the object store and are not sent to the driver.
         """
         answers: list[tuple[tuple[Update, Packed], bool, float] | RayFedError] = []
         stores: list[Any] = []
@@ -75,11 +76,11 @@ class ClientActor:
                 answers.append((encode_update(update), bool(store), time.perf_counter() - began))
                 stores.append(encode(store))
         if self._memory is not None:
-            self._memory.look()
+            self._memory.measure()
         return answers, *stores
 
     def where(self) -> dict[str, Any]:
-        """Node and process of this lane."""
+        """Name, node, worker and process id of this actor."""
         context = ray.get_runtime_context()
         return {
             "name": self._name,
@@ -93,7 +94,8 @@ class LaneExecutor:
     """Runs calls on client actors (lanes) and keeps the stores of clients; subclasses start the actors.
 
     Any lane may run any client: a store is sent with the call and kept in the object store between rounds. An
-    actor that dies is replaced and its calls are run again, with the same result because calls are pure.
+    actor that dies is replaced and its calls are run again, with the same result, because a call depends on
+    its inputs only.
     """
 
     def __init__(self, lanes: list[Lane], policy: Policy) -> None:
@@ -102,7 +104,7 @@ class LaneExecutor:
         Args:
             lanes: Lanes that run the calls. A client with the name of a lane (after the last colon) always
                 runs there.
-            policy: What is done about failures.
+            policy: What is done when a client or an actor fails.
         """
         self.policy = policy
         self.on_event: Callable[[Event], None] = lambda _: None
@@ -127,24 +129,24 @@ class LaneExecutor:
         return len(self.lanes)
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
-        """Answers in the order of the calls, whichever lane ran them and whenever it finished.
+        """Run calls of clients; returns their answers in the order of the calls.
 
         Raises:
             ClientError: A client failed, or its actors died too often.
             ClusterError: No actor is left.
             LostStoreError: A client's store was on a node that is gone.
-            StoppedError: The run was asked to end.
+            StoppedError: `stop` was called.
         """
         return Exchange(calls, self).run()
 
     def replace(self, lane: Lane) -> None:
-        """Start a new actor in the place of a dead one."""
-        log.warning("actor %s was lost; a new one takes its place and repeats the work", lane.name)
+        """Replace a dead actor by a new one."""
+        log.warning("actor %s was lost; a new actor repeats its work", lane.name)
         self.replaced += 1
         self._start(lane)
 
     def retire(self, lane: Lane) -> None:
-        """Go on without a lane whose actor does not come up again."""
+        """Continue without a lane whose actor cannot be started."""
         ray.kill(lane.actor)
         self.lanes.remove(lane)
         self.home = {client: other for client, other in self.home.items() if other is not lane}
@@ -153,12 +155,12 @@ class LaneExecutor:
         return dict(self._stores)
 
     def reference(self, client: str) -> Any:
-        """Where the store of a client is; None where it keeps nothing."""
+        """Object reference of the store of a client; None if it keeps nothing."""
         kept = self._stores.get(client)
         return kept.value if kept else None
 
     def keep(self, client: str, reference: Any) -> None:
-        """Note where a client's new store is; None: it keeps nothing."""
+        """Remember the object reference of a client's new store; None: it keeps nothing."""
         if reference is None:
             self._stores.pop(client, None)
         else:
@@ -181,7 +183,7 @@ class LaneExecutor:
 
 
 class RayExecutor(LaneExecutor):
-    """Runs calls on actors of its own, which it starts and ends."""
+    """Runs calls on actors that it starts and ends itself."""
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class RayExecutor(LaneExecutor):
             weights: Object reference of the initial tensors.
             names: One per actor; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
-            policy: What is done about failures; None: the defaults.
+            policy: What is done when a client or an actor fails; None: the defaults.
             labels: Labels of the actors' metrics: run, algorithm, trial; None: they have no metrics.
         """
         self._world = ray.put(world)
@@ -218,7 +220,7 @@ class RayExecutor(LaneExecutor):
         """Wait until every actor has its model.
 
         Raises:
-            ClusterError: None came up.
+            ClusterError: No actor could be started.
         """
         Exchange([], self).wait_until_up()
 

@@ -1,4 +1,4 @@
-"""Fitting client actors onto the nodes of a cluster before any of them starts."""
+"""Chooses number and size of the client actors so that they fit on the nodes, and reserves resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What the config asks of the cluster.
+    """Resources that the config asks for.
 
     Attributes:
         actors: auto, per_client or a number.
@@ -49,7 +49,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be started: that many actors, each with these resources."""
+    """Number of client actors that will be started, and the CPUs and GPUs of each."""
 
     actors: int
     cpus: float
@@ -61,14 +61,15 @@ class Plan:
 
 
 def node_resources() -> list[dict[str, float]]:
-    """Resources of every living node."""
+    """Resources of every node that is alive."""
     return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def own_node(num_cpus: int | None, num_gpus: int | None) -> dict[str, float]:
-    """What a cluster of our own on this machine would have, without starting it.
+    """Resources of a Ray cluster that would be started on this machine, computed without starting it.
 
-    Never less than Ray finds, within the memory that comes and goes; Ray keeps 30 % of it for objects.
+    They are never less than what Ray itself finds, apart from changes of the free memory. Ray reserves 30 %
+    of the memory for its object store.
     """
     memory = free_memory()
     return {
@@ -80,12 +81,12 @@ def own_node(num_cpus: int | None, num_gpus: int | None) -> dict[str, float]:
 
 
 def free_memory() -> float:
-    """Bytes of memory that this machine, or the container this runs in, can still give."""
+    """Free memory in bytes of this machine, or of the container in which this process runs."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
     for limit, used in CONTAINER_FILES:
-        with contextlib.suppress(OSError, ValueError):  # no container, or no limit in it
+        with contextlib.suppress(OSError, ValueError):  # not in a container, or without a limit
             free = min(free, float(Path(limit).read_text()) - float(Path(used).read_text()))
     return max(free, 0.0)
 
@@ -96,11 +97,11 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
     Args:
         wish: What the config asks for.
         clients: Clients of the experiment.
-        per_round: Clients that work at the same time; more actors than that would idle.
+        per_round: Clients in a round; more actors than that would be idle.
         nodes: Resources of every node: CPU, GPU, memory (bytes).
 
     Raises:
-        ResourceError: It does not fit; says what the cluster has and what would fit.
+        ResourceError: They do not fit; the message says what the cluster has and what would fit.
     """
     count = _count(wish, clients, per_round, nodes)
     gpus = wish.gpus if wish.gpus != "auto" else _even_share(nodes, count)
@@ -114,10 +115,10 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
 
 @contextmanager
 def reserved(found: Plan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
-    """Hold a bundle per actor, spread over nodes, and give the Ray options of each actor.
+    """Reserve the resources of all actors while the block runs; yields the Ray options of each actor.
 
-    Inside a placement group (a Tune trial) the actors go there instead. The bundles are given back
-    explicitly: Ray's own clean-up of a group whose creator died was seen to miss some.
+    Inside a placement group (a trial of Ray Tune) the actors use its resources instead. The resources are
+    released explicitly, because Ray does not always release those of a creator that died.
 
     Raises:
         ResourceError: The cluster did not have the resources free within `timeout` seconds.
@@ -150,13 +151,13 @@ def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources])
     if wish.actors == "per_client":
         return clients
     gpus = wish.gpus if wish.gpus != "auto" else 0.0
-    # A GPU share that was asked for decides how many fit; the CPUs are then shared out among them.
+    # If a share of a GPU is given, it determines how many actors fit; they then share the CPUs evenly.
     cpus = (1 / FINEST if gpus else 1.0) if wish.cpus == "auto" else wish.cpus
     return max(1, min(per_round, _room(nodes, Plan(actors=1, cpus=cpus, gpus=gpus), wish.memory)))
 
 
 def _even_share(nodes: Sequence[Resources], count: int) -> float:
-    """The largest 1/k of a GPU of which there are `count`; 0 without GPUs."""
+    """The largest share 1/k of a GPU of which the nodes have `count`; 0 without GPUs."""
     total = sum(node.get("GPU", 0) for node in nodes)
     if not total:
         return 0.0
@@ -164,7 +165,7 @@ def _even_share(nodes: Sequence[Resources], count: int) -> float:
 
 
 def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, memory: float) -> float:
-    """The largest 1/k of a CPU with which `count` actors fit; the smallest where nothing helps."""
+    """The largest share 1/k of a CPU with which `count` actors fit; 1/FINEST if they never fit."""
     for k in range(1, FINEST + 1):
         if _room(nodes, Plan(actors=count, cpus=1 / k, gpus=gpus), memory) >= count:
             return 1 / k
@@ -172,7 +173,7 @@ def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, memory: floa
 
 
 def _room(nodes: Sequence[Resources], found: Plan, memory: float) -> int:
-    """How many such actors the nodes hold; a share of a GPU lies on one GPU."""
+    """Number of such actors that fit on the nodes; a share of a GPU cannot be split over two GPUs."""
     return sum(_room_on(node, found, memory) for node in nodes)
 
 

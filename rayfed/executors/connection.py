@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine."""
+"""Joins a Ray cluster, or starts one on this machine."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rayfed.errors import ClusterError, ConfigError, one_line
 from rayfed.executors.local_ray import Health, loopback_only, quiet_ray, require_token
 from rayfed.terminal.supervisor import note_ending
 
-# What opens an HTTP/2 connection: the preface and empty settings, to which a server answers with its own.
+# The first bytes of an HTTP/2 connection (preface and empty settings), to which every server replies.
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-QUIET = logging.CRITICAL  # of Ray's own log on the screen; all of it is in the files of its session
+QUIET = logging.CRITICAL  # level of Ray's log on the screen; its session folder has the whole log
 
 
 def address_of(address: str | None) -> str:
-    """Where the cluster is that a config means; `local`: there is none, one of our own would be started."""
+    """Address of the cluster for `cluster.address`; `local`: none is given, so Ray is started here."""
     return address or os.environ.get("RAY_ADDRESS") or "local"
 
 
 def is_our_own(address: str | None) -> bool:
-    """Whether `connection` would start a cluster of our own."""
+    """Whether `connection` would start Ray on this machine."""
     return address_of(address) == "local" and not ray.is_initialized()
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A Ray that can be used.
+    """A Ray cluster to which this process is connected.
 
     Attributes:
-        url: Of the dashboard, empty where there is none.
-        health: Knows whether a Ray of our own is still whole.
+        url: Address of the dashboard; empty if there is none.
+        health: Watches the processes of a cluster that was started here.
     """
 
     url: str
@@ -55,15 +55,17 @@ def connection(
     dashboard: bool = True,
     timeout: float = 30.0,
 ) -> Iterator[Connection]:
-    """Join the cluster at `address` or RAY_ADDRESS, else start one here; end only what was started.
+    """Join the cluster at `address` or RAY_ADDRESS, or else start one on this machine.
 
-    A cluster that is started here listens on the loopback address only and asks for a token.
+    A cluster that is started here listens on the loopback address only, requires a token, and is ended after
+    the block. One that was joined keeps running.
 
     Raises:
-        ConfigError: Nobody answers at the address within `timeout` seconds.
-        ClusterError: A Ray of our own could not be started.
+        ConfigError: No cluster answers at the address within `timeout` seconds.
+        ClusterError: Ray could not be started.
     """
-    where, health = address_of(address), Health()
+    where = address_of(address)
+    health = Health()
     joined = ray.is_initialized()
     if where != "local" and (address or not joined):
         probe(where, timeout)
@@ -78,7 +80,7 @@ def connection(
     else:
         context = _join(where)
     if threading.current_thread() is threading.main_thread():
-        # Ray puts a handler of its own here, which would end the process in the middle of a round.
+        # Ray has set a handler that would end the process in the middle of a round.
         signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield Connection(str(context.dashboard_url or ""), health)
@@ -87,12 +89,12 @@ def connection(
         raise
     finally:
         health.end()
-        if not health.lost:  # Ray would wait a minute for what is gone, and then end this process
+        if not health.lost:  # otherwise Ray waits a minute for the lost process, then ends this one
             ray.shutdown()
 
 
 def _ending(err: BaseException) -> tuple[str, int]:
-    """What is said and the exit code, as the command guard chooses them."""
+    """The message and the exit code of a command that ends with this error, as in `guarded`."""
     if isinstance(err, KeyboardInterrupt | GeneratorExit):
         return "interrupted", 130
     return one_line(err) or type(err).__name__, 2 if isinstance(err, ConfigError) else 1
@@ -117,7 +119,7 @@ def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: 
                 include_dashboard=dashboard,
                 logging_level=QUIET,
             )
-    except Exception as err:  # Ray has no class of its own for this
+    except Exception as err:  # Ray raises errors of several classes here
         cause = f"{type(err).__name__}: {one_line(err)}"
         raise ClusterError(health.lost or f"Ray could not be started on this machine: {cause}") from err
 
@@ -125,7 +127,7 @@ def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: 
 def probe(address: str, timeout: float) -> None:
     """Raise ConfigError unless a gRPC server, such as Ray's, answers within `timeout` seconds.
 
-    Ray itself would wait for minutes for a port that accepts connections and never speaks.
+    Ray itself would wait for minutes for a server that accepts connections and never answers.
     """
     if address == "auto":
         return

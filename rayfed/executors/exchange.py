@@ -1,4 +1,4 @@
-"""One exchange with the clients of a round on a pool of actors, and what is done when some of it fails."""
+"""Runs one exchange with the clients of a round on a pool of actors, and handles failures."""
 
 from __future__ import annotations
 
@@ -32,36 +32,44 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
-TICK = 0.5  # seconds between two looks at the clock and at whether to stop
-LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)  # Ray's ways to say it
+TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
+LOST = (
+    RayActorError,
+    OutOfMemoryError,
+    NodeDiedError,
+    WorkerCrashedError,
+)  # errors with which Ray reports a lost actor
 
 
 class Exchange:
-    """Longest calls first, small chunks last, answers by index."""
+    """Distributes calls in chunks, the longest calls first and in smaller chunks towards the end."""
 
     def __init__(self, calls: Sequence[Call], pool: Pool) -> None:
-        self._calls, self._pool, self._policy = calls, pool, pool.policy
+        self._calls = calls
+        self._pool = pool
+        self._policy = pool.policy
         self._refs: dict[int, Any] = {}
-        self._keep: list[object] = []  # what `_refs` is keyed by must stay alive
+        self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
         self._answers: dict[int, Update | None] = {}
         self._tries = [0] * len(calls)
         self._running: dict[Any, Job] = {}
         self._free: deque[int] = deque()
-        self._heard, self._silent = time.monotonic(), False
+        self._heard = time.monotonic()
+        self._silent = False
         self._progress = StartProgress()
         for i in sorted(range(len(calls)), key=lambda i: -calls[i].cost):
             self._enqueue(i)
 
     def run(self) -> list[Update | None]:
         try:
-            if not self._pool.lanes:  # an earlier exchange lost the last one
+            if not self._pool.lanes:  # the last one was lost in an earlier exchange
                 raise ClusterError("no client actor is left")
             while len(self._answers) < len(self._calls):
                 self._hand_out()
                 self._wait()
         except LostStoreError:
             for lane in self._pool.lanes:
-                if lane.busy:  # what it still does belongs to nobody
+                if lane.busy:  # the results of its calls are not needed any more
                     ray.kill(lane.actor)
                     self._pool.replace(lane)
             raise
@@ -72,7 +80,7 @@ class Exchange:
         return [self._answers[i] for i in range(len(self._calls))]
 
     def wait_until_up(self) -> None:
-        """Wait for every actor that is starting; one that dies meanwhile is replaced, as in a round.
+        """Wait until every actor has started; one that dies meanwhile is replaced, as in a round.
 
         Raises:
             ClusterError: No actor is left.
@@ -85,7 +93,7 @@ class Exchange:
         (lane.own if lane else self._free).append(i)
 
     def _hand_out(self) -> None:
-        """Give work to every lane that can take some."""
+        """Submit a chunk to every lane that has fewer than IN_FLIGHT."""
         for load in range(IN_FLIGHT):
             for lane in self._pool.lanes:
                 if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
@@ -94,7 +102,7 @@ class Exchange:
     def _chunk(self, lane: Lane) -> list[int]:
         queue = lane.own or self._free
         shared_by = 1 if queue is lane.own else len(self._pool.lanes)
-        # With a limit for each client, every client is a chunk of its own, so that its time can be told.
+        # With a time limit, each client is a chunk of its own, so that its time can be measured.
         largest = 1 if self._policy.client_timeout else LARGEST_CHUNK
         size = min(largest, max(1, len(queue) // (2 * shared_by)))
         return [queue.popleft() for _ in range(min(size, len(queue)))]
@@ -111,18 +119,20 @@ class Exchange:
 
         wire = []
         for i in chunk:
-            call, sent = self._calls[i], self._calls[i].sent
+            call = self._calls[i]
+            sent = call.sent
             shared = {
                 k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
                 for k, v in sent.shared.items()
             }
-            params, store = slot(self._reference(sent.params, pack)), self._pool.reference(call.client)
+            params = slot(self._reference(sent.params, pack))
+            store = self._pool.reference(call.client)
             home = slot(store) if store is not None else None
             wire.append(
                 WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
             )
             self._tries[i] += 1
-        # The name in Ray's dashboard: Ray keeps some ten time series for every name that it has ever seen.
+        # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
         run = lane.actor.run.options(num_returns=1 + len(chunk), name=wire[0].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
@@ -131,25 +141,26 @@ class Exchange:
         lane.busy += 1
 
     def _reference(self, value: Any, encoder: Any) -> Any:
-        """Put a value into the object store once per exchange, however many clients receive it."""
+        """Reference of a value in the object store, where it is put only once per exchange."""
         if id(value) not in self._refs:
             self._refs[id(value)] = ray.put(encoder(value))
             self._keep.append(value)
         return self._refs[id(value)]
 
     def _wait(self) -> None:
-        """Take whatever comes next, and look at the clock."""
+        """Handle the next finished chunk or started actor, if there is one, and check the timeouts."""
         starting = {lane.starting: lane for lane in self._pool.lanes if lane.starting is not None}
         done, _ = ray.wait([*self._running, *starting], num_returns=1, timeout=TICK)
         if self._pool.stopped.is_set():
-            raise StoppedError("asked to end")
+            raise StoppedError("the run was asked to end")
         for ref in done:
-            self._heard, self._silent = time.monotonic(), False
+            self._heard = time.monotonic()
+            self._silent = False
             if ref in starting:
                 self._arrive(starting[ref])
             else:
                 self._receive(ref)
-        self._look_at_clock(time.monotonic())
+        self._check_timeouts(time.monotonic())
 
     def _arrive(self, lane: Lane) -> None:
         try:
@@ -161,7 +172,9 @@ class Exchange:
             else:
                 self._pool.replace(lane)
         else:
-            lane.starting, lane.failed_starts, lane.since = None, 0, time.monotonic()
+            lane.starting = None
+            lane.failed_starts = 0
+            lane.since = time.monotonic()
 
     def _receive(self, done: Any) -> None:
         job = self._running.pop(done)
@@ -173,8 +186,10 @@ class Exchange:
         except ObjectLostError as err:
             self._recover(job, err)
             return
-        now, worked = time.monotonic(), sum(a[2] for a in answers if isinstance(a, tuple))
-        job.lane.busy, job.lane.since = job.lane.busy - 1, now
+        now = time.monotonic()
+        worked = sum(a[2] for a in answers if isinstance(a, tuple))
+        job.lane.busy -= 1
+        job.lane.since = now
         waited = max(0.0, now - job.began - worked) / len(job.indices)
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
             if isinstance(answer, ClientError):
@@ -199,7 +214,7 @@ class Exchange:
             self._answers[i] = None
 
     def _lose(self, job: Job, err: Exception) -> None:
-        """The actor of a chunk is gone: replace it, and give out again what it had."""
+        """Replace the lost actor of a chunk, and repeat its chunks as the policy says."""
         waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
@@ -212,7 +227,7 @@ class Exchange:
             )
 
     def _recover(self, job: Job, err: ObjectLostError) -> None:
-        """Something was on a node that is gone. An answer can be made again, a client's store can not."""
+        """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
         job.lane.busy -= 1
         for i in job.indices:
             call = self._calls[i]
@@ -227,27 +242,28 @@ class Exchange:
                 i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), "actor_lost", True
             )
 
-    def _look_at_clock(self, now: float) -> None:
-        limit, watchdog = self._policy.client_timeout, self._policy.watchdog
+    def _check_timeouts(self, now: float) -> None:
+        limit = self._policy.client_timeout
+        watchdog = self._policy.watchdog
         for lane in list(self._pool.lanes):
             if lane.starting is not None and self._is_stuck(lane):
-                why = f"its process is not up, and did not get on for {self._policy.patience:g} s"
+                why = f"its process did not start, and made no progress for {self._policy.patience:g} s"
                 self._retire(lane, why)
             elif limit and lane.starting is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)
         if watchdog and not self._silent and now - self._heard > watchdog:
             self._silent = True
-            self._name_the_awaited(watchdog)
+            self._report_silence(watchdog)
 
     def _is_stuck(self, lane: Lane) -> bool:
-        """Whether an actor that is starting got nowhere for too long, be the machine as busy as it likes."""
+        """Whether an actor that is starting made no progress for longer than `patience`."""
         up = (other.place["pid"] for other in self._pool.lanes if other.starting is None)
         if self._progress.since(lane.since, up) <= self._policy.patience:
             return False
-        return not ray.wait([lane.starting], timeout=0)[0]  # it may be up, and we have only not looked yet
+        return not ray.wait([lane.starting], timeout=0)[0]  # it may have started since
 
     def _time_out(self, lane: Lane, limit: float) -> None:
-        """End a client that takes too long; what waited behind it on its actor goes elsewhere."""
+        """End the actor of a client that takes too long; chunks that waited there go to other actors."""
         refs = [ref for ref, job in self._running.items() if job.lane is lane]
         late, *waiting = (self._running.pop(ref) for ref in refs)
         ray.kill(lane.actor)
@@ -263,13 +279,13 @@ class Exchange:
     def _retire(self, lane: Lane, why: str) -> None:
         self._pool.retire(lane)
         self._pool.on_event(Event(kind="lane_lost", action="drop", message=f"{lane.name}: {why}"))
-        log.warning("going on without actor %s: %s", lane.name, why)
+        log.warning("continuing without actor %s: %s", lane.name, why)
         self._free.extend(lane.own)
         if not self._pool.lanes:
             raise ClusterError(f"no client actor is left; the last one, {lane.name}: {why}")
 
-    def _name_the_awaited(self, watchdog: float) -> None:
-        """Say who has not answered, where it runs and what it is doing."""
+    def _report_silence(self, watchdog: float) -> None:
+        """Report which clients have not answered, where they run, and the stacks of their processes."""
         jobs = {job.lane: job for job in reversed(self._running.values())}
         awaited = {lane: [self._calls[i].client for i in job.indices] for lane, job in jobs.items()}
         starting = [lane for lane in self._pool.lanes if lane.starting is not None]

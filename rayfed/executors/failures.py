@@ -1,4 +1,4 @@
-"""What is done when a client or a machine fails, and how it is recorded."""
+"""The policy for failures of clients and actors, and the events that record them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ OnNonFinite: TypeAlias = Literal["warn", "raise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is done about failures: the section `failures` of a config.
+    """The policy for failures: the section `failures` of a config.
 
     Attributes:
-        on_client_error: A client that raises, answers nonsense or is too slow ends the run (raise), is asked
-            again up to `retries` times and then ends it (retry), or is left out of the round (drop).
-        retries: How often a client is asked again: after its actor was lost (always), or after its own
-            failure (`retry`).
-        client_timeout: Seconds a client may take; none: no limit. On Ray only.
+        on_client_error: What happens if a client raises an error, gives an invalid answer or takes too long:
+            the run ends (raise); its call is repeated up to `retries` times, then the run ends (retry); or it
+            is left out of the round (drop).
+        retries: Number of repetitions of a call: after its actor was lost (always), or after an error of the
+            client (with `retry`).
+        client_timeout: Largest number of seconds of a client's call; none: no limit. On Ray only.
         watchdog: Seconds without any answer after which the clients that have not answered are listed, with
-            what they are doing; none: never.
-        patience: Seconds a new actor may take to start; after that the others do its work. On Ray only.
+            the stacks of their processes; none: never.
+        patience: Seconds without progress of a starting actor after which the run continues without it. On
+            Ray only.
     """
 
     on_client_error: OnError = "raise"
@@ -38,12 +40,12 @@ class Policy:
 
 
 def action_for(policy: Policy, attempt: int, lost: bool = False) -> str:
-    """What to do after a failure: retry, drop or raise.
+    """The action after a failure: retry, drop or raise.
 
     Args:
-        policy: What the user wants.
-        attempt: How many times the client was called.
-        lost: The actor was lost, which is nobody's fault: always tried again first.
+        policy: The policy of the config.
+        attempt: Number of attempts so far.
+        lost: The actor was lost, not the client's code at fault; the call is then always repeated first.
     """
     if (lost or policy.on_client_error == "retry") and attempt <= policy.retries:
         return "retry"
@@ -51,7 +53,7 @@ def action_for(policy: Policy, attempt: int, lost: bool = False) -> str:
 
 
 def event_of(err: ClientError, kind: str, action: str, attempt: int) -> Event:
-    """The record of a failed call."""
+    """The event of a failed call."""
     return Event(
         kind=kind,
         action=action,

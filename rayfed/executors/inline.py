@@ -1,4 +1,4 @@
-"""Everything in this process, one call after the other: for the debugger and for tests."""
+"""Runs all calls in this process, one after the other: for debugging and tests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rayfed.types import Update
 
 
 class InlineExecutor:
-    """The cohort in one process: a breakpoint inside a client just works.
+    """Runs the calls of clients in this process, so that a debugger can stop inside a client.
 
-    A client cannot be timed out here. The watchdog writes the stack of this process to standard error.
+    `client_timeout` has no effect here. The watchdog writes the stack of this process to standard error.
     """
 
     actors = 0
@@ -47,10 +47,11 @@ class InlineExecutor:
     def _answer(self, call: Call) -> Update | None:
         for attempt in itertools.count(1):
             if self._stopped.is_set():
-                raise StoppedError("asked to end")
+                raise StoppedError("the run was asked to end")
             if self.policy.watchdog and sys.__stderr__:
                 faulthandler.dump_traceback_later(self.policy.watchdog, file=sys.__stderr__)
-            kept, began = self._stores.get(call.client), time.perf_counter()
+            kept = self._stores.get(call.client)
+            began = time.perf_counter()
             try:
                 update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
             except ClientError as err:
@@ -85,4 +86,4 @@ class InlineExecutor:
         self._stopped.set()
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: this executor has started no actors."""

@@ -1,4 +1,4 @@
-"""What the driver knows of its actors, and what it hands them."""
+"""State that the driver keeps for each client actor, and the messages that it sends to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.federation.executor import Task
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for an argument of the remote call, which Ray delivers from the object store."""
+    """Index of an argument of the remote call; Ray replaces the argument by a value of its object store."""
 
     index: int
 
@@ -34,26 +34,26 @@ class WireCall:
 
 
 def namespace() -> str:
-    """A Ray namespace of its own: Ray refuses a name twice in one, and run folders may be called the same."""
+    """A new Ray namespace. Names of actors must be unique in one, and two runs may have the same name."""
     return f"rayfed-{uuid.uuid4().hex[:12]}"
 
 
 @dataclass(eq=False)
 class Lane:
-    """An actor and what it still has to do.
+    """A client actor and its state.
 
     Attributes:
         name: Name of the actor.
-        options: Ray options it is started with.
+        options: Ray options with which it is started.
         actor: Its handle.
         starting: Resolves once the actor is up; None from then on.
-        place: Node and process, once it is up.
-        failed_starts: How often it died before it was up.
-        since: When what it does now began.
-        own: Calls only this lane may run (an actor per client).
-        busy: Chunks it has been given.
-        started: Actors it has had.
-        space: Namespace of their names, where `options` has none.
+        place: Node and process of the actor, once it is up.
+        failed_starts: Number of actors in a row that died before they were up.
+        since: Time (monotonic) at which its start or its current chunk began.
+        own: Indices of calls that only this lane may run, with one actor per client.
+        busy: Number of chunks that were submitted to it and are not finished.
+        started: Number of actors that were started for this lane.
+        space: Namespace of their names, unless `options` has one.
     """
 
     name: str
@@ -70,19 +70,21 @@ class Lane:
 
     @property
     def ray_options(self) -> dict[str, Any]:
-        """Options for the next actor; one that replaces another says so, as the old name may live on."""
+        """Options for the next actor. A replacement gets a new name: the old one may still be in use."""
         name = f"{self.name}+{self.started}" if self.started else self.name
         own = {"name": name, "namespace": self.space, "max_restarts": 0, "max_task_retries": 0}
         return {**own, **self.options}
 
     def begin(self, actor: Any) -> None:
         self.started += 1
-        self.actor, self.starting = actor, actor.where.remote()
-        self.since, self.busy = time.monotonic(), 0
+        self.actor = actor
+        self.starting = actor.where.remote()
+        self.since = time.monotonic()
+        self.busy = 0
 
 
 class Pool(Protocol):
-    """What an exchange needs of the executor."""
+    """The part of an executor that an exchange uses."""
 
     policy: Policy
     lanes: list[Lane]
@@ -99,7 +101,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A chunk under way."""
+    """A submitted chunk of calls."""
 
     lane: Lane
     indices: list[int]

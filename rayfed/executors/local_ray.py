@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: only this machine and this user can reach it, and its end is noticed."""
+"""Ray on this machine: reachable from this machine and by this user only, with a watch on its processes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 and then every process of Ray listens there only. `_node_ip_address="127.0.0.1"` does not do that: Ray
 replaces it by the address of a network interface."""
 
-PILLARS = ("gcs_server", "raylet")  # processes without which a Ray of our own cannot go on
-LOOK_EVERY = 0.25  # seconds between two looks at them
+PILLARS = ("gcs_server", "raylet")  # processes without which Ray cannot continue
+LOOK_EVERY = 0.25  # seconds between two checks of them
 BY_RAY = re.compile(
     r"\s*(\[\d{4}-\d\d-\d\d [\d:,]+ [A-Z] \d+ \d+\]|\*\*\* |PC: @|@ +0x|\[failure_signal|/\S+\.so\S*[(\[])"
 )
-"""Lines of Ray's C++ log and of its stack dumps, which are in the files of its session too."""
+"""Matches lines of Ray's C++ log and of its stack dumps, which are also in the files of its session."""
 
 
 @contextmanager
 def loopback_only() -> Iterator[None]:
-    """Let a Ray that is started within listen on 127.0.0.1 only."""
-    before, allowed = os.environ.get(LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[LOOPBACK], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # the processes of Ray inherit both
+    """Make a Ray cluster that is started in the block listen on 127.0.0.1 only."""
+    before = os.environ.get(LOOPBACK)
+    allowed = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ[LOOPBACK] = "0"  # inherited by the processes of Ray
     try:
         yield
     finally:
@@ -50,11 +52,11 @@ def loopback_only() -> Iterator[None]:
 
 
 def require_token() -> None:
-    """Let Ray answer only to those who know its token, and let only this user read the token.
+    """Make Ray require a token, which only this user can read.
 
-    The token is that of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where one of them is set, else that of
-    ~/.ray/auth_token, which is made where it is missing. Where nothing can be written there, the token lives
-    in the environment of this process and those that it starts.
+    The token is that of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH if one of them is set, else that of
+    ~/.ray/auth_token, which is created if it is missing. If that file cannot be written, the token is set in
+    the environment of this process, which its child processes inherit.
     """
     os.environ["RAY_AUTH_MODE"] = "token"
     Config.initialize("")  # Ray read the environment when it was imported
@@ -77,10 +79,10 @@ def require_token() -> None:
 
 
 class Health:
-    """Looks whether the gcs_server and the raylet that this process started are still there.
+    """Checks whether the gcs_server and the raylet that this process started are still running.
 
     Attributes:
-        lost: What is said of the one that ended; empty while nothing did, and for a cluster that was joined.
+        lost: Message about the one that ended; empty while both run, and for a cluster that was joined.
     """
 
     def __init__(self) -> None:
@@ -91,24 +93,24 @@ class Health:
         self._before = {child.pid for child in psutil.Process().children()}
 
     def begin(self) -> None:
-        """Look from now on: for a Ray of our own."""
+        """Begin the checks; for a cluster that this process has started."""
         self._thread.start()
 
     def end(self) -> None:
-        """Look no longer: from now on Ray may end."""
+        """End the checks, before Ray is ended on purpose."""
         self._ended.set()
 
     def reason(self, otherwise: str) -> str:
-        """Why something failed: the end of one of them, which shows a moment later, or what else is known."""
+        """Message for a failure: the end of a process, which is noticed a moment later, or `otherwise`."""
         if self._thread.is_alive():
             self._thread.join(4 * LOOK_EVERY)
         return self.lost or otherwise
 
     def wait(self, reference: Any, timeout: float = math.inf) -> None:
-        """Wait until a reference, or the next one of a streaming call, is there; at most so many seconds.
+        """Wait until an object, or the next one of a streaming call, is ready, at most `timeout` seconds.
 
         Raises:
-            ClusterError: A process of our own Ray ended before.
+            ClusterError: The gcs_server or the raylet of this Ray ended.
         """
         deadline = time.monotonic() + timeout
         while not ray.wait([reference], timeout=2 * LOOK_EVERY, fetch_local=False)[0]:
@@ -129,7 +131,7 @@ class Health:
                 return
 
     def _gone(self) -> str:
-        """Name of the first process that was there and is not any more."""
+        """Name of the first of these processes that has ended; empty if none has."""
         for child in psutil.Process().children() if len(self._seen) < len(PILLARS) else ():
             with suppress(psutil.Error):
                 if child.pid not in {*self._before, *self._seen} and child.name() in PILLARS:
@@ -143,7 +145,7 @@ class Health:
 
 
 def quiet_ray() -> None:
-    """Keep Ray's own log lines and stack dumps off the screen; what client code prints still gets there."""
+    """Remove Ray's own log lines and stack dumps from the screen; output of client code is still shown."""
     worker: Any = ray._private.worker
     show = worker.print_worker_logs
     if getattr(show, "quiet", False):
@@ -159,7 +161,7 @@ def quiet_ray() -> None:
 
 
 def without_rays(lines: Sequence[str]) -> list[str]:
-    """Lines that people's code wrote.
+    """The lines that were not written by Ray itself.
 
     >>> without_rays(["loss 0.5", "[2026-11-21 23:04:17,377 C 18105 18148] core_worker.cc:515: Check failed"])
     ['loss 0.5']

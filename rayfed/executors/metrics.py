@@ -1,7 +1,8 @@
-"""What Prometheus can know of a run. The driver tells after every round, every actor about its own memory.
+"""Metrics of a run for Prometheus: the driver sets them after every round, each actor those of its own memory.
 
-Labels are of the run, and of a split and a domain where a metric has them; never of a client, so that a
-thousand clients make no more time series than ten. Ray puts `ray_` before every name and adds the process.
+Labels name the run, and for some metrics a split and a domain. They never name a client, so that the number
+of time series does not grow with the number of clients. Ray puts `ray_` before every name and adds labels of
+the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rayfed.objective import metric_of
 RUN = ("run", "algorithm", "trial")
 SCORED = (*RUN, "split", "domain")
 ALL = "all"
-"""Domain of a mean over clients."""
+"""Value of the label `domain` for means over all clients."""
 
 ROUND = {
     "rayfed_round": "Rounds that are finished",
@@ -34,8 +35,8 @@ ROUND = {
     "rayfed_round_bytes_up": "Bytes from clients to the server in the last round",
     "rayfed_round_bytes_down": "Bytes from the server to clients in the last round",
     "rayfed_actors": "Client actors",
-    "rayfed_idle_share": "Share of the last round in which client actors played nobody",
-    "rayfed_queue_share": "Share of the time of calls that they spent in queues and on the wire",
+    "rayfed_idle_share": "Share of the last round in which client actors were idle",
+    "rayfed_queue_share": "Share of the time of calls that was spent in queues and transfers",
     "rayfed_sigma_type": "Standard deviation of the score over domains, as a fraction",
     "rayfed_sigma_client": "Standard deviation of the score over clients, as a fraction",
     "rayfed_cluster_accuracy": "Share of clients in a cluster of their own domain",
@@ -53,20 +54,20 @@ SCORES = {
 COUNTS = {
     "rayfed_dropped": "Clients that were called in a round and left out of it",
     "rayfed_retries": "Calls that were repeated after a failure",
-    "rayfed_weights_clipped": "Aggregation weights that a method had to bring back into [0, 1]",
+    "rayfed_weights_clipped": "Aggregation weights that a method clipped to [0, 1]",
     "rayfed_bytes_up": "Bytes from clients to the server",
     "rayfed_bytes_down": "Bytes from the server to clients",
 }
-"""Totals since the driver was started. Gauges, because Ray shows no counter that was never raised."""
+"""Totals since the driver was started. They are gauges because Ray omits counters that are still zero."""
 
 VISIT = "rayfed_visit_seconds"
 VISIT_BUCKETS = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
 
 MEMORY = {
     "rayfed_actor_rss_bytes": "Resident memory of a client actor, shared weights included",
-    "rayfed_actor_uss_bytes": "Memory that a client actor has to itself",
+    "rayfed_actor_uss_bytes": "Private memory of a client actor",
     "rayfed_actor_gpu_bytes": "Bytes that torch has allocated on the GPU of a client actor",
-    "rayfed_actor_gpu_peak_bytes": "Most bytes that torch ever had allocated there",
+    "rayfed_actor_gpu_peak_bytes": "Largest number of bytes that torch has allocated there",
 }
 """Gauges that every client actor sets."""
 
@@ -80,22 +81,23 @@ COLUMNS = {
     "sigma_client": "rayfed_sigma_client",
     "cluster_accuracy": "rayfed_cluster_accuracy",
 }
-"""Columns of result.json that are metrics as they are."""
+"""Columns of result.json that are exported unchanged, and their metrics."""
 
 WEIGHTED = ("aggregation", "fairness")
-"""Tables of a round that hold the weights of its mean."""
+"""Tables of a round that hold the aggregation weights."""
 
-MEMORY_PAUSE = 5.0  # seconds between two looks at an actor's memory, which cost milliseconds each
-REPEAT_PAUSE = 1.0  # seconds; Ray forgets a gauge that was not set for two of its reports
+MEMORY_PAUSE = 5.0  # seconds between two measurements of an actor's memory, which take milliseconds each
+REPEAT_PAUSE = 1.0  # seconds; Ray drops a gauge that was not set for two of its reports
 
 
 class Gauges:
-    """Gauges that keep their last values for as long as this object lives, however long a round takes."""
+    """Gauges whose last values are set again every second, so that Ray keeps them during long rounds."""
 
     def __init__(self, texts: Mapping[str, str], keys: tuple[str, ...], labels: Mapping[str, str]) -> None:
-        """Args: texts: what each one is, by name. keys: names of labels. labels: those that never change."""
+        """Args: texts: descriptions by name. keys: names of labels. labels: the constant labels."""
         self._gauges = {name: ray_metrics.Gauge(name, text, keys) for name, text in texts.items()}
-        self._labels, self._last = dict(labels), dict[tuple[str, tuple[tuple[str, str], ...]], float]()
+        self._labels = dict(labels)
+        self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         _repeated.add(self)
         if not _repeater.is_alive():
             with suppress(RuntimeError):  # another thread has just started it
@@ -106,7 +108,7 @@ class Gauges:
         self._gauges[name].set(value, {**self._labels, **tags})
 
     def repeat(self) -> None:
-        """Set everything again to what it is."""
+        """Set every gauge to its last value again."""
         for (name, tags), value in list(self._last.items()):
             self._gauges[name].set(value, {**self._labels, **dict(tags)})
 
@@ -134,7 +136,8 @@ class Metrics:
         """Args: labels: run, algorithm and trial."""
         self._round = Gauges(ROUND, RUN, labels)
         self._scores = Gauges(SCORES, SCORED, labels)
-        self._counts, self._totals = Gauges(COUNTS, RUN, labels), dict.fromkeys(COUNTS, 0.0)
+        self._counts = Gauges(COUNTS, RUN, labels)
+        self._totals = dict.fromkeys(COUNTS, 0.0)
         self._visits = ray_metrics.Histogram(
             VISIT, "Seconds of a client's work in a call", VISIT_BUCKETS, RUN
         )
@@ -153,17 +156,17 @@ class Metrics:
         visits: Sequence[Visit],
         actors: int,
     ) -> None:
-        """Tell about a finished round.
+        """Set the metrics of a finished round.
 
         Args:
-            row: Its line in result.json.
-            ledger: What happened in it.
-            scores: Evaluation by model.
-            visits: Its answered calls.
-            actors: How many client actors there are.
+            row: Its row in result.json.
+            ledger: Its traffic, missing clients and tables.
+            scores: Evaluations by model.
+            visits: Timings of its answered calls.
+            actors: Number of client actors.
         """
         for column, name in COLUMNS.items():
-            if row.get(column) is not None:  # none: it was not finite
+            if row.get(column) is not None:  # None: the value was not finite
                 self._round.set(name, row[column])
         for name, value in shares(visits, actors, row["seconds"]).items():
             self._round.set(name, value)
@@ -192,17 +195,20 @@ class Memory:
     """The memory of one client actor."""
 
     def __init__(self, labels: Mapping[str, str], device: str) -> None:
-        self._gauges, self._process = Gauges(MEMORY, RUN, labels), psutil.Process()
-        self._device, self._looked = device, -MEMORY_PAUSE
+        self._gauges = Gauges(MEMORY, RUN, labels)
+        self._process = psutil.Process()
+        self._device = device
+        self._measured = -MEMORY_PAUSE  # time of the last measurement
 
-    def look(self) -> None:
-        """Tell how much it is, now and then."""
+    def measure(self) -> None:
+        """Measure it and set the gauges, unless that was done less than MEMORY_PAUSE seconds ago."""
         now = time.monotonic()
-        if now - self._looked < MEMORY_PAUSE:
+        if now - self._measured < MEMORY_PAUSE:
             return
-        self._looked, found = now, self._process.memory_full_info()
-        self._gauges.set("rayfed_actor_rss_bytes", found.rss)
-        self._gauges.set("rayfed_actor_uss_bytes", found.uss)
+        self._measured = now
+        memory = self._process.memory_full_info()
+        self._gauges.set("rayfed_actor_rss_bytes", memory.rss)
+        self._gauges.set("rayfed_actor_uss_bytes", memory.uss)
         if self._device != "cpu":
             self._gauges.set("rayfed_actor_gpu_bytes", torch.cuda.memory_allocated(self._device))
             self._gauges.set("rayfed_actor_gpu_peak_bytes", torch.cuda.max_memory_allocated(self._device))
@@ -214,8 +220,9 @@ def labels_of(run: str, algorithm: str, trial: str = "none") -> dict[str, str]:
 
 
 def shares(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:
-    """How much of a round the actors were idle, and how much of their time calls were waiting."""
-    worked, waited = sum(v.seconds for v in visits), sum(v.waited for v in visits)
+    """Share of the round in which actors were idle, and share of the time of calls that was waiting."""
+    worked = sum(v.seconds for v in visits)
+    waited = sum(v.waited for v in visits)
     return {
         "rayfed_idle_share": min(1.0, max(0.0, 1 - worked / (actors * seconds))) if actors * seconds else 0.0,
         "rayfed_queue_share": waited / (worked + waited) if worked + waited else 0.0,
@@ -231,7 +238,8 @@ def scored(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[floa
             found[split, name] = (score.value, score.loss)
         if one.clients:
             everybody = one.clients.values()
-            value, loss = sum(s.value for s in everybody), sum(s.loss for s in everybody)
+            value = sum(s.value for s in everybody)
+            loss = sum(s.loss for s in everybody)
             found[split, ALL] = (value / len(everybody), loss / len(everybody))
         for name, score in one.held_out.items():
             found["held_out", name] = (score.value, score.loss)
@@ -239,8 +247,8 @@ def scored(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[floa
 
 
 def validated(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Score and loss on the validation splits, where the run looks at them."""
+    """Score and loss on the validation splits, if the run computes them."""
     metric = metric_of(row, "val_")
-    if metric is None or None in (row[f"val_{metric}"], row["val_loss"]):  # none: it was not finite
+    if metric is None or None in (row[f"val_{metric}"], row["val_loss"]):  # None: the value was not finite
         return {}
     return {("val", ALL): (row[f"val_{metric}"], row["val_loss"])}

@@ -1,4 +1,4 @@
-"""Who is being waited for, and what it is doing right now, seen from outside."""
+"""Reports which clients have not answered, with the current stacks of their processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.executors.lane import Lane
 from rayfed.federation.executor import Call, Event
 
-MOST_STACKS = 4  # actors whose stack is shown
+MOST_STACKS = 4  # largest number of actors whose stack is shown
 PATIENCE = 20.0  # seconds for one stack
 
 
 def stack(place: Mapping[str, Any]) -> str:
-    """The Python stacks of a process of this cluster, or why they cannot be had."""
+    """The Python stacks of a process of this cluster, or a line that says why they cannot be read."""
     try:
         if place["node"] == ray.get_runtime_context().get_node_id():
             return _dump(place["pid"])
@@ -49,13 +49,13 @@ def _dump(pid: int) -> str:
 def silence(
     seconds: float, call: Call | None, awaited: Mapping[Lane, Sequence[str]], starting: Sequence[Lane]
 ) -> Event:
-    """The record of a long silence.
+    """The event for a long time without any answer.
 
     Args:
-        seconds: How long nobody answered.
-        call: One of the exchange; none before the first round.
-        awaited: Clients that each actor has been given.
-        starting: Actors that are not up yet.
+        seconds: Seconds since the last answer.
+        call: A call of the exchange; None before the first round.
+        awaited: Clients of the current chunk of each actor.
+        starting: Actors that have not started yet.
     """
     asked = f"in round {call.sent.round + 1}, exchange {call.tag!r}" if call else "before the first round"
     lines = [f"no answer for {seconds:g} s {asked}"]

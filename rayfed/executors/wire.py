@@ -1,4 +1,4 @@
-"""Messages as they cross process borders: tensors packed into few arrays, which Ray maps without copying."""
+"""Messages between processes: tensors packed into a few arrays, which Ray can map without copying."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Packed:
 
     Attributes:
         layout: Name, type and shape of each tensor, in order.
-        flat: All values of one type, one after the other, by type.
+        flat: The concatenated values of all tensors of a type, by type.
     """
 
     layout: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -38,7 +38,7 @@ def pack(params: Mapping[str, Tensor]) -> Packed:
 
 
 def unpack(packed: Packed) -> Params:
-    """Views into the packed arrays; treat them as read-only, they may be memory that others map too."""
+    """Views into the packed arrays. They must not be changed: other processes may map the same memory."""
     sizes: dict[str, list[int]] = {}
     for _, kind, shape in packed.layout:
         sizes.setdefault(kind, []).append(int(np.prod(shape, dtype=np.int64)))

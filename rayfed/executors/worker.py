@@ -1,4 +1,4 @@
-"""Runs client calls in one process. Both executors use it, so placement cannot change what a call does."""
+"""Runs calls of clients in one process; all executors use it, so that placement changes no result."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm sta
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All a process needs to play any client: small, picklable, sent once per process.
+    """Input of a process that runs clients: small, picklable, sent once to each process.
 
     Attributes:
         seed: Seed of the experiment.
-        model: Which backbone.
-        tuning: Which of its tensors train.
-        num_classes: Width of the head.
-        classes: Names of the classes, where the model may want to read them.
-        train: Local optimisation.
+        model: Config of the backbone.
+        tuning: Tuning scheme: which of its tensors train.
+        num_classes: Number of outputs of the head.
+        classes: Names of the classes, for models that use them.
+        train: Config of local optimisation.
         shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
         objective: Loss and scores of the task.
-        personal_every: Score personal models in every such round; 0: never.
-        rounds: Planned rounds; personal models are scored in the last one too.
-        threads: torch threads of a process; the same everywhere, because it changes float sums.
+        personal_every: Score personal models in every n-th round and in the last one; 0: never.
+        rounds: Number of planned rounds.
+        threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
     """
 
@@ -65,7 +65,7 @@ class World:
     deterministic: bool = False
 
     def build(self) -> Backbone:
-        """The tuned model with its start values."""
+        """The tuned model with its initial values."""
         model = build_backbone(self.model, self.classes or self.num_classes, self.seed)
         return apply_tuning(model, self.tuning, self.seed)
 
@@ -77,19 +77,19 @@ class World:
         )
 
     def weights(self) -> Weights:
-        """All tensors of the start model, to be shared between processes."""
+        """All tensors of the initial model, to be shared between processes."""
         return dump(self.build())
 
     def scores_personal(self, round: int) -> bool:
-        """Whether clients score the model they would deploy in this round."""
+        """Whether clients score their personal models in this round."""
         every = self.personal_every
         return bool(every) and ((round + 1) % every == 0 or round + 1 == self.rounds)
 
 
 class Worker:
-    """Holds one resident model per process and plays any client with it.
+    """Holds one model and runs any client with it.
 
-    Only what a call may change is put back before the next one, so a frozen backbone of any size is built
+    Before each call, the tensors that the call before may have changed are reset. A frozen backbone is built
     once and never copied.
     """
 
@@ -107,12 +107,13 @@ class Worker:
         statistics = self._start.keys() - export(self._model, buffers=False).keys()
         self._float_buffers = {name for name in statistics if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
-        self._images, self._targets = dataset.images, np.asarray(dataset.targets)
+        self._images = dataset.images
+        self._targets = np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
         self.cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
-        """What travels, at its start values."""
+        """The tensors that are sent and trained, with their initial values."""
         buffers = self._world.train.batch_norm == "average"
         return {n: v for n, v in self._start.items() if buffers or n not in self._float_buffers}
 
@@ -121,12 +122,20 @@ class Worker:
         return checksum(self._model)
 
     def call(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
-        """Play one client: (call, store) in, (update, store) out, nothing else changes.
+        """Run one call of a client; changes nothing but the returned values.
+
+        Args:
+            call: The client, its task and the message to it.
+            store: The private store of the client before the call.
+
+        Returns:
+            Its update, and its store after the call.
 
         Raises:
-            ClientError: The task failed, or answered with a tensor of a wrong shape or that is not finite.
+            ClientError: The task failed, or its update has a tensor of a wrong shape or that is not finite.
         """
-        world, sent = self._world, call.sent
+        world = self._world
+        sent = call.sent
         with seeded(derive(world.seed, call.tag, sent.round, call.client)) as rng:
             try:
                 client = self._client(call, dict(store), rng)
@@ -144,7 +153,9 @@ class Worker:
             return update, client.store
 
     def _client(self, call: Call, store: dict[str, Any], rng: torch.Generator) -> Client:
-        model, world, sent = self._model, self._world, call.sent
+        model = self._model
+        world = self._world
+        sent = call.sent
         model.active = self._all_blocks if sent.blocks is None else sent.blocks
         values = {**store.get(BUFFERS, {}), **{n: v for n, v in sent.params.items() if sent.holds(n)}}
         load(model, {n: v for n, v in self._start.items() if n not in values} | values)
@@ -154,11 +165,20 @@ class Worker:
         splits = world.splits[call.client]
         data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
         personal = "test" if world.scores_personal(sent.round) else ""
-        cache, task = self.cache, world.objective
-        return Client(call.client, model, data, world.train, rng, store, personal, cache, objective=task)
+        return Client(
+            call.client,
+            model,
+            data,
+            world.train,
+            rng,
+            store,
+            personal,
+            self.cache,
+            objective=world.objective,
+        )
 
     def _check_shapes(self, update: Update) -> None:
-        """Raise ValueError, naming the tensor, when an answer holds what the model does not."""
+        """Raise ValueError if an update has a tensor that the model does not have, or of another shape."""
         for name, value in update.params.items():
             wanted = self._start.get(name)
             if wanted is None:
@@ -173,7 +193,7 @@ class Worker:
 
 
 def check_finite(update: Update) -> None:
-    """Raise FloatingPointError, naming the first tensor, when an answer holds NaN or infinity."""
+    """Raise FloatingPointError if an update holds NaN or infinity; names the first such tensor."""
     values = [v for v in update.params.values() if v.is_floating_point()]
     if values and not torch.isfinite(torch.nn.utils.get_total_norm(values, norm_type=float("inf"))):
         bad = next(n for n, v in update.params.items() if not torch.isfinite(v).all())
