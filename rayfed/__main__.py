@@ -13,7 +13,7 @@ from rayfed.terminal.supervisor import supervised
 VERBS = {
     "run": ("rayfed.run", "run one experiment"),
     "resume": ("rayfed.resume", "continue a run that was interrupted, or add rounds to a finished one"),
-    "view": ("rayfed.view", "show the rounds of a run, also while it goes on"),
+    "view": ("rayfed.view", "show the rounds of a run, finished or still running"),
     "doctor": (
         "rayfed.doctor.__main__",
         "say whether an experiment fits this machine and how long it may take",
@@ -29,7 +29,7 @@ SUPERVISED = ("run", "resume", "sweep")
 
 
 def usage() -> str:
-    """All verbs, a line each."""
+    """The list of all verbs, one per line."""
     width = max(len(verb) for verb in VERBS)
     lines = (f"  {verb.ljust(width)}  {text}" for verb, (_, text) in VERBS.items())
     return "\n".join(
@@ -38,14 +38,14 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "rayfed VERB --help says more of each, for example",
+            "rayfed VERB --help describes each of them; for example",
             "  rayfed run algorithm=fedprox local.mu=0.1 rounds=5",
         ]
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Call the command of a verb; its exit code, or 2 where there is no such verb."""
+    """Call the command of a verb; returns its exit code, or 2 if there is no such verb."""
     verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if verb in ("--help", "-h"):
         say(usage())

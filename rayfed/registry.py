@@ -18,24 +18,24 @@ from rayfed.errors import ConfigError, check_name, unknown
 
 @dataclass(frozen=True)
 class Entries:
-    """The files of one package that are found by their names. Nothing here imports them.
+    """The files of one package that can be chosen by name. They are not imported here.
 
     Attributes:
-        package: Package whose files are the names; files that begin with an underscore are helpers.
-        helpers: Further files of the package that are no entries.
+        package: Package whose file names are the entries; files that begin with an underscore are not.
+        helpers: Other files of the package that are not entries.
     """
 
     package: str
     helpers: frozenset[str] = frozenset()
 
     def names(self) -> list[str]:
-        """Every entry that ships, sorted."""
+        """Names of all entries that are part of RayFed, sorted."""
         package = importlib.import_module(self.package)
         found = (module.name for module in pkgutil.iter_modules(package.__path__))
         return sorted(name for name in found if not name.startswith("_") and name not in self.helpers)
 
     def description(self, name: str) -> str:
-        """The first line of an entry's docstring, without its final full stop; empty where there is none."""
+        """The first line of an entry's docstring, without its final full stop; empty if there is none."""
         spec = importlib.util.find_spec(f"{self.package}.{name}")
         if spec is None or not spec.origin:
             return ""
@@ -50,13 +50,13 @@ READER_FILES = Entries("rayfed.data.readers")
 
 @dataclass(frozen=True)
 class Registry:
-    """Loads the object that each file of one package offers.
+    """Loads the object that each file of one package defines.
 
     Attributes:
-        files: The entries that ship.
+        files: The entries that are part of RayFed.
         attribute: Name of the object that each file defines.
         key: Config key that names an entry, for errors.
-        accepts: Whether an object is of the right kind.
+        accepts: Tells whether an object is of the right kind.
         expected: What the object must be, for errors.
     """
 
@@ -67,7 +67,7 @@ class Registry:
     expected: str
 
     def names(self) -> list[str]:
-        """Every entry that ships, sorted."""
+        """Names of all entries that are part of RayFed, sorted."""
         return self.files.names()
 
     def load(self, name: str, key: str | None = None) -> Any:
@@ -78,7 +78,7 @@ class Registry:
             key: Config key to name in an error, where it is not the registry's own.
 
         Raises:
-            ConfigError: There is no such entry, or what is there is of another kind.
+            ConfigError: There is no such entry, or the object is of another kind.
         """
         key = key or self.key
         check_name(key, name)
@@ -106,9 +106,9 @@ class Registry:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module, also from the current folder, where a console command would not look by itself.
+    """Import a module, also from the current folder, which is not on the path of a console command.
 
-    The folder comes last on the path, so that its files hide nothing that is installed.
+    The folder is added at the end of the path, so that its files do not hide installed modules.
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))

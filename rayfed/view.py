@@ -27,16 +27,16 @@ rounds as they finish, until the run ends. For example
   python -m rayfed.view runs/mine --follow
 """
 
-PAUSE = 0.5  # seconds between two looks
-PATIENCE = 60.0  # seconds in which a run that nobody writes may begin to be written, as actors take a while
+PAUSE = 0.5  # seconds between two readings of the rows
+PATIENCE = 60.0  # seconds to wait for a process to write the run, because actors take long to start
 
 
 def view(path: Path, following: bool = False) -> None:
-    """Show a run.
+    """Show the rounds of a run and the table of the last evaluated one.
 
     Args:
-        path: Its folder.
-        following: Wait for more rounds until there are none to come.
+        path: Folder of the run.
+        following: Wait for more rounds until the run is finished or no process writes it.
 
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
@@ -56,14 +56,15 @@ def view(path: Path, following: bool = False) -> None:
 
 
 def planned(path: Path) -> int:
-    """How many rounds the run in a folder will have.
+    """Number of planned rounds of the run in a folder.
 
     Raises:
-        ConfigError: There is no run, or one made of others.
+        ConfigError: The folder holds no run, or one that consists of a run for each domain.
     """
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
         config = read_yaml(path / "config.yaml")
-        rounds, protocol = int(config["rounds"]), config.get("protocol", "single")
+        rounds = int(config["rounds"])
+        protocol = config.get("protocol", "single")
     if protocol == "leave_one_out":
         folds = ", ".join(sorted(p.parent.name for p in path.glob("*/config.yaml")))
         raise ConfigError(f"{path}: holds a run for each domain; look at one of {folds}")
@@ -71,7 +72,7 @@ def planned(path: Path) -> int:
 
 
 def rows_so_far(path: Path) -> list[Row]:
-    """The rows so far: none before the first round is finished.
+    """The rows of all finished rounds; empty before the first round is finished.
 
     Raises:
         ConfigError: result.json is damaged.
@@ -91,13 +92,15 @@ def is_running(path: Path) -> bool:
 
 
 def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
-    """Each row once, in order; where rounds are run again after a crash, the first ones that were seen."""
-    number, heard = 0, time.monotonic()
+    """Each row once, in order; rounds that are repeated after a crash are yielded the first time only."""
+    number = 0
+    heard = time.monotonic()
     while True:
         rows = rows_so_far(path)
         for row in rows:
             if row["round"] > number:
-                number, heard = row["round"], time.monotonic()
+                number = row["round"]
+                heard = time.monotonic()
                 yield row
         if not following or is_finished(path, rows, rounds):
             return

@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus: the driver sets them after every round, each actor those of its own memory.
+"""Metrics of a run for Prometheus: the driver sets them after each round, each actor those of its memory.
 
 Labels name the run, and for some metrics a split and a domain. They never name a client, so that the number
 of time series does not grow with the number of clients. Ray puts `ray_` before every name and adds labels of

@@ -1,4 +1,4 @@
-"""Command lines: options may stand anywhere between overrides, and nothing is given twice."""
+"""Parses command lines: options may stand anywhere between overrides, and no key may be given twice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rayfed.errors import ConfigError, one_line, shown
 
 
 class Arguments(argparse.ArgumentParser):
-    """An argument parser whose error is one line, as every other error of a command is."""
+    """An argument parser that reports an error in one line, like all other errors of a command."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(ValueError(message))}; --help shows what there is\n")
+        self.exit(2, f"error: {one_line(ValueError(message))}; --help lists the arguments\n")
 
     def parse_args(  # type: ignore[override]  # never into a namespace of the caller
         self, args: Sequence[str] | None = None, namespace: None = None
@@ -32,7 +32,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def refuse_repeated(overrides: Sequence[str]) -> None:
-    """Refuse a key that is given two values, or that a later override of its section would undo.
+    """Refuse a key that is given two values, or is replaced by a later override of its section.
 
     Raises:
         ConfigError: Names the key and both values.
@@ -41,18 +41,18 @@ def refuse_repeated(overrides: Sequence[str]) -> None:
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
-            continue  # whoever reads it says what is wrong with it
+            continue  # `compose` reports it
         if given.get(key, value) != value:
             raise ConfigError(f"{key}: given twice, as {shown(given[key])} and as {shown(value)}; keep one")
         undone = [name for name in given if name.startswith(f"{key}.") and not _is_group(key, value)]
         if undone:
             raise ConfigError(
-                f"{key}: {shown(value)} would undo {undone[0]}={given[undone[0]]}, which stands before it; "
-                f"keep one"
+                f"{key}: {shown(value)} would replace {undone[0]}={given[undone[0]]}, which is given before "
+                f"it; keep one"
             )
         given[key] = value
 
 
 def _is_group(key: str, value: str) -> bool:
-    """Whether an override names a group (`data=pacs`), which is read before all values."""
+    """Whether an override chooses from a group (`data=pacs`); groups are composed before all values."""
     return "." not in key and not value.startswith("{")

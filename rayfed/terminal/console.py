@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: a bar on a terminal, plain lines elsewhere, JSON for programs."""
+"""Shows the rounds of a run: a progress bar on a terminal, lines of text elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SLOWEST, SLOWEST_SECONDS = "slowest_client", "slowest_seconds"
-"""What is seen of a round and not written down: the client that worked longest, all its calls together."""
+"""Keys of a row that are shown but not recorded: the client that worked longest, and its seconds."""
 
 NONFINITE = "nonfinite_values"
-"""Not written down either, because events are: a sentence that says what of a round is not finite."""
+"""Key of a row that is shown but not recorded: a sentence about values that are NaN or infinite."""
 
 ADVICE = "a smaller train.lr or train.clip_norm=1 may help; on_nonfinite=raise ends a run here"
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Write a line where the user looks; what the stream's encoding lacks is written as an escape."""
+    """Write a line to a stream (standard output by default); escape characters that its encoding lacks."""
     stream = stream or sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
@@ -35,12 +35,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def teller(quiet: bool = False, as_json: bool = False) -> Callable[[str], None]:
-    """Where sentences for a person go: standard output belongs to JSON where there is some."""
+    """A function that shows a text: on standard output, or on standard error if JSON is written there."""
     return (lambda _: None) if quiet else partial(say, stream=sys.stderr if as_json else None)
 
 
 def line(row: Row, rounds: int) -> str:
-    """One round as one line."""
+    """The row of a round as one line of text."""
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if metric := metric_of(row):
         parts += [
@@ -59,7 +59,7 @@ def line(row: Row, rounds: int) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that reads best.
+    """A number of bytes with a suitable unit.
 
     >>> size(999), size(1_500), size(343_000_000)
     ('999 B', '1.5 kB', '343.0 MB')
@@ -74,13 +74,14 @@ def size(count: float) -> str:
 def follow(
     rows: Iterable[Row], rounds: int, quiet: bool = False, json_of: Path | None = None
 ) -> Iterator[Row]:
-    """Pass rows on and show each one.
+    """Show each row of a run, and yield it.
 
     Args:
-        rows: Of rounds, and last the one with the digest.
-        rounds: How many rounds there will be.
-        quiet: Show nothing for people.
-        json_of: Folder of the run; each row then goes to standard output as one JSON object that names it.
+        rows: Rows of rounds, and last the row with the digest.
+        rounds: Number of planned rounds.
+        quiet: Show no text.
+        json_of: Folder of the run; every row is written to standard output as a JSON object, with this folder
+            under the key `run`. None: no JSON.
     """
     rows = map(_warned, rows)
     if not quiet and json_of is None and sys.stdout.isatty():
@@ -96,7 +97,7 @@ def follow(
 
 
 def _warned(row: Row) -> Row:
-    """The row, after a warning about what is not finite in it."""
+    """Log a warning if values of the round are not finite; returns the row."""
     if NONFINITE in row:
         log.warning("round %d: %s; %s", row["round"], row[NONFINITE], ADVICE)
     return row
@@ -107,7 +108,7 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    # rich's shared console keeps the width that the terminal had when something first asked for it
+    # A new console, because rich's shared one keeps the width that the terminal had at its first use.
     with Progress(*columns, console=Console(), transient=True) as progress:
         task = progress.add_task("starting client actors", total=rounds)
         for row in rows:
@@ -118,7 +119,7 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
 
 
 def headline(row: Row, rounds: int) -> str:
-    """What the progress bar says: how far it is, how good, who is worst, who is slowest, how many bytes."""
+    """Text of the progress bar: round, metric, worst domain, slowest client, bytes sent."""
     parts = [f"round {row['round']}/{rounds}"]
     if metric := metric_of(row):
         parts.append(f"{metric} {100 * row[metric]:.1f}, {row['worst_domain']} worst")

@@ -1,4 +1,4 @@
-"""How every command ends: exit codes, one line for an error, and signals."""
+"""Runs the work of a command: turns errors into one line and an exit code, and handles signals."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 
 STOP = threading.Event()
-"""Set when the process was asked to end."""
+"""Set when SIGINT or SIGTERM was received."""
 
 
 def parser_of(command: str, usage: str) -> Arguments:
-    """A parser with the options that every command has.
+    """An argument parser with the options that every command has.
 
     Args:
         command: Module of the command, such as `rayfed.run`.
-        usage: What `--help` begins with: the forms of the command, what it does and an example.
+        usage: Beginning of the output of `--help`: usage, description and an example.
     """
     parser = Arguments(command, usage=usage)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -34,19 +34,19 @@ def parser_of(command: str, usage: str) -> Arguments:
 def guarded(
     work: Callable[[], int | None], debug: bool = False, interrupted: str = "nothing was changed"
 ) -> int:
-    """Do the work of a command.
+    """Run the work of a command.
 
     Args:
-        work: Returns the exit code; None: 0.
-        debug: Show the traceback of an error that is raised on purpose.
-        interrupted: What is left behind if Ctrl-C or SIGTERM ends the command.
+        work: Does the work; returns the exit code, or None for 0.
+        debug: Also show the traceback of a RayFedError.
+        interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command.
 
     Returns:
-        The exit code: what `work` returns, 1 for a failure, 2 for bad input, 130 if it was interrupted.
-        Except for what `work` returns, one line on standard error says why it is not 0.
+        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption. In the
+        last three cases one line on standard error gives the reason.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # Two spinning threads on contended cores are slower than one.
+    # Threads of OpenMP that wait in a loop slow each other down when processes share cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with stoppable():
@@ -63,10 +63,10 @@ def guarded(
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end a run: everything that was started is ended.
+    """While the block runs, SIGTERM and Ctrl-C raise KeyboardInterrupt and set STOP.
 
-    An exception that a signal raises inside Ray's own code may be lost there, so the request is also noted
-    and looked at after every round.
+    An exception that a signal raises inside Ray's own code may be lost there, so STOP is also checked after
+    every round.
     """
 
     def stop(*_: object) -> None:

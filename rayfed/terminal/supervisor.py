@@ -1,9 +1,8 @@
-"""Runs a command in a child process, so that its end is said and cleared up whatever ends it.
+"""Runs a command in a child process, so that every end of it is reported and all its processes are ended.
 
-Ray ends the process that talks to it from C++ when its raylet or its gcs_server is gone, without an exception
-and without a line. The command is therefore a small parent that imports nothing heavy: it forwards signals,
-waits for the exit code of the child, says what happened where the child could not, and kills every process
-that the child left behind.
+If its raylet or its gcs_server ends, Ray ends the process that uses it from C++, without an exception or a
+message. A small parent process therefore forwards signals, waits for the exit code of the child, reports the
+reason if the child could not, and kills all processes that the child has left.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from typing import NoReturn
 
 from rayfed.terminal.console import say
 
-END_PATIENCE = 15.0  # seconds the child has for its end after it said that the run is lost
-EXIT_PATIENCE = 5.0  # seconds it has after it said its exit code
-SWEEP_PATIENCE = 5.0  # seconds for what it left behind to die of SIGKILL
+END_PATIENCE = 15.0  # seconds in which the child must end after it reported that the run is lost
+EXIT_PATIENCE = 5.0  # seconds in which it must end after it sent its exit code
+SWEEP_PATIENCE = 5.0  # seconds to wait for the end of killed processes
 TICK = 0.2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
-_pipe: int | None = None  # the child's end
+_pipe: int | None = None  # the end of the pipe in the child
 
 
 def note_advice(text: str) -> None:
-    """Tell the supervisor what the user can do if this process ends without a word."""
+    """Send the supervisor an advice for the user, for the case that this process ends without a message."""
     _send({"advice": text})
 
 
 def note_ending(reason: str, code: int = 1) -> None:
-    """Tell the supervisor that the run is over, and why; it ends this process if that takes too long."""
+    """Send the supervisor the reason why the run ends; it kills this process if that takes too long."""
     _send({"reason": reason, "code": code})
 
 
@@ -50,16 +49,16 @@ def _send(message: dict[str, object]) -> None:
 
 
 def supervised(main: Callable[[], int]) -> int:
-    """The exit code of `main`, which runs in a child process.
+    """Run a command in a child process; returns its exit code.
 
     Args:
-        main: The command; its exit code, or SystemExit as argparse raises it.
+        main: The command; returns its exit code or raises SystemExit.
     """
     if not sys.platform.startswith("linux"):
         return main()
     read_end, write_end = os.pipe()
     errors = _open_log()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent comes to us, so that we can end it
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become children of this process
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -84,14 +83,14 @@ def supervised(main: Callable[[], int]) -> int:
 
 
 def _work(main: Callable[[], int], parent: int, pipe: int, errors: Path | None) -> NoReturn:
-    """Do the work of the command in the child; ends the process."""
+    """Run the command in the child process, send its exit code, and end the process."""
     global _pipe
     _pipe = pipe
     os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which forwards it once
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    # Python writes to the screen; what C++ writes (Ray's stack dumps) goes to a file.
+    # Python keeps writing to the screen; output of C++ (stack dumps of Ray) goes to a file.
     sys.stderr = os.fdopen(
         os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace"
     )
@@ -114,7 +113,7 @@ def _work(main: Callable[[], int], parent: int, pipe: int, errors: Path | None) 
 
 @dataclass
 class _Supervision:
-    """What the parent knows of its child."""
+    """State of the child, as the parent knows it."""
 
     child: int
     pipe: int
@@ -132,7 +131,7 @@ class _Supervision:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def wait(self) -> tuple[int, str]:
-        """Wait for the child; the exit code, and the line to say where the child said none."""
+        """Wait for the end of the child; returns its exit code, and an error line if it showed none."""
         exited: int | None = None
         status: int | None = None
         while status is None:
@@ -152,7 +151,7 @@ class _Supervision:
         return "error: " + "; ".join(part for part in (text, self.advice) if part)
 
     def _hear(self, timeout: float, exited: int | None) -> int | None:
-        """Read what the child says; its exit code, once it is known."""
+        """Read the messages of the child; returns its exit code once it has sent one."""
         ready, _, _ = select.select([self.pipe], [], [], timeout)
         data = os.read(self.pipe, 65536) if ready else b""
         if ready and not data:
@@ -173,7 +172,7 @@ class _Supervision:
 
 
 def _reap(child: int) -> int | None:
-    """Collect processes that ended; the wait status of the child, once it is among them."""
+    """Wait for ended processes without blocking; returns the wait status of the child if it has ended."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -181,11 +180,11 @@ def _reap(child: int) -> int | None:
                 return status
             if pid == 0:
                 return None
-    return 1 << 8  # somebody else collected it
+    return 1 << 8  # another part of the program has already waited for it
 
 
 def _how(status: int) -> str:
-    """The end of a process in words.
+    """Description of the end of a process.
 
     >>> _how(9), _how(256)
     ('signal 9 (Killed)', 'exit code 1, which is how Ray ends it when one of its own processes is gone')
@@ -197,7 +196,7 @@ def _how(status: int) -> str:
 
 
 def _sweep() -> None:
-    """End every process that the child started and left."""
+    """Kill all processes that the child has started and left."""
     import psutil
 
     left = psutil.Process().children(recursive=True)
@@ -208,7 +207,7 @@ def _sweep() -> None:
 
 
 def _open_log() -> Path | None:
-    """A file for what C++ writes to standard error; none where no temporary file can be made."""
+    """A file for output of C++ on standard error; None if no temporary file can be created."""
     try:
         handle, name = tempfile.mkstemp(prefix="rayfed-stderr-", suffix=".log")
     except OSError:

@@ -142,7 +142,7 @@ def test_a_key_given_twice(capsys):
         main(["seed=1", "rounds=2", "seed=2"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: seed: given twice, as '1' and as '2'; keep one\n"
-    with pytest.raises(ConfigError, match=r"train: .* would undo train.lr=1"):
+    with pytest.raises(ConfigError, match=r"train: .* would replace train.lr=1"):
         refuse_repeated(["train.lr=1", "train={epochs: 2}"])
     refuse_repeated(["seed=1", "seed=1", "model.size=32", "model=vit_mini"])
 
@@ -161,7 +161,7 @@ def test_an_option_that_does_not_exist_is_one_line(capsys):
         main(["--qiet", "seed=1"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: unrecognized arguments: --qiet; --help shows what there is"
+        "error: unrecognized arguments: --qiet; --help lists the arguments"
     ]
 
 
