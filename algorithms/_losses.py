@@ -1,8 +1,8 @@
-"""Servers that weigh clients by their losses: where the loss comes from, and what is done about odd ones.
+"""Base class of servers whose weights depend on the losses of the clients, and checks of these losses.
 
-Policy: a loss is clipped to at least SMALLEST, so that a client without loss keeps a weight; a loss that is
-NaN or infinite stops the run and names the client, because any weight would hide that its model or data are
-broken.
+A loss is raised to at least SMALLEST, so that a client with loss 0 has a positive weight. A loss that is NaN
+or infinite ends the run with an error that names the client, because a weight would hide that its model or
+data are faulty.
 """
 
 import math

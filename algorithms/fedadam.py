@@ -1,7 +1,7 @@
-"""FedAdam: Adam on the server, with the mean move of the clients in the place of the gradient.
+"""FedAdam: Adam on the server, with the mean update of the clients in place of the gradient.
 
-Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. As there, the moments are not corrected
-for their start, and v starts at tau^2. `server.weighting=uniform` is the paper's mean.
+Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. As in the paper, the moments have no
+bias correction, and v is initialised with tau^2. `server.weighting=uniform` is the mean of the paper.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class FedAdam(Server):
         lr: Step size eta.
         beta1: Decay of the first moment m.
         beta2: Decay of the second moment v.
-        tau: Added to the root of v; large values make all steps alike.
+        tau: Added to the square root of v; with large values the step depends less on v.
     """
 
     lr: Positive = 0.01
@@ -32,7 +32,8 @@ class FedAdam(Server):
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         averaged = super().aggregate(state, cohort, updates)
         params = dict(averaged.params)
-        m, v = dict(state.memory.get("m", {})), dict(state.memory.get("v", {}))
+        m = dict(state.memory.get("m", {}))
+        v = dict(state.memory.get("v", {}))
         for name in dict.fromkeys(name for update in updates for name in update.params):
             if is_statistic(name):
                 continue  # a running mean or variance of BatchNorm stays the clients' mean

@@ -22,11 +22,11 @@ CHANGE = "control_change"
 
 @dataclass(frozen=True)
 class ScaffoldServer(Server):
-    """Steps along the mean move of the clients, and keeps the mean of their control variates.
+    """Takes a step along the mean update of the clients, and keeps the mean of their control variates.
 
     Attributes:
         weighting: Weight of a client in the mean; uniform in the paper.
-        lr: Step size eta_g; 1 puts the mean in the place of the old parameters.
+        lr: Step size eta_g; with 1 the new parameters are the mean of the clients' parameters.
     """
 
     weighting: Literal["data_size", "uniform"] = "uniform"

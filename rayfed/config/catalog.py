@@ -1,4 +1,4 @@
-"""What can be chosen: every algorithm, tuning scheme, model, data set, experiment and sweep, a line each.
+"""Lists all algorithms, tuning schemes, models, data sets, experiments and sweeps, one line each.
 
 Descriptions are the first lines of the files: of the docstring of a Python file, of the comment at the top of
 a YAML file. Nothing is imported for them, so that listing is fast.
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """Description, and what it brings in brackets."""
+        """Description, followed by the choices that come with it in brackets."""
         brings = ", ".join(f"{group}={name}" for group, name in self.brings.items())
         return f"{self.description} [{brings}]" if brings else self.description
 
@@ -77,7 +77,7 @@ def tunings() -> list[tuple[str, str]]:
 
 
 def catalog() -> str:
-    """Everything as plain text."""
+    """The whole list as text."""
     parts = []
     for group in SECTIONS.values():
         found = listed(group)
@@ -88,12 +88,12 @@ def catalog() -> str:
 
 
 def as_json() -> dict[str, list[dict[str, Any]]]:
-    """Everything as one object: a list for each section, of objects with name, description and brings."""
+    """The whole list as one object: for each section a list of objects with name, description and brings."""
     return {title: [asdict(choice) for choice in listed(group)] for title, group in SECTIONS.items()}
 
 
 def show(as_object: bool) -> None:
-    """Write everything to standard output, as text or as JSON."""
+    """Write the whole list to standard output, as text or as JSON."""
     say(json.dumps(as_json(), indent=1) if as_object else catalog())
 
 

@@ -1,4 +1,4 @@
-"""Which keys of a run's config may change when it goes on, and which ones did."""
+"""Compares two configs of a run, and lists the keys that may change when it is continued."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HARMLESS = (
     "data.root",
     "data.cache",
 )
-"""Keys that may change: where it runs, how it is kept, and where the same images are now."""
+"""Keys that may change: where clients run, what is saved, and where the same images are stored."""
 
 BINDING = ("cluster.threads",)
-"""Keys below those that may not: float sums depend on them."""
+"""Keys in these sections that may not change, because float sums depend on them."""
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Keys that would change a result and differ, with both values; lists and tuples are the same."""
+    """Keys that differ and would change a result, with both values. Lists and tuples count as equal."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in {**old, **new}:
             yield from changes(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))

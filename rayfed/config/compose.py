@@ -1,4 +1,4 @@
-"""From YAML groups and overrides to one plain mapping. The only module that knows Hydra.
+"""Composes YAML groups and overrides into one plain mapping. Only this module uses Hydra.
 
 Hydra's compose API puts groups together (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are
 YAML values merged on top. Nothing is checked here beyond names and syntax: `rayfed.config.schema` does that.
@@ -19,7 +19,7 @@ from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
-"""Which sections a group fills, where that is not the section of the same name."""
+"""Sections that a choice from a group sets, for groups that do not set the section of their name."""
 
 NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
 """Groups whose choices are also the names of Python files."""
@@ -29,7 +29,7 @@ BRINGS = "brings"
 
 
 def folder() -> Path:
-    """Where the YAML groups are: inside the installed package, or beside it in a checkout."""
+    """Folder of the YAML groups: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"

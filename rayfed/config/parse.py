@@ -1,6 +1,6 @@
-"""Builds dataclasses from plain mappings, and the messages for what they refuse.
+"""Builds dataclasses from plain mappings, with error messages for wrong keys and values.
 
-The only module that knows pydantic.
+Only this module uses pydantic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 def _explain(err: ValidationError, where: str) -> str:
     errors = err.errors()
     first = errors[0]
-    # A union reports one error per member under the same key: say all that would be allowed.
+    # A union gives one error per member under the same key; the message lists all that is allowed.
     key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
         : _depth(first["loc"])
     ]
@@ -49,7 +49,7 @@ def _explain(err: ValidationError, where: str) -> str:
 
 
 def _depth(loc: Sequence[int | str]) -> int:
-    """How many leading parts of an error location are config keys rather than names of union members."""
+    """Number of leading parts of an error location that are config keys and not names of union members."""
     for i, part in enumerate(loc):
         if not (isinstance(part, int) or part.isidentifier()) or part in {"int", "float", "str", "literal"}:
             return i
@@ -63,7 +63,7 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
             raise ConfigError(unknown_key(path, str(key), list(known)))
-        if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would read it as 0 or 1
+        if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would convert it to 0 or 1
             raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
         check_plain(path, value)
         for kind in (known[key], *get_args(known[key])):
@@ -75,7 +75,7 @@ MOST_WHOLE = 2**63 - 1
 
 
 def check_plain(path: str, value: Any) -> None:
-    """Refuse what no key of any section can mean, in nested values too.
+    """Refuse values that no key accepts, in nested values too.
 
     Raises:
         ConfigError: NaN or infinity, a whole number beyond 64 bits, a text with a NUL character, or nesting

@@ -1,4 +1,4 @@
-"""Folders that belong to the system or to the user as a whole, where no run may be written."""
+"""Refuses output folders in which no run may be written: system folders, the home and current folder."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SHARED = (
     *("/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/Applications", "/Library"),
     *("/System", "/Users", "/private", "/private/tmp", "/private/var", "/var/tmp", "/dev/shm"),
 )
-"""Folders that hold what others wrote; a folder inside them may be a run's own."""
+"""Folders with files of others; a folder inside them may be used for a run."""
 
 SYSTEM = (
     *("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/System"),
     *("/usr/bin", "/usr/include", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/sbin", "/private/etc"),
 )
-"""Folders of the operating system, with all that is in them."""
+"""Folders of the operating system, in which no folder may be used either."""
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder that cannot be a run's own: the root, a system folder, the home or current folder.
+    """Refuse the root, a system folder, the home folder and the current folder as the folder of a run.
 
     Raises:
-        ConfigError: Says which of these it is.
+        ConfigError: It is one of these; the message says which.
     """
     lexical = Path(os.path.normpath(path.absolute()))
     for place in dict.fromkeys((lexical, _real(lexical))):
@@ -49,8 +49,9 @@ def check_own_folder(path: Path) -> None:
 
 
 def _owner(place: Path) -> str:
-    """Whose folder this is; empty where it may be a run's."""
-    here, home = Path.cwd(), _home()
+    """Description of the folder if it may not be used for a run; else empty."""
+    here = Path.cwd()
+    home = _home()
     if place == Path(place.anchor):
         return "the root of the file system"
     if place == here:

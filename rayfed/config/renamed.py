@@ -1,4 +1,4 @@
-"""Keys of a config that have another name now, or were removed."""
+"""Keys of a config that were renamed or removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RENAMED: Mapping[str, str | None] = {
     "cluster.retries": "failures.retries",
     "cluster.task_names": None,
 }
-"""The former key and the present one; None: the key was removed, and nothing takes its place."""
+"""New names of keys, by former name; None: the key was removed."""
 
 
 def refuse_renamed(tree: Mapping[str, Any]) -> None:
@@ -29,9 +29,9 @@ def refuse_renamed(tree: Mapping[str, Any]) -> None:
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config in which the values of former keys stand under the present ones.
+    """A copy of a config in which former keys have their new names.
 
-    Where both names are there, the present one counts.
+    If a config has both names, the value of the new one is used.
 
     Args:
         tree: Nested mappings of a whole config.

@@ -39,33 +39,33 @@ class Config:
 
     Attributes:
         algorithm: File name in algorithms/, or package.module:NAME.
-        server: Hyperparameters of the driver half; `name` takes it from another algorithm.
-        local: Hyperparameters of the client half; `name` takes it from another algorithm.
-        tuning: `name` of the scheme and its fields.
-        model: Backbone.
-        data: Data set and who has what.
+        server: Hyperparameters of the server half; `name` takes the half of another algorithm.
+        local: Hyperparameters of the client half; `name` takes the half of another algorithm.
+        tuning: `name` of the tuning scheme, and its options.
+        model: The backbone.
+        data: The data set and its partition into clients.
         train: Local optimisation.
-        evaluation: What is scored when.
+        evaluation: Which models are scored, and when.
         cluster: Where clients run.
-        rounds: Rounds to run.
-        seed: Seed of everything random.
-        clients_per_round: How many clients take part in a round, or all.
-        sampling: uniform draws, or one client of each domain a round.
-        capacity: Blocks a client can hold: one number, a list by client or by domain, shares by depth,
-            dynamic (drawn each round); none: all.
-        compare: Algorithms to run as well, with the same data, tuning and training; they go into the final
-            table and into compare/<name> of the run's folder.
-        faults: Clients that cannot be reached, drop out or are slow; nothing by default.
+        rounds: Number of rounds.
+        seed: Seed of all random numbers.
+        clients_per_round: Number of clients in a round, or all.
+        sampling: `uniform`, or `one_per_domain`: one client of each domain in a round.
+        capacity: Number of blocks that a client can hold: one number, a list by client or by domain, shares
+            by depth, or dynamic (drawn each round); none: all blocks.
+        compare: Algorithms that are also run, with the same data, tuning and training; their results are in
+            the final table and in compare/<name> of the run's folder.
+        faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
-        checkpoint: What is kept for going on after a crash.
-        failures: What is done when a client or an actor fails.
-        on_nonfinite: A loss or a global tensor that is NaN or infinite is noted in the events, on the screen
-            and in the report, and the run continues (warn) or ends (raise).
+        checkpoint: Checkpoints from which a run is continued.
+        failures: The policy for failures of clients and actors.
+        on_nonfinite: A loss or a global tensor that is NaN or infinite is recorded in the events, on the
+            screen and in the report, and the run continues (warn) or ends (raise).
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
-        output: Folder of the run; none: a new one under runs/.
-        overwrite: Allow `output` to hold an earlier run, which is replaced.
+        output: Folder of the run; none: a new folder in runs/.
+        overwrite: Replace an earlier run in `output`.
     """
 
     algorithm: str = "fedavg"
@@ -118,7 +118,7 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
 
 
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run from its folder; keys that have another name now are read as the new ones.
+    """The config of a run, read from its folder; renamed keys are accepted with their former names.
 
     Args:
         folder: Folder of the run.

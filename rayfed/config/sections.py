@@ -1,4 +1,4 @@
-"""The sections of an experiment that say where it runs, what is scored and what is saved."""
+"""The sections `cluster`, `evaluation` and `checkpoint` of a config."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rayfed.types import Count, NonNegative, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Where clients run; nothing here changes a result.
+    """The section `cluster`: where clients run. Only `threads` can change a result.
 
     Attributes:
-        executor: Ray actors, or everything in this process.
-        address: A running Ray cluster (host:port); none: RAY_ADDRESS, else a cluster of our own on this
-            machine.
-        actors: Number of client actors; `auto` fits the cluster; `per_client`: each client has its own.
-        cpus_per_actor: CPUs an actor occupies; auto: one, or less where more actors are asked for than there
-            are.
-        gpus_per_actor: Share of a GPU an actor occupies; auto: all GPUs are shared out evenly.
-        memory_per_actor: GB an actor may need; limits `auto`.
-        threads: torch threads of an actor. Part of the result: float sums depend on it.
-        num_cpus: CPUs of a cluster of our own; none: what the machine has.
-        num_gpus: GPUs of a cluster of our own; none: what the machine has.
-        dashboard: Start Ray's dashboard with a cluster of our own.
-        metrics: Tell Prometheus about the run, through Ray (docs/monitoring.md).
+        executor: `ray`: on Ray actors; `inline`: everything in one process.
+        address: Address of a running Ray cluster (host:port); none: that of RAY_ADDRESS, or else Ray is
+            started on this machine.
+        actors: Number of client actors; `auto`: as many as fit and can be used; `per_client`: one for each
+            client.
+        cpus_per_actor: CPUs of an actor; auto: one, or less if there are more actors than CPUs.
+        gpus_per_actor: Share of a GPU of an actor; auto: all GPUs are shared evenly.
+        memory_per_actor: Memory of an actor in GB, for the number of actors with `auto`.
+        threads: Threads of torch in an actor. They change results, because float sums depend on them.
+        num_cpus: CPUs of a Ray that is started here; none: those of the machine.
+        num_gpus: GPUs of a Ray that is started here; none: those of the machine.
+        dashboard: Start Ray's dashboard with a Ray that is started here.
+        metrics: Export metrics for Prometheus through Ray (docs/monitoring.md).
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
     """
 
@@ -47,14 +47,15 @@ class ClusterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """What is scored when.
+    """The section `evaluation`: which models are scored, and when.
 
     Attributes:
-        every: Score the global model in every such round and in the last one; 0: never.
-        personal: Also score the model each client would deploy, on its own test split.
-        validation: Also score the global model on the clients' validation splits, to choose a round by.
-        table: The final table has a row for each domain, or (`clients`) for each model the statistics over
-            clients: average, worst and best tenth, variance.
+        every: Score the global model in every n-th round and in the last one; 0: never.
+        personal: Also score the personal model of each client, on its own test split.
+        validation: Also score the global model on the validation splits of the clients, by which a round can
+            be selected.
+        table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
+            (average, worst and best tenth, variance).
     """
 
     every: Annotated[int, Ge(0)] = 1
@@ -65,11 +66,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept for going on after a crash; nothing here changes a result.
+    """The section `checkpoint`: checkpoints from which a run is continued. It changes no result.
 
     Attributes:
-        every: Write a checkpoint after every such round, and after the last one; 0: only after the last one.
-        keep: How many of the last checkpoints stay.
+        every: Write a checkpoint after every n-th round and after the last one; 0: only after the last one.
+        keep: Number of checkpoints that are kept.
     """
 
     every: Annotated[int, Ge(0)] = 1

@@ -50,13 +50,15 @@ def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Con
         raise ConfigError(
             f"data.val: {config.data.val!r} leaves no images to choose a round with; set data.val=0.1"
         )
-    looking = replace(config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True)
+    evaluation = replace(
+        config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True
+    )
     return {
         name: replace(
             config,
             protocol="single",
             data=replace(config.data, held_out=name),
-            evaluation=looking,
+            evaluation=evaluation,
             output=str(path / name),
             overwrite=True,
         )
