@@ -1,4 +1,4 @@
-"""python -m rayfed.doctor: what an experiment needs, what there is, and whether it fits; runs no round."""
+"""The command python -m rayfed.doctor: says whether an experiment fits and how long it may take."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rayfed.terminal.guard import guarded, parser_of
 USAGE = """\
 python -m rayfed.doctor [overrides] [--config FILE] [--json] [--debug]
 
-Takes the overrides of rayfed.run. Prepares the data as a run would, plays one client in a process of its own,
-and says what the cluster has, what the config needs and how long a round may take, for example
+Takes the overrides of rayfed.run. Prepares the data as a run would, runs one client in a new process, and
+says what the cluster has, what the config needs and how long a round may take, for example
   python -m rayfed.doctor algorithm=fedgcr data=pacs data.root=PACS
 
 Exit code: 0 it fits, 1 the client failed, 2 bad input, or it does not fit.
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(args: argparse.Namespace) -> int:
-    """Diagnose and show it; the exit code.
+    """Diagnose the experiment and show the result; returns the exit code.
 
     Raises:
-        ConfigError: Bad input.
+        ConfigError: The input is wrong.
         RayFedError: The client failed.
     """
     from rayfed.config.schema import load_config

@@ -146,7 +146,7 @@ def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
     if cluster.executor == "inline":
         return "none: everything in one process (cluster=inline)", [own_node(None, None)]
     if is_our_own(cluster.address):
-        where = "one of our own on this machine (neither cluster.address nor RAY_ADDRESS is set)"
+        where = "started on this machine (neither cluster.address nor RAY_ADDRESS is set)"
         return where, [own_node(cluster.num_cpus, cluster.num_gpus)]
     with connection(cluster.address, timeout=cluster.connect_timeout):
         return f"joined: {address_of(cluster.address)}", node_resources()
@@ -209,7 +209,7 @@ def _estimate(setup: Setup, measured: Measurement, lanes: float) -> Estimate:
     domains = len({info.domain for info in experiment.clients.values()})
     cohort = domains if experiment.sampling == "one_per_domain" else experiment.clients_per_round
     drawn = min(1.0, cohort / len(work))
-    # In units of the measured visit; a round is not shorter than its longest client.
+    # In units of the measured call; a round takes at least as long as its slowest client.
     units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference
     splits = setup.world.splits
     images = sum(len(splits[s.id]["test"]) for s in experiment.sets)

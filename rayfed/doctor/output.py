@@ -1,4 +1,4 @@
-"""A diagnosis as text for people."""
+"""Formats a diagnosis as text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from rayfed.terminal.console import size
 
 
 def report(found: Diagnosis) -> str:
-    """A diagnosis for people."""
-    m, e, d = found.measured, found.estimate, found.disk
+    """A diagnosis as text."""
+    m = found.measured
+    e = found.estimate
+    d = found.disk
     share = f" and {found.gpus_per_actor:.3g} GPU" if found.gpus_per_actor else ""
     actors = f"{found.actors} client actors with {found.cpus_per_actor:.3g} CPU{share} each"
     if not found.cpus_per_actor:
@@ -20,7 +22,7 @@ def report(found: Diagnosis) -> str:
         ("experiment", found.experiment),
         ("cluster", found.cluster),
         *(("", _node(node)) for node in found.nodes),
-        ("needs", f"{actors}; {size(found.memory_per_actor)} set aside for one (cluster.memory_per_actor)"),
+        ("needs", f"{actors}; {size(found.memory_per_actor)} reserved for each (cluster.memory_per_actor)"),
         ("measured", f"client {m.client} with {m.examples} training images, on {m.device}, on this machine"),
         ("", f"memory of one actor {size(m.memory_bytes)}{on_gpu}; weights {size(m.weights_bytes)} a node"),
         ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
@@ -44,7 +46,7 @@ def _node(node: Mapping[str, float]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Seconds as they are read best.
+    """Seconds with a suitable unit.
 
     >>> _time(0.123), _time(61), _time(7200)
     ('0.12 s', '61 s', '2.0 h')

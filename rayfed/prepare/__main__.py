@@ -1,4 +1,4 @@
-"""python -m rayfed.prepare: check a download, prepare it, show who would get what, clear the cache."""
+"""The command python -m rayfed.prepare: checks a data set, decodes it, draws its partition."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ python -m rayfed.prepare NAME --root DIR [--image-size N] [--cache DIR] [--plot 
                                 [overrides] [--debug]
 python -m rayfed.prepare --clean
 
-Checks the domains, classes and images of a data set against what its authors published, decodes all images
-once into the cache, and says what is missing and where to get it. Overrides are those of rayfed.run:
+Compares domains, classes and images of a data set with those that its authors published, decodes all images
+once into the cache, and says what is missing and where to download it. Overrides are those of rayfed.run:
   python -m rayfed.prepare pacs --root PACS --plot clients.png data.partition.scheme=dirichlet seed=1
 """
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
     args = _parser().parse_args(argv)
     logging.getLogger("rayfed.data").setLevel(logging.ERROR)  # unreadable images are in the result
-    return guarded(lambda: work(args), args.debug, "nothing half-made is left in the cache")
+    return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
 
 
 def _parser() -> Arguments:
@@ -44,7 +44,7 @@ def _parser() -> Arguments:
     parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
     parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
-    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw who has which labels")
+    parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw the labels of each client")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -53,10 +53,10 @@ def _parser() -> Arguments:
 
 
 def work(args: argparse.Namespace) -> int:
-    """Do what was asked; the exit code.
+    """Check and prepare a data set, or clear the cache; returns the exit code.
 
     Raises:
-        ConfigError: Bad input, or there is nothing to check.
+        ConfigError: The input is wrong, or there is no data set to check.
     """
     from rayfed.data.published import PUBLISHED
 

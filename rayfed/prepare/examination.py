@@ -23,15 +23,15 @@ from rayfed.terminal.console import say
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What there is to say about a data set.
+    """Result of the check of a data set.
 
     Attributes:
-        name: Name of the config group.
+        name: Name of the data set in `data=NAME`.
         root: Its folder.
-        inventory: What the listing holds.
-        unreadable: Why each image that cannot be decoded cannot.
-        shard: The prepared data set; None if it was not prepared.
-        seconds: What preparing took; 0 if it had been done before.
+        inventory: Numbers of classes and images per domain, and problems.
+        unreadable: Key and reason for each image that cannot be decoded.
+        shard: File of the prepared data set; None if it was not prepared.
+        seconds: Seconds of preparing; 0 if it was prepared before.
     """
 
     name: str
@@ -50,7 +50,7 @@ def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False)
     """Check a data set and prepare it if nothing is missing.
 
     Raises:
-        ConfigError: There is nothing to check: no such folder, no images, lists that cannot be read.
+        ConfigError: The folder does not exist, holds no images, or has lists that cannot be read.
     """
     published = PUBLISHED.get(name)
     source = make_source(config)
@@ -65,7 +65,8 @@ def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False)
             f"{', '.join(listing.domains[:5])}{_hint(config.root, published)}"
         )
     unreadable: list[str] = []
-    shard, seconds = None, 0.0
+    shard: Path | None = None
+    seconds = 0.0
     if not inventory.problems:
         shard, seconds = _prepare(source, listing, image_size, config, unreadable, quiet)
     return Findings(
@@ -86,8 +87,13 @@ def _prepare(
     unreadable: list[str],
     quiet: bool,
 ) -> tuple[Path | None, float]:
-    """The shard, None if there are unreadable images, which are noted; and the seconds it took to decode."""
-    began, decoded = time.perf_counter(), False
+    """Prepare the data set; add unreadable images to `unreadable`.
+
+    Returns:
+        The prepared file, or None if images are unreadable; and the seconds of decoding.
+    """
+    began = time.perf_counter()
+    decoded = False
     with _progress(f"preparing {listing.name}", len(listing.keys), quiet) as advance:
 
         def watch(index: int, error: BadImageError | None) -> None:
@@ -107,16 +113,16 @@ def _prepare(
 
 
 def _why_unreadable(error: BadImageError) -> str:
-    """The cause, without the name of the file, which stands beside it."""
+    """The cause of an error, without the name of the file."""
     cause = error.__cause__ or error
     if isinstance(cause, FileNotFoundError):
         return "no such file"
-    return "no image format that is known" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
+    return "unknown image format" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
 
 
 @contextlib.contextmanager
 def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, a line every tenth elsewhere."""
+    """Show progress: a bar on a terminal, elsewhere a line for every tenth of the images."""
     if quiet:
         yield lambda: None
     elif sys.stdout.isatty():
@@ -138,7 +144,7 @@ def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[], None]
 
 
 def _hint(root: str | None, published: PublishedDataset | None) -> str:
-    """Where the data might be: one folder deeper, or at its authors."""
+    """Where the data may be found: in a subfolder of `root`, or at the address of the authors."""
     if published is None:
         return ""
     folder = Path(root).expanduser() if root else Path()

@@ -1,4 +1,4 @@
-"""What the command shows: a table and sentences for people, JSON for programs, a figure of the clients."""
+"""Shows the result of preparing a data set as a table or as JSON, and draws the partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.report.table import Table
 from rayfed.terminal.console import say, size
 
 NAMED = 10
-"""Unreadable files that are listed; of the others, the number."""
+"""Largest number of unreadable files that are listed."""
 
 
 def tell(found: Findings, published: PublishedDataset | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The contract tests of RayFed, for methods, tuning schemes and readers of your own.
+"""Contract tests for methods, tuning schemes and readers of your own.
 
 In a test file of your own:
 

@@ -1,4 +1,4 @@
-"""What every method promises, whoever wrote it."""
+"""Contract tests that every method must pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def says_what_it_is(name: str, overrides: Sequence[str] = ()) -> None:
 
 
 def leaves_messages_and_frozen_weights_alone(name: str, overrides: Sequence[str] = ()) -> None:
-    """Nobody writes into a message or a frozen weight, and all values stay finite."""
+    """The method does not change messages or frozen weights, and all values stay finite."""
     setup = _setup(name, overrides)
     executor = WatchingExecutor(setup.world, setup.weights)
     frozen = executor.worker.checksum()
@@ -144,7 +144,7 @@ def _setup(name: str, overrides: Sequence[str]) -> Setup:
 
 
 def _with_missing_clients(experiment: Experiment) -> Experiment:
-    """Some drop out in the first round, everybody in the second one, one client in the third."""
+    """The experiment with faults: some clients drop out in round 1, all in round 2, one in round 3."""
     ids = list(experiment.clients)
     assert experiment.faults is not None
     lost = {(1, cid): TraceEntry(dropout=True) for cid in ids}
@@ -155,7 +155,7 @@ def _with_missing_clients(experiment: Experiment) -> Experiment:
 def _record(
     setup: Setup, experiment: Experiment, path: Path, rounds: int | None = None, resume: bool = False
 ) -> list[dict[str, Any]]:
-    """Run into a folder, all of it or so many rounds, in a process that knows nothing of earlier ones."""
+    """Run all rounds, or the first `rounds`, and record them in a folder, with a new executor."""
     path.mkdir(exist_ok=True)
     executor = InlineExecutor(setup.world, setup.weights)
     running = record_rounds(experiment, executor, setup.start, Keeping(path=path, domains={}, resume=resume))

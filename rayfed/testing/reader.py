@@ -1,4 +1,4 @@
-"""What every reader of a data set promises."""
+"""Contract tests that every reader of a data set must pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def source_of(name: str, overrides: Sequence[str]) -> Source:
 
 
 def lists_every_example_once(name: str, overrides: Sequence[str] = ()) -> None:
-    """Arrays of one length, labels and domains within range, and keys `domain/...` of which none is twice."""
+    """Arrays have one length, labels and domains are within range, and keys `domain/...` are unique."""
     source = source_of(name, overrides)
     listing = source.scan()
     size = len(listing.keys)
@@ -81,7 +81,7 @@ def lists_the_same_twice(name: str, overrides: Sequence[str] = ()) -> None:
 
 
 def decodes_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None:
-    """Arrays of the shape and type that the task asks for, also from several threads at once."""
+    """decode() gives arrays of the shape and type of the task, also when several threads call it."""
     source = source_of(name, overrides)
     listing = source.scan()
     chosen = np.unique(np.linspace(0, len(listing.keys) - 1, EXAMPLES).astype(int)).tolist()
@@ -102,7 +102,7 @@ def decodes_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> Non
 
 
 def prepares_the_same_twice(name: str, overrides: Sequence[str] = ()) -> None:
-    """Two empty caches get the same content."""
+    """Preparing the data set twice, in two empty caches, gives the same content."""
     digests = set()
     for _ in range(2):
         with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The small experiment on which the contract tests run, and executors that look closely."""
+"""The small experiment on which the contract tests run, and an executor that checks messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small_setup(*overrides: str) -> Setup:
 
 
 class WatchingExecutor(InlineExecutor):
-    """Raises AssertionError when a call wrote into a message."""
+    """Runs calls in this process; raises AssertionError if a call has changed its message."""
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         before = [_content(call.sent) for call in calls]
@@ -54,13 +54,13 @@ class WatchingExecutor(InlineExecutor):
 
 
 def _content(sent: Broadcast) -> tuple[str, bytes]:
-    """Everything in a message, to the bit."""
+    """The content of a message, for exact comparison."""
     return digest(sent.params), pickle.dumps(encode(dict(sent.shared)))
 
 
 @contextmanager
 def two_actors(setup: Setup) -> Iterator[Executor]:
-    """Two Ray actors that play the clients, on a cluster that ends with this block if it was started here."""
+    """Two Ray actors that run clients; a cluster that is started for them ends with the block."""
     import ray
 
     from rayfed.executors.actors import RayExecutor
@@ -76,5 +76,5 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a round without what a clock measured."""
+    """The row of a round without its timings."""
     return {name: value for name, value in row.items() if not name.startswith(("seconds", "slowest"))}

@@ -1,4 +1,4 @@
-"""What every tuning scheme promises."""
+"""Contract tests that every tuning scheme must pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_tuning(name: str, overrides: Sequence[str] = (), actors: bool = False)
 
 
 def starts_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None:
-    """Two processes with one seed build the same model, and one without values takes the shared values."""
+    """Building the model twice with one seed gives the same values; a model without values can share them."""
     model, tuning = _config(name, overrides)
     first, second = _tuned(model, tuning), _tuned(model, tuning)
     assert digest(export(first)) == digest(export(second)), f"{name}: the start values change"
@@ -55,7 +55,7 @@ def starts_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None
 
 
 def trains_some_parameters_and_only_those(name: str, overrides: Sequence[str] = ()) -> None:
-    """Something trains, a step of training changes it, and the rest of the model stays as it is."""
+    """Some tensors train, a training step changes them, and the rest of the model does not change."""
     model, tuning = _config(name, overrides)
     tuned = _tuned(model, tuning)
     live = trainable(tuned)
@@ -72,7 +72,7 @@ def trains_some_parameters_and_only_those(name: str, overrides: Sequence[str] = 
 
 @torch.no_grad()
 def travels_completely(name: str, overrides: Sequence[str] = ()) -> None:
-    """Another process that loads what travels has the same model: nothing else may change in training."""
+    """A model that loads the tensors that are sent gives the same output: training changes no others."""
     model, tuning = _config(name, overrides)
     sender, receiver = _tuned(model, tuning), _tuned(model, tuning)
     for value in trainable(sender).values():
