@@ -69,7 +69,7 @@ def test_a_foreign_file_in_the_place_of_ours_is_not_written_over(tmp_path):
     run_in(tmp_path / "run")
     with claim(tmp_path / "run", look(tmp_path / "run", True), overwrite=True):
         (tmp_path / "run" / "report.md").write_text("mine")
-        with pytest.raises(StorageError, match=r"report\.md: it was there before"):
+        with pytest.raises(StorageError, match=r"report\.md: the file exists"):
             write_text(tmp_path / "run" / "report.md", "ours")
         remove(tmp_path / "run" / "report.md")
     assert (tmp_path / "run" / "report.md").read_text() == "mine"
@@ -82,7 +82,7 @@ def test_no_link_is_followed_for_writing_or_removing(tmp_path):
     (run / "model" / "params.safetensors").rename(elsewhere / "params.safetensors")
     (run / "model").rmdir()
     (run / "model").symlink_to(elsewhere)
-    with claim(run, look(run, True), overwrite=True), pytest.raises(StorageError, match="is a link"):
+    with claim(run, look(run, True), overwrite=True), pytest.raises(StorageError, match="is a symbolic link"):
         write_text(run / "model" / "params.safetensors", "ours")
     assert (elsewhere / "params.safetensors").read_text() == "ours model/params.safetensors"
     assert (run / "model").is_symlink()
