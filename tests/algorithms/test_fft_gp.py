@@ -12,7 +12,7 @@ from algorithms.bgp import _covariance
 from algorithms.fft_gp import coral
 from algorithms.qffl import fair_step, step_sizes
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import run
+from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.evaluation.metrics import dice, spread
 from rayfed.executors.inline import InlineExecutor
@@ -71,7 +71,7 @@ def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
     for every, rounds, extra in SCHEDULES:
         server = replace(setup.experiment.server, every=every)
         experiment = replace(setup.experiment, server=server, rounds=rounds, evaluate_every=0)
-        done = list(run(experiment, executor, setup.start))
+        done = list(run_rounds(experiment, executor, setup.start))
         up = done[0].row["bytes_up"]
         assert sum(d.row["bytes_down"] + d.row["bytes_up"] for d in done) / (2 * up * rounds) == 1 + extra
         with_faa = [d.row["round"] for d in done if d.row["bytes_down"] > up]

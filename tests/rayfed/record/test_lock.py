@@ -115,17 +115,17 @@ def test_a_driver_that_outlives_its_command_does_not_write_under_the_next_one(tm
         second.take_over()
         with (
             pytest.raises(ConfigError, match="another command"),
-            RunFolder(run, {}, claim=first.token).mine(),
+            RunFolder(run, {}, claim=first.token).locked(),
         ):
             pass
-        with RunFolder(run, {}, claim=second.token).mine():
+        with RunFolder(run, {}, claim=second.token).locked():
             pass
 
 
 def test_a_driver_keeps_the_folder_when_its_command_has_ended(tmp_path):
     run = tmp_path / "run"
     with claim(run, "") as own:
-        driver = RunFolder(run, {}, claim=own.token).mine()
+        driver = RunFolder(run, {}, claim=own.token).locked()
         driver.__enter__()
     assert is_locked(run)
     with pytest.raises(ConfigError, match="another process"):
