@@ -49,7 +49,7 @@ def draw_partition(
         return None
     names, rows = np.unique(client[train], return_inverse=True)
     owner = dict(zip(client[train].tolist(), domain[train].tolist(), strict=True))
-    height = min(1.6 + 0.2 * len(names), 12)
+    height = min(max(1.6 + 0.2 * len(names), 3.0), 12)
     figure, axes = style.canvas(1, 1 + labelled, (8.4 if labelled else 6.0, height), sharey=True)
     if labelled:
         counts = np.zeros((len(names), max(len(classes), int(label.max()) + 1)))
@@ -91,4 +91,4 @@ def _shares(figure: Any, axis: Any, counts: Any, classes: Sequence[str]) -> None
     names = [str(classes[i]) if len(classes) == total else str(i) for i in shown]
     turn = 0 if max(map(len, names)) * len(names) <= 36 else 90
     axis.set_xticks(shown, names, rotation=turn, fontsize=style.FONT - 2)
-    figure.colorbar(picture, ax=axis, label="share of the client's samples, %", location="right")
+    figure.colorbar(picture, ax=axis, label="share of samples, %", location="right")

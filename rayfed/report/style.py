@@ -1,7 +1,7 @@
 """The look of all figures: colours, axes, legends, titles and labels.
 
-Colours are those of Okabe and Ito (Color Universal Design, 2008), whose yellow and black are replaced by
-darker colours, and of Tol's muted scheme (Colour Schemes, SRON/EPS/TN/09-002, 2021), which people with
+Colours are those of Okabe and Ito (Color Universal Design, 2008), whose yellow is left out, because it cannot be
+read on white, and of Tol's muted scheme (Colour Schemes, SRON/EPS/TN/09-002, 2021), which people with
 colour-blindness can tell apart. Past the tenth a colour comes again with another marker and line.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 PALETTE = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"),
-    *("#444444", "#882255", "#999933", "#332288"),
+    *("#000000", "#882255", "#999933", "#332288"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 LINES = ("-", "--", ":", "-.")
