@@ -1,8 +1,9 @@
 """The look of all figures: colours, axes, legends, titles and labels.
 
-Colours are those of Okabe and Ito (Color Universal Design, 2008), whose yellow is left out, because it cannot be
-read on white, and of Tol's muted scheme (Colour Schemes, SRON/EPS/TN/09-002, 2021), which people with
-colour-blindness can tell apart. Past the tenth a colour comes again with another marker and line.
+Colours are those of Okabe and Ito (Color Universal Design, 2008), whose yellow is left out, because it
+cannot be read on white, and of Tol's muted scheme (Colour Schemes, SRON/EPS/TN/09-002, 2021), which
+people with colour-blindness can tell apart. Past the tenth a colour comes again with another marker and
+line.
 """
 
 from __future__ import annotations

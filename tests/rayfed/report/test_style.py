@@ -226,13 +226,13 @@ DEFICIENT = {
 }
 """What these people see, in linear RGB.
 
-Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision Deficiency, 2009.
+Machado, Oliveira, Fernandes, A Physiologically-based Model for Simulation of Color Vision Deficiency, 2009.
 """
 
 
 @pytest.mark.parametrize("kind", DEFICIENT)
 def test_colours_differ_for_people_with_colour_blindness(kind):
-    """Distance between cube roots of linear RGB; matplotlib's default colours, used before, are 0.04 apart."""
+    """Distance between cube roots of linear RGB; matplotlib's default colours are 0.04 apart."""
     rgb = np.array([to_rgb(colour) for colour in style.PALETTE])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.cbrt(np.clip(linear @ np.array(DEFICIENT[kind]).T, 0, 1))
