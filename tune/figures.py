@@ -124,7 +124,8 @@ def parallel(outcomes: Outcomes, name: str, file: str) -> style.Drawing | None:
     scales = [_scale(trials, key) for key in keys]
     for trial in trials:
         heights = [
-            s[0].get(_word(trial.values.get(key)), math.nan) for key, s in zip(keys, scales, strict=True)
+            s[0][_word(trial.values[key])] if key in trial.values else math.nan
+            for key, s in zip(keys, scales, strict=True)
         ]
         width = 3.0 if trial is trials[-1] else 1.2
         colour = colours.to_rgba(trial.row[name])
@@ -148,11 +149,13 @@ def _halo() -> dict[str, Any]:
 
 
 def _differs(trials: Sequence[Outcome], key: str) -> bool:
-    return len({_word(trial.values.get(key)) for trial in trials}) > 1
+    return len({_word(trial.values.get(key, "")) for trial in trials}) > 1
 
 
 def _word(value: Any) -> str:
     """A value as it is written at a scale."""
+    if value is None:
+        return "null"
     if isinstance(value, float):
         return f"{value:.3g}"
     text = str(value)
@@ -165,14 +168,17 @@ def _scale(trials: Sequence[Outcome], key: str) -> tuple[dict[str, float], list[
     Positive numbers over more than a factor of 30 are on a logarithmic scale; options that are no numbers are
     evenly spaced.
     """
-    found = [trial.values[key] for trial in trials if trial.values.get(key) is not None]
+    found = [trial.values[key] for trial in trials if key in trial.values]
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in found):
         low, high = min(found), max(found)
         turn = math.log if low > 0 and high / low > 30 else float
         width = (turn(high) - turn(low)) or 1.0
         heights = {_word(v): (turn(v) - turn(low)) / width for v in found}
         return heights, [(0.0, _word(low)), (1.0, _word(high))]
-    words = sorted({_word(v) for v in found})
+    ordered = sorted(
+        found, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else 0)
+    )
+    words = list(dict.fromkeys(_word(v) for v in ordered))
     heights = {word: place / max(len(words) - 1, 1) for place, word in enumerate(words)}
     return heights, [(height, word) for word, height in heights.items()]
 
