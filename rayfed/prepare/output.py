@@ -12,6 +12,7 @@ from typing import Any
 from rayfed.data.config import DataConfig
 from rayfed.data.published import PublishedDataset
 from rayfed.data.shards import open_dataset
+from rayfed.objective import SEGMENTATION
 from rayfed.prepare.examination import Findings
 from rayfed.report.table import Table
 from rayfed.terminal.console import say, size
@@ -82,4 +83,8 @@ def plot(config: DataConfig, seed: int, shard: Path, path: Path) -> None:
 
     dataset = load(config, open_dataset(shard).size)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
-    draw_partition(to_table(partition, dataset), dataset.classes, path)
+    drawing = draw_partition(
+        to_table(partition, dataset), dataset.classes, dataset.name, dataset.task != SEGMENTATION
+    )
+    if drawing:
+        drawing.write(path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rayfed.analysis.feature_map import distance, features
 from rayfed.analysis.reopen import mention
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
-from rayfed.record.readers import read_table
-from rayfed.report.group_figures import save_figure
+from rayfed.report import style
+from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -21,29 +22,49 @@ python -m rayfed.report.feature_map RUN [RUN ...] [--images 300] [--debug]
 Draws where the models of finished runs put images of seen and of unseen domains, for example
   python -m rayfed.report.feature_map runs/mine runs/other
 """
+MEANING = (
+    "Proxy A-distance: 0 if a linear classifier cannot tell images of seen from images of unseen domains, "
+    "2 if it always can"
+)
+SEEN: Mapping[str, Any] = {"marker": "o", "s": 14, "linewidths": 0}
+UNSEEN: Mapping[str, Any] = {"marker": "D", "s": 18, "linewidths": 0.6, "edgecolors": "black"}
 TITLE = "features of seen and of unseen domains"
 
 
-def feature_map(folder: Path) -> Path | None:
+def feature_map(run: RunTables) -> style.Drawing | None:
     """Draw the table `features` of a run; None where there is none."""
-    return panels([folder]) if read_table(folder, "features") else None
+    return panels([run]) if run.rows("features") else None
 
 
-def panels(folders: Sequence[Path]) -> Path:
-    """Draw one panel per run; the figure is written into the folder of the first one."""
-    from matplotlib import pyplot as plt
+@style.in_style
+def panels(runs: Sequence[RunTables]) -> style.Drawing:
+    """Draw one panel per run, whose domains are those of the first run.
 
-    figure, axes = plt.subplots(1, len(folders), figsize=(5 * len(folders), 4.5), squeeze=False)
-    for axis, folder in zip(axes[0], folders, strict=True):
-        rows = read_table(folder, "features")
-        for kind, colour in (("seen", "tab:blue"), ("unseen", "tab:red")):
-            of_kind = [row for row in rows if row["unseen"] == (kind == "unseen")]
-            names = ", ".join(dict.fromkeys(row["domain"] for row in of_kind))
-            x, y = ([row[key] for row in of_kind] for key in ("x", "y"))
-            axis.scatter(x, y, s=8, alpha=0.6, color=colour, label=f"{kind}: {names}")
-        axis.set(xticks=[], yticks=[], title=f"{folder.name}: proxy A-distance {distance(rows):.2f}")
-        axis.legend(loc="upper right", fontsize=7)
-    return save_figure(figure, folders[0], "feature_map")
+    A domain has the same colour in all figures of the run; unseen domains are diamonds with a black edge.
+    """
+    figure, axes = style.canvas(1, len(runs), (1.8 + 4.0 * len(runs), 4.6))
+    unseen: dict[str, bool] = {}
+    for axis, run in zip(axes[0], runs, strict=True):
+        rows = run.rows("features")
+        unseen |= {row["domain"]: row["unseen"] for row in rows}
+        for domain in dict.fromkeys(row["domain"] for row in sorted(rows, key=lambda row: row["unseen"])):
+            own = [row for row in rows if row["domain"] == domain]
+            x, y = ([row[key] for row in own] for key in ("x", "y"))
+            form = UNSEEN if own[0]["unseen"] else SEEN
+            axis.scatter(x, y, color=runs[0].look(domain).colour, alpha=0.8, **form)
+        title = "\n".join(textwrap.wrap(run.name, 46))
+        axis.set(xticks=[], yticks=[], title=f"{title}\nproxy A-distance {distance(rows):.2f}")
+        axis.set(xlabel="first coordinate", ylabel="second coordinate")
+    what = "Features of seen and unseen domains under the final model (t-SNE)"
+    style.heading(figure, what, MEANING)
+    entries = []
+    for domain in sorted(unseen, key=lambda name: unseen[name]):
+        entry = style.line_of(runs[0].look(domain), domain + (" (unseen)" if unseen[domain] else ""))
+        edge = "black" if unseen[domain] else runs[0].look(domain).colour
+        entry.set(linestyle="", marker="D" if unseen[domain] else "o", markeredgecolor=edge)
+        entries.append(entry)
+    style.legend(figure, entries, "domain")
+    return style.Drawing("feature_map", figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,14 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
         if args.images < 50:
             raise ConfigError(f"--images: {args.images} is too few for t-SNE; at least 50")
         for folder in args.runs:
             say(f"{folder}: proxy A-distance {distance(features(folder, args.images)):.2f}")
-        picture = panels(args.runs)
+        picture = panels([RunTables(run) for run in args.runs]).save(args.runs[0])
         mention(args.runs[0], TITLE, picture)
         say(str(picture))
 

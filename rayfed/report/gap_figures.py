@@ -7,15 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.record.readers import read_table
-from rayfed.report.group_figures import save_figure
+from rayfed.report import style
+from rayfed.report.run_tables import RunTables, span
 
 LABELS = {
     "gap_fedavg": "FedAvg's weights",
     "gap": "weights of the round before",
-    "gap_ga": "GA: one step",
-    "gap_faa": "FAA",
+    "gap_ga": "after one step of GA",
+    "gap_faa": "FAA's weights, as used",
 }
 """Weights under which the gaps in the table `gaps` were measured, by the name of the model there."""
+GA_LABEL = "GA's weights, as used"
+"""The same for `gap` in a run of GA, which averages with these weights; FAA only begins with them."""
 
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -45,21 +48,39 @@ def _over_pairs(gaps: list[float]) -> float:
     return float(((g[:, None] - g[None]) ** 2).sum())
 
 
-def gap_variance(folder: Path) -> Path | None:
-    """FFT-GP's Figure 6; it has all curves if the run has server.compare=true."""
-    curves = gap_variances(folder)
+@style.in_style
+def gap_variance(run: RunTables) -> style.Drawing | None:
+    """FFT-GP's Figure 6: the curve of the method itself is bold, the others are those it is compared with.
+
+    A run of FAA has the curves of its own and of FedAvg's weights only with server.compare=true; without it,
+    the title says so.
+    """
+    curves = gap_variances(run.path)
     if not curves:
         return None
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axis = plt.subplots(figsize=(6.4, 4))
-    for name, points in curves.items():
-        axis.plot(*zip(*points, strict=True), "-", marker=".", label=LABELS.get(name, name))
+    ga = curves.keys() == {"gap"}
+    own = "gap" if ga else "gap_faa"
+    figure, axes = style.canvas(1, 1, (6.6, 3.4))
+    axis = axes[0, 0]
+    entries = []
+    for name, look in style.looks((*LABELS, *curves)).items():
+        if name not in curves:
+            continue
+        width = 2.6 if name == own else 1.2
+        axis.plot(
+            *zip(*curves[name], strict=True), "-", color=look.colour, marker=look.marker, linewidth=width
+        )
+        entries.append(style.line_of(look, GA_LABEL if ga else LABELS.get(name, name)))
+        entries[-1].set_linewidth(width)
     if all(variance > 0 for points in curves.values() for _, variance in points):
         axis.set_yscale("log")
-    axis.set(xlabel="round", ylabel="variance of the generalization gaps, sum over pairs")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3)
-    axis.legend(loc="upper right", fontsize=8)
-    return save_figure(figure, folder, "gap_variance")
+    numbers = [number for points in curves.values() for number, _ in points]
+    style.rounds_axis(axis, min(numbers), max(numbers))
+    axis.set(ylabel="variance, sum over pairs")
+    axis.grid(axis="y", alpha=0.3)
+    what = "Variance of the clients' generalization gaps"
+    if own not in curves:
+        what += " (FAA's own weights are measured with server.compare=true)"
+    style.heading(figure, *run.title(what, span(numbers)))
+    style.legend(figure, entries, "mean model under")
+    return style.Drawing("gap_variance", figure)

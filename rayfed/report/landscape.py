@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from rayfed.analysis.landscape import Vectors, survey
 from rayfed.analysis.reopen import mention
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
-from rayfed.record.readers import read_table
-from rayfed.report.group_figures import save_figure
+from rayfed.report import style
+from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -24,28 +23,49 @@ python -m rayfed.report.landscape RUN [--points 11] [--images 100] [--debug]
 Draws the loss around the global model and the clients' models of a finished run, for example
   python -m rayfed.report.landscape runs/mine --points 21
 """
+MOST_NAMES = 15
+"""Largest number of clients whose names are shown."""
 TITLE = "loss around the global model and the clients' models"
 
 
-def landscape(folder: Path) -> Path | None:
+@style.in_style
+def landscape(run: RunTables) -> style.Drawing | None:
     """Draw the table `landscape` of a run; None where there is none."""
-    rows = read_table(folder, "landscape")
+    rows = run.rows("landscape")
     if not rows:
         return None
-    from matplotlib import pyplot as plt
-
+    figure, axes = style.canvas(1, 1, (6.8, 4.8))
+    axis = axes[0, 0]
     xs, ys, z = surface(rows)
-    figure, axis = plt.subplots(figsize=(6, 5))
     figure.colorbar(axis.contourf(xs, ys, z, levels=20, cmap="viridis"), ax=axis, label="loss")
-    for row in rows:
-        if row["kind"] == "client":
-            axis.plot(row["x"], row["y"], "o", color="white", markeredgecolor="black")
-            axis.annotate(row["client"], (row["x"], row["y"]), color="white", fontsize=8)
-    axis.plot(0, 0, "*", color="red", markersize=14, label="global model")
-    share = f"{100 * rows[0]['share']:.0f} % of the clients' squared distances lie in this plane"
-    axis.set(xlabel="distance", ylabel="distance", title=share)
-    axis.legend(loc="upper right", fontsize=8)
-    return save_figure(figure, folder, "landscape")
+    clients = [row for row in rows if row["kind"] == "client"]
+    for row in clients:
+        look = run.look(run.owners.get(row["client"], ""))
+        place = {"marker": look.marker, "markersize": 7, "markeredgecolor": "white", "linestyle": ""}
+        axis.plot(row["x"], row["y"], color=look.colour, **place)
+    (centre,) = axis.plot(
+        0, 0, "*", color="white", markeredgecolor="black", markersize=13, label="global model"
+    )
+    axis.set(xlabel="distance between models, first direction", ylabel="second direction")
+    last = max((row["round"] for row in run.rounds), default=0)
+    share = f"{100 * rows[0]['share']:.0f} % of the clients' squared distances from it lie in this plane"
+    style.heading(figure, *run.title(f"{_whose_loss(run)} around the global model", f"round {last}"), share)
+    known = {run.owners.get(row["client"]) for row in clients}
+    own = [style.line_of(look, f"client of {d}") for d, look in run.domains.items() if d in known]
+    for entry in own:
+        entry.set_linestyle("")
+    style.legend(figure, [centre, *own])
+    if len(clients) <= MOST_NAMES:
+        places = [(row["x"], row["y"]) for row in clients]
+        style.place_labels(axis, [*places, (0.0, 0.0)], [row["client"] for row in clients])
+    return style.Drawing("landscape", figure)
+
+
+def _whose_loss(run: RunTables) -> str:
+    """Which loss was measured on which data, as `rayfed.analysis.landscape` does it."""
+    if run.held_out:
+        return f"Loss on the unseen domain {', '.join(run.held_out)}"
+    return "Loss on the clients' test sets (mean over clients)"
 
 
 def surface(rows: Sequence[Mapping[str, Any]]) -> tuple[Vectors, Vectors, Vectors]:
@@ -64,13 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
         if args.points < 2 or args.images < 1:
             raise ConfigError("--points: at least 2, --images: at least 1")
         survey(args.run, args.points, args.images)
-        if picture := landscape(args.run):
+        if drawing := landscape(RunTables(args.run)):
+            picture = drawing.save(args.run)
             mention(args.run, TITLE, picture)
             say(str(picture))
 

@@ -3,79 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rayfed.documents import parse_json
-from rayfed.record.files import write_whole
+from rayfed.report import style
+from rayfed.report.run_tables import RunTables, domain_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_NAMES = 30
-"""Largest number of clients or classes whose names are shown."""
+"""Largest number of clients or classes that are all named; of more, every tenth, hundredth, ... is."""
 
 
-def partition_map(folder: Path) -> Path | None:
+def partition_map(run: RunTables) -> style.Drawing | None:
     """Figure of a run's `partition.parquet`; None without that file or without training samples."""
-    import pyarrow.parquet as pq
-
-    source = folder / "partition.parquet"
-    path = folder / "figures" / "partition.png"
-    if not source.exists():
+    if run.manifest is None:
         return None
-    table = pq.read_table(source, columns=["label", "domain", "client", "split"])
-    classes = parse_json((table.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
-    return path if draw_partition(table, classes, path) else None
+    classes = parse_json((run.manifest.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
+    return draw_partition(run.manifest, [] if run.segmentation else classes, run.name, not run.segmentation)
 
 
-def draw_partition(table: pa.Table, classes: Sequence[str], path: Path) -> bool:
+@style.in_style
+def draw_partition(
+    table: pa.Table, classes: Sequence[str], name: str, labelled: bool = True
+) -> style.Drawing | None:
     """Draw a partition.
 
     Args:
-        table: Columns label, domain, client, split, as in `partition.parquet`.
+        table: Columns label, domain, client, split, index, as in `partition.parquet`.
         classes: Names of the labels.
-        path: A PNG file.
+        name: Second line of the title: the run or the data set.
+        labelled: Whether each sample has one label. In segmentation it has none, and only the numbers of
+            samples are drawn.
 
     Returns:
-        False if no client has training samples; then nothing is drawn.
+        None if no client has training samples.
     """
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    label, split = (np.asarray(table[name]) for name in ("label", "split"))
-    client, domain = (np.asarray(table[name], dtype=str) for name in ("client", "domain"))
+    label, split = (np.asarray(table[key]) for key in ("label", "split"))
+    client, domain = (np.asarray(table[key], dtype=str) for key in ("client", "domain"))
     train = (split == "train") & (client != "")
     if not train.any():
-        return False
+        return None
     names, rows = np.unique(client[train], return_inverse=True)
-    counts = np.zeros((len(names), max(len(classes), int(label.max()) + 1)))
-    np.add.at(counts, (rows, label[train]), 1)
-    sizes = counts.sum(axis=1)
     owner = dict(zip(client[train].tolist(), domain[train].tolist(), strict=True))
-    palette = mpl.colormaps["tab10"]
-    place = {name: position for position, name in enumerate(dict.fromkeys(owner[name] for name in names))}
-    # Margins are fixed because constrained layout is slow, and every run draws this figure.
-    height = min(2 + 0.22 * len(names), 12)
-    figure = Figure(figsize=(9, height))
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    figure.subplots_adjust(left=0.17, right=0.98, wspace=0.05, top=1 - 0.45 / height, bottom=0.9 / height)
-    left.imshow(counts / sizes[:, None], aspect="auto", vmin=0, vmax=1, interpolation="nearest")
-    left.set(xlabel="class", title="share of each class, 0 to 1")
-    left.set_yticks([])
-    if counts.shape[1] <= MOST_NAMES and len(classes) == counts.shape[1]:
-        left.set_xticks(range(len(classes)), classes, rotation=30 if len(classes) <= 10 else 90, fontsize=7)
-    if len(names) <= MOST_NAMES:
-        left.set_yticks(range(len(names)), names, fontsize=7)
-    colours = [palette(place[owner[name]] % 10) for name in names]
-    right.barh(range(len(names)), sizes, color=colours, label=[owner[name] for name in names])
-    right.set(xlabel="training samples", title="domains")
-    ends = {owner[name]: (palette(place[owner[name]] % 10), i) for i, name in enumerate(names)}
-    for name, (colour, i) in ends.items():
-        right.text(0.99, i, name, color=colour, transform=right.get_yaxis_transform(), ha="right", fontsize=7)
-    write_whole(path, lambda p: figure.savefig(p, dpi=100, format="png"))
-    return True
+    height = min(max(1.6 + 0.2 * len(names), 3.0), 12)
+    figure, axes = style.canvas(1, 1 + labelled, (8.4 if labelled else 6.0, height), sharey=True)
+    if labelled:
+        counts = np.zeros((len(names), max(len(classes), int(label.max()) + 1)))
+        np.add.at(counts, (rows, label[train]), 1)
+        _shares(figure, axes[0, 0], counts, classes)
+    right = axes[0, -1]
+    every = looks_of(table)
+    colours = [every[owner[cid]].colour for cid in names]
+    right.barh(range(len(names)), np.bincount(rows), color=colours, height=0.8)
+    right.set(xlabel="training samples", ylim=(len(names) - 0.5, -0.5))
+    style.whole_numbers(right.xaxis)
+    shown = style.every(len(names), MOST_NAMES)
+    axes[0, 0].set_yticks(shown, [names[i] for i in shown], fontsize=style.FONT - 2)
+    style.heading(figure, "Training samples of the clients" + ", by class and number" * labelled, name)
+    owners = set(owner.values())
+    style.legend(figure, [style.point_of(look, d) for d, look in every.items() if d in owners], "domain")
+    return style.Drawing("partition", figure)
+
+
+def looks_of(table: pa.Table) -> dict[str, style.Look]:
+    """The look of every domain of a manifest."""
+    return style.looks(domain_order(table))
+
+
+def _shares(figure: Any, axis: Any, counts: Any, classes: Sequence[str]) -> None:
+    """Draw the share of each class in a client's training samples, and what the colours mean.
+
+    Args:
+        figure: The figure.
+        axis: Its panel for the shares.
+        counts: Number of training samples by client and class, shape (M, C).
+        classes: Names of the classes; numbers are shown where there are not C names.
+    """
+    shares = 100 * counts / counts.sum(axis=1, keepdims=True)
+    picture = axis.imshow(shares, aspect="auto", vmin=0, vmax=shares.max(), interpolation="nearest")
+    axis.set(xlabel="class")
+    total = counts.shape[1]
+    shown = style.every(total, MOST_NAMES)
+    names = [str(classes[i]) if len(classes) == total else str(i) for i in shown]
+    turn = 0 if max(map(len, names)) * len(names) <= 36 else 90
+    axis.set_xticks(shown, names, rotation=turn, fontsize=style.FONT - 2)
+    figure.colorbar(picture, ax=axis, label="share of samples, %", location="right")

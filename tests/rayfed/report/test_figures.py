@@ -21,6 +21,7 @@ from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
 from rayfed.report.gap_figures import gap_variance, gap_variances
+from rayfed.report.run_tables import RunTables
 from tests.vectors import vector
 
 V5 = vector("fedclip_fftgp", "V5")
@@ -55,7 +56,7 @@ def test_variances_are_those_of_the_table(tmp_path):
     assert [number for number, _ in found["gap"]] == [1, 2]  # the unknown gap of round 3 is left out
     np.testing.assert_allclose([v for _, v in found["gap"]], [expected] * 2)
     np.testing.assert_allclose([v for _, v in found["gap_faa"]], [0.01 * expected, 0.04 * expected])
-    assert gap_variance(tmp_path / "nothing") is None
+    assert gap_variance(RunTables(tmp_path / "nothing")) is None
 
 
 def test_a_comparing_run_draws_all_three_servers(run):

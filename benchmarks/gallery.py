@@ -1,0 +1,190 @@
+"""Draws every figure from small real runs, and writes the page docs/figures.md with one picture of each.
+
+python -m benchmarks.gallery [--runs DIR]
+
+The runs need about five minutes on two cores. With --runs they are kept in a folder, and runs that are
+finished there are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayfed.report.comparison_figure import compare_runs
+from rayfed.report.feature_map import TITLE as FEATURES
+from rayfed.report.figures import FIGURES
+from rayfed.report.landscape import TITLE as LANDSCAPE
+from rayfed.report.run_tables import RunTables
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "figures.md"
+IMAGES = ROOT / "docs" / "images" / "figures"
+SMALL = ("cluster=inline", "data.limit=150", "rounds=8", "tensorboard=false")
+RUNS = {
+    "fedgcr": ("compare=[fedavg,afl]", "data.partition.split_test=true", "data.test=0.3"),
+    "fft_gp": ("algorithm=fft_gp_clip", "server.compare=true", "data.held_out=street", "data.val=10"),
+    "fedra": ("algorithm=fedra", "capacity=[4,3,2,2,1]", "faults.seconds_per_example=0.01"),
+}
+"""Runs by name, with their overrides."""
+SWEEP = ("sweep=fedgcr", "trials=12", "rounds=2", "data.limit=40")
+SEEDS = 3
+CAPTIONS = {
+    "methods that are compared": (
+        "fedgcr",
+        "`compare=[...]`; a curve a method. With several run folders a method, "
+        "`rayfed.report.comparison_figure.compare_runs` draws the mean over seeds, and a band from "
+        "the lowest to the highest.",
+    ),
+    "labels and domains of the clients": (
+        "fedgcr",
+        "Which classes each client has, and how many training samples. In segmentation, the numbers alone.",
+    ),
+    "score by domain": (
+        "fft_gp",
+        "Test score and loss over the rounds. A domain that no client has is dashed. A band shows "
+        "the lowest and the highest client of a domain, where they differ.",
+    ),
+    "score by client": (
+        "fedgcr",
+        "The clients of the last evaluated round in ascending order; the dashed line is their mean.",
+    ),
+    "score over traffic and time": (
+        "fedgcr",
+        "What a score cost: bytes sent and received, and seconds on this machine, both added up "
+        "over the rounds.",
+    ),
+    "score over virtual time": (
+        "fedra",
+        "The same over virtual time, for runs with [simulated devices](faults.md).",
+    ),
+    "blocks by client and round": (
+        "fedra",
+        "The blocks of the model that clients of limited capacity hold.",
+    ),
+    "aggregation weights": (
+        "fedgcr",
+        "One panel a domain; the names stand at the last weight of each client.",
+    ),
+    "variance of the generalization gaps": (
+        "fft_gp",
+        "The bold curve is that of the method's own weights. FAA measures it with `server.compare=true`.",
+    ),
+    "groups of clients over the rounds": (
+        "fedgcr",
+        "A band is a group. Methods number groups anew in every round; here a group keeps its "
+        "number as long as most of its clients stay.",
+    ),
+    "representations of clients": (
+        "fedgcr",
+        "The digit is the group of the last round, with the number of the figure above.",
+    ),
+    "representations of images": (
+        "fedgcr",
+        "The digit is the class.",
+    ),
+    LANDSCAPE: (
+        "fft_gp",
+        "`python -m rayfed.report.landscape RUN`: all clients train one more round, and the plane "
+        "runs through their models.",
+    ),
+    FEATURES: (
+        "fft_gp",
+        "`python -m rayfed.report.feature_map RUN`: t-SNE of the features before the head, and how "
+        "well a linear classifier tells unseen from seen domains.",
+    ),
+    "optimization history": (
+        "sweep",
+        "The score of every finished trial of a [sweep](tuning.md).",
+    ),
+    "parameter importance": (
+        "sweep",
+        "From ten finished trials on; fANOVA as Optuna computes it.",
+    ),
+    "parallel coordinates": (
+        "sweep",
+        "A line a trial, a scale a hyperparameter; the best trial is bold.",
+    ),
+    "methods over seeds": (
+        "seeds",
+        "`compare_runs` with three seeds of each method.",
+    ),
+}
+"""Run and explanation of every figure, by title."""
+INTRODUCTION = """\
+# Figures
+
+A run leaves its figures in `figures/` and shows them in `report.md`. Every figure is drawn from the tables
+of the run's folder alone, if the run has the table that it needs. A domain has the same colour and marker in
+all figures of a run, by its place in the data set; so has a method where methods are compared. The colours
+can be told apart with colour-blindness. Scores are in percent, as on the screen.
+
+`python -m benchmarks.gallery` writes this page from small runs; their scores say nothing about the methods.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.gallery", description=__doc__)
+    parser.add_argument("--runs", type=Path, help="folder in which the runs are kept")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        runs: Path = args.runs or Path(scratch)
+        run_all(runs)
+        shutil.rmtree(IMAGES, ignore_errors=True)
+        parts = [INTRODUCTION]
+        for title, (run, words) in CAPTIONS.items():
+            name = picture(title, runs / run)
+            parts.append(
+                f"## {title[0].upper()}{title[1:]}\n\n{words}\n\n![{title}](images/figures/{name})\n"
+            )
+        PAGE.write_text("\n".join(parts))
+
+
+def run_all(runs: Path) -> None:
+    """Run what is not there yet."""
+    for name, overrides in RUNS.items():
+        start(runs / name, "rayfed.run", *SMALL, *overrides)
+    for name in ("fedgcr", "fedavg"):
+        for seed in range(SEEDS):
+            method = (f"algorithm={name}", "tuning=gc_prompt", "compare=[]", f"seed={seed}")
+            start(runs / "seeds" / name / str(seed), "rayfed.run", *SMALL, *method)
+    start(runs / "sweep", "tune.run", *SWEEP)
+    for tool, options in (("landscape", ["--points", "15"]), ("feature_map", ["--images", "200"])):
+        if not (runs / "fft_gp" / "figures" / f"{tool}.png").exists():
+            call(f"rayfed.report.{tool}", str(runs / "fft_gp"), *options)
+
+
+def start(path: Path, command: str, *overrides: str) -> None:
+    if not (path / "report.md").exists():
+        call(command, *overrides, f"output={path}")
+
+
+def call(command: str, *arguments: str) -> None:
+    print(command, *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", command, *arguments], cwd=ROOT, check=True, capture_output=True)
+
+
+def picture(title: str, run: Path) -> str:
+    """Draw a figure, or copy it from a sweep, into the images of the page; returns the name of its file."""
+    name = f"{title.replace(' ', '_')}.png".replace("'", "")
+    if run.name == "sweep":
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        shutil.copy(run / "figures" / name, IMAGES / name)
+        return name
+    if run.name == "seeds":
+        drawing = compare_runs({path.name: sorted(path.iterdir()) for path in sorted(run.iterdir())})
+    else:
+        drawing = FIGURES[title](RunTables(run))
+    if drawing is None:
+        raise RuntimeError(f"{run} has no table for the figure {title!r}")
+    drawing.write(IMAGES / name)
+    return name
+
+
+if __name__ == "__main__":
+    main()
