@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 RUN ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-slow lint fmt bench clean
+.PHONY: run test test-steady test-slow lint fmt bench clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
 
 test: $(VENV)/.tested  ## all tests that are not slow; those that start a cluster in a process of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
+
+test-steady: $(VENV)/.tested  ## the slow tests that CI runs too: placement, recovery, two nodes, docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and steady"
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -114,6 +114,7 @@ def test_what_is_written_from_the_page_composes_from_the_command_line(own_folder
 
 
 @pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_ray_actors_import_what_is_written_from_the_page(own_folder):
     assert start("make_digits.py").returncode == 0

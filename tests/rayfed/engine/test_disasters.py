@@ -30,6 +30,7 @@ def after_round(number, act, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_a_killed_driver_actor_ends_the_run_and_it_can_go_on(
     small, cache, tmp_path, ray_cluster, monkeypatch

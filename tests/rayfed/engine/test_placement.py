@@ -23,7 +23,14 @@ PARTIAL = (
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "actors", ["3", *(pytest.param(actors, marks=pytest.mark.slow) for actors in ("1", "per_client"))]
+    "actors",
+    [
+        "3",
+        *(
+            pytest.param(actors, marks=[pytest.mark.slow, pytest.mark.steady])
+            for actors in ("1", "per_client")
+        ),
+    ],
 )
 def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
     here = small(*PARTIAL)

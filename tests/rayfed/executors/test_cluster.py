@@ -106,6 +106,7 @@ def python(script, timeout=240, **env):
 
 
 @pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
     script = f"""
