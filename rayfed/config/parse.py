@@ -18,6 +18,21 @@ from rayfed.errors import ConfigError, shown, unknown
 T = TypeVar("T")
 
 
+class UnknownKeyError(ConfigError):
+    """A section has no such key.
+
+    Attributes:
+        key: Its full name.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.key)
+
+
 def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a dataclass from a mapping, refusing unknown keys and wrong types.
 
@@ -62,7 +77,7 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            raise ConfigError(unknown_key(path, str(key), list(known)))
+            raise UnknownKeyError(unknown_key(path, str(key), list(known)), path)
         if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would convert it to 0 or 1
             raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
         check_plain(path, value)

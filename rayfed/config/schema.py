@@ -17,7 +17,8 @@ import yaml
 from annotated_types import Ge
 
 from rayfed.config.compose import compose
-from rayfed.config.parse import parse, plain
+from rayfed.config.elsewhere import advice
+from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
@@ -165,8 +166,11 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         ConfigError: One line: the key, its value, what is allowed.
     """
     refuse_renamed(tree)
-    config = parse(Config, spelled_out(tree), "")
-    parts = build_parts(config)
+    try:
+        config = parse(Config, spelled_out(tree), "")
+        parts = build_parts(config)
+    except UnknownKeyError as err:
+        raise ConfigError(advice(err.key, Config, tree) or str(err)) from err
     return dataclasses.replace(
         config,
         server=_named(config.server.get("name", config.algorithm), parts.server),
