@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = continued(args.run, args.overrides)
             simulate(config, args.quiet, as_json=args.json, claim=claim)
 
-    return guarded(work, args.debug, "finished rounds are kept")
+    return guarded(work, args.debug, "what was finished is kept")
 
 
 if __name__ == "__main__":

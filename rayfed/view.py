@@ -13,17 +13,18 @@ from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_rows, read_yaml, reading
-from rayfed.terminal.console import follow, say
+from rayfed.terminal.console import follow, say, teller
 from rayfed.terminal.guard import guarded, parser_of
 
 if TYPE_CHECKING:
     from rayfed.types import Row
 
 USAGE = """\
-python -m rayfed.view RUN [--follow] [--debug]
+python -m rayfed.view RUN [--follow] [--json] [--debug]
 
 Shows the rounds of the run in the folder RUN and the table of the last evaluated one. With --follow it shows
-rounds as they finish, until the run ends. For example
+rounds as they finish, until the run ends; with --json it writes one JSON
+object a round instead. For example
   python -m rayfed.view runs/mine --follow
 """
 
@@ -31,12 +32,13 @@ PAUSE = 0.5  # seconds between two readings of the rows
 PATIENCE = 60.0  # seconds to wait for a process to write the run, because actors take long to start
 
 
-def view(path: Path, following: bool = False) -> None:
+def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     """Show the rounds of a run and the table of the last evaluated one.
 
     Args:
         path: Folder of the run.
         following: Wait for more rounds until the run is finished or no process writes it.
+        as_json: Write one JSON object a round to standard output, and all else to standard error.
 
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
@@ -45,14 +47,13 @@ def view(path: Path, following: bool = False) -> None:
 
     rounds = planned(path)
     with reading(path):
-        seen = list(follow(_rows(path, rounds, following), rounds))
-        if last_evaluated(seen):
+        json_of = path if as_json else None
+        seen = list(follow(_rows(path, rounds, following), rounds, as_json, json_of))
+        if last_evaluated(seen) and not as_json:
             say("\n" + final_table(path).text())
     if not is_finished(path, seen, rounds):
-        say(
-            f"{path}: {len(seen)} of {rounds} rounds"
-            + ("" if is_running(path) else ", and nobody runs it now")
-        )
+        ended = "" if is_running(path) else ", and nobody runs it now"
+        teller(as_json=as_json)(f"{path}: {len(seen)} of {rounds} rounds{ended}")
 
 
 def planned(path: Path) -> int:
@@ -116,8 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("rayfed.view", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
+    parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     args = parser.parse_args(argv)
-    return guarded(lambda: view(args.run, args.follow), args.debug)
+    return guarded(lambda: view(args.run, args.follow, args.json), args.debug)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,6 @@ def test_every_file_and_target_it_names_exists():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_every_override_it_shows_is_accepted():
-    commands = re.sub(r"\\\n\s*", "", README)
-    shown = [line.split("#")[0] for line in commands.splitlines() if "-m rayfed.run " in line]
-    assert len(shown) > 6
-    for line in shown:
-        overrides = [word for word in line.split("rayfed.run", 1)[1].split() if not word.startswith("-")]
-        overrides = [word for word in overrides if "=" in word]
-        load_config(overrides)
-
-
 def test_the_transcript_is_of_the_default_run():
     shown = section("transcript")
     config = load_config([])

@@ -62,7 +62,7 @@ def work(args: argparse.Namespace) -> None:
     try:
         _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt as err:
-        err.add_note(advice)
+        err.add_note(f"finished rounds of all trials are kept; {advice}")
         raise
     table = report.table(outcomes)
     if table is None:

@@ -13,9 +13,8 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.search.optuna import OptunaSearch
 
-from rayfed.config.schema import Config, build_parts
+from rayfed.config.schema import Config, compatible_parts
 from rayfed.errors import ConfigError
-from rayfed.federation.method import check_compatible
 from tune.experiment import Base
 from tune.space import Space, Values
 from tune.sweep import SearcherConfig
@@ -146,8 +145,7 @@ def check_parts(config: Config) -> None:
     Raises:
         ConfigError: They are not.
     """
-    parts = build_parts(config)
-    check_compatible(parts.server, parts.local, parts.tuning)
+    compatible_parts(config)
 
 
 def _nothing(trial: optuna.Trial) -> dict[str, Any]:

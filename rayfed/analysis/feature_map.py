@@ -57,9 +57,13 @@ def chosen(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
     """
     partition = run.setup.partition
     if not partition.held_out:
+        domains = run.setup.dataset.domains
+        again = (
+            f"python -m rayfed.run --config {run.folder}/config.yaml data.held_out={domains[-1]} output=NEW"
+        )
         raise ConfigError(
-            f"data.held_out: {str(run.folder)!r} has seen all domains; run it with data.held_out=DOMAIN, or "
-            f"give one run of protocol=leave_one_out"
+            f"data.held_out: {str(run.folder)!r} has seen all domains; hold out one of {', '.join(domains)} "
+            f"with {again}, or give one run of protocol=leave_one_out"
         )
     seen: dict[str, list[Indices]] = {}
     for client in partition.clients:

@@ -24,6 +24,12 @@ SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
 """Groups whose choices are also the names of Python files."""
 
+OWN_IMAGES = (
+    "; your own images: data=image_folder data.root=DIR with the layout DIR/<domain>/<class>/<image>, or "
+    "DIR/<class>/<image> for one domain"
+)
+"""What is said about a data set that does not exist."""
+
 BRINGS = "brings"
 """Section of a data set's YAML file: the choices in other groups that the data set needs."""
 
@@ -142,7 +148,7 @@ def _choice(group: str, name: str) -> str:
         check_name(group, name)
         _register(group, name)
         return name
-    raise ConfigError(unknown(group, name, choices(group)))
+    raise ConfigError(unknown(group, name, choices(group)) + (OWN_IMAGES if group == "data" else ""))
 
 
 def _is_other_model(groups: Mapping[str, str]) -> bool:

@@ -11,11 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from rayfed.documents import DocumentError, checked_depth
 from rayfed.errors import ConfigError, shown, unknown
 
 T = TypeVar("T")
+
+
+class UnknownKeyError(ConfigError):
+    """A section has no such key.
+
+    Attributes:
+        key: Its full name.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.key)
 
 
 def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -36,16 +52,58 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 def _explain(err: ValidationError, where: str) -> str:
     errors = err.errors()
     first = errors[0]
-    # A union gives one error per member under the same key; the message lists all that is allowed.
     key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
         : _depth(first["loc"])
     ]
-    same = [e["msg"] for e in errors if e["input"] == first["input"]]
-    allowed = "; or ".join(dict.fromkeys(m[0].lower() + m[1:] for m in same))
     path = ".".join([*([where] if where else []), *key])
     if first["type"] == "missing":
         return f"{path}: missing; set {path}=..."
-    return f"{path}: {shown(first['input'])} is not allowed: {allowed}"
+    # A union gives one error per member under the same key; the message lists all that is allowed.
+    same = [error for error in errors if error["input"] == first["input"]]
+    kinds = [_kind(error) for error in same]
+    if all(kinds):
+        words = [kind for kind in dict.fromkeys(kinds) if "a number" not in kinds or kind != "a whole number"]
+        return f"{path}: {shown(first['input'])} is not {' or '.join(words)}"
+    allowed = " or ".join(dict.fromkeys(_kind(error) or _limit(error) for error in same))
+    return f"{path}: {shown(first['input'])} is not allowed; it must be {allowed}"
+
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list such as [1, 2]",
+    "list": "a list such as [1, 2]",
+    "dict": "a mapping such as {key: value}",
+    "mapping": "a mapping such as {key: value}",
+    "dataclass": "a section; write a key of it, as in section.key=value",
+}
+"""What a value should be, by the first word of the type of pydantic's error."""
+
+LIMITS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+"""Words for an error about the size of a number, and where the error has the limit."""
+
+
+def _kind(error: ErrorDetails) -> str:
+    """What kind of value is needed; empty where the kind is right and something else is wrong."""
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    return KINDS.get(error["type"].partition("_")[0], "")
+
+
+def _limit(error: ErrorDetails) -> str:
+    """The limit that a value of the right kind breaks."""
+    if error["type"] in LIMITS:
+        words, name = LIMITS[error["type"]]
+        return f"{words} {error['ctx'][name]:.12g}"
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _depth(loc: Sequence[int | str]) -> int:
@@ -62,7 +120,7 @@ def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            raise ConfigError(unknown_key(path, str(key), list(known)))
+            raise UnknownKeyError(unknown_key(path, str(key), list(known)), path)
         if isinstance(value, bool) and not _allows_bool(known[key]):  # pydantic would convert it to 0 or 1
             raise ConfigError(f"{path}: {shown(value)} is not allowed: true or false has no meaning here")
         check_plain(path, value)

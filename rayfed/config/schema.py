@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -15,7 +17,8 @@ import yaml
 from annotated_types import Ge
 
 from rayfed.config.compose import compose
-from rayfed.config.parse import parse, plain
+from rayfed.config.elsewhere import advice
+from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
@@ -24,13 +27,15 @@ from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
-from rayfed.federation.method import METHODS
+from rayfed.federation.method import METHODS, check_compatible
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,9 @@ class Parts:
 def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -> Config:
     """Compose, override and check one experiment.
 
+    Where nothing chooses an algorithm and the default one cannot use what was chosen, such as tuning=lora,
+    the algorithm is FedAvg, and a warning says so.
+
     Args:
         overrides: `group=name` and `section.key=value`, in this order of precedence: groups, then values.
         file: A resolved config (a run's config.yaml) to start from instead of the defaults.
@@ -114,7 +122,25 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
-    return resolve(compose(overrides, None if file is None else read_file(file, "--config")))
+    if file is not None:
+        return resolve(compose(overrides, read_file(file, "--config")))
+    config = resolve(compose(overrides))
+    has_method = any(text.partition("=")[0].strip() in ("algorithm", "experiment") for text in overrides)
+    return config if has_method else _with_fitting_method(config, overrides)
+
+
+def _with_fitting_method(config: Config, overrides: Sequence[str]) -> Config:
+    """The config, or the same with FedAvg where only that can use what was chosen."""
+    try:
+        compatible_parts(config)
+    except ConfigError:
+        general = resolve(compose([*overrides, "algorithm=fedavg"]))
+        with suppress(ConfigError):
+            compatible_parts(general)
+            what = f"the default algorithm={config.algorithm} cannot use tuning={config.tuning['name']}"
+            log.warning("%s, so algorithm=fedavg is used; choose another one with algorithm=NAME", what)
+            return general
+    return config
 
 
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
@@ -140,8 +166,11 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         ConfigError: One line: the key, its value, what is allowed.
     """
     refuse_renamed(tree)
-    config = parse(Config, spelled_out(tree), "")
-    parts = build_parts(config)
+    try:
+        config = parse(Config, spelled_out(tree), "")
+        parts = build_parts(config)
+    except UnknownKeyError as err:
+        raise ConfigError(advice(err.key, Config, tree) or str(err)) from err
     return dataclasses.replace(
         config,
         server=_named(config.server.get("name", config.algorithm), parts.server),
@@ -193,6 +222,19 @@ def build_parts(config: Config) -> Parts:
         where = "algorithm" if name == config.algorithm else f"{key}.name"
         half[key] = parse(getattr(METHODS.load(name, where), key), values, key)
     return Parts(server=half["server"], local=half["local"], tuning=_tuning(config.tuning, "tuning"))
+
+
+def compatible_parts(config: Config) -> Parts:
+    """The same, after a check that every part gets what it needs from the others.
+
+    Raises:
+        ConfigError: A name does not exist, a hyperparameter is wrong, or the parts do not fit together.
+    """
+    parts = build_parts(config)
+    names = {key: str(getattr(config, key).get("name", config.algorithm)) for key in ("server", "local")}
+    chosen = {"algorithm": config.algorithm, **names, "tuning": str(config.tuning["name"])}
+    check_compatible(parts.server, parts.local, parts.tuning, chosen)
+    return parts
 
 
 def _tuning(section: Mapping[str, Any], where: str) -> Tuning:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rayfed.config.schema import Config, build_parts, resolve, to_dict
+from rayfed.config.schema import Config, compatible_parts, resolve, to_dict
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS, check_compatible
+from rayfed.federation.method import METHODS
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:
@@ -29,8 +29,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         place = {"output": str(path / "compare" / name), "overwrite": True}
         change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
         found[name] = resolve({**to_dict(config), **change, **place})
-        parts = build_parts(found[name])
-        check_compatible(parts.server, parts.local, parts.tuning)
+        compatible_parts(found[name])
     return found
 
 

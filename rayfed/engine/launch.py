@@ -77,7 +77,8 @@ def _launch_on_ray(
     ) as link:
         plan = plan_actors(cluster, setup.experiment, node_resources())
         share = f" and {plan.gpus:.3g} GPU" if plan.gpus else ""
-        notify(f"{plan.actors} client actors with {plan.cpus:.3g} CPU{share} each")
+        who = "1 client actor" if plan.actors == 1 else f"{plan.actors} client actors"
+        notify(f"{who} with {plan.cpus:.3g} CPU{share}{'' if plan.actors == 1 else ' each'}")
         if link.url:
             notify(f"Ray dashboard: http://{link.url}")
         name = keeping.path.name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rayfed.config.schema import Config, Parts, build_parts
+from rayfed.config.schema import Config, Parts, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
@@ -20,7 +20,7 @@ from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import ClientInfo
-from rayfed.federation.method import check_compatible, check_task
+from rayfed.federation.method import check_task
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
@@ -63,8 +63,7 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     Raises:
         ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
     """
-    parts = build_parts(config)
-    check_compatible(parts.server, parts.local, parts.tuning)
+    parts = compatible_parts(config)
     # A model without values gives the input size; the real model needs the classes of the data.
     bare = replace(config.model, pretrained=False)
     check_counts(config)

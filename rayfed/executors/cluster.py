@@ -193,8 +193,13 @@ def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> 
     has = (
         f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"
     )
+    if found.gpus and not total["GPU"]:
+        where = "this machine" if len(nodes) == 1 else "the cluster"
+        return f"cluster.gpus_per_actor: {where} has no GPU; leave it out, or write cluster.gpus_per_actor=0"
     cpus = "" if wish.cpus == "auto" else f"{found.cpus:g} CPU, "
-    asked = f"{found.actors} actors with {cpus}{found.gpus:g} GPU and {wish.memory / GB:g} GB each"
+    what = "1 actor with" if found.actors == 1 else f"{found.actors} actors, each with"
+    verb = "does not fit" if found.actors == 1 else "do not fit"
+    asked = f"{what} {cpus}{found.gpus:g} GPU and {wish.memory / GB:g} GB"
     key = "cluster.gpus_per_actor" if found.gpus else "cluster.actors"
     fits = [f"cluster.actors={room}"] if room else []
     if found.gpus:
@@ -204,6 +209,7 @@ def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> 
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g}")
         elif others and not room:
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g} with cluster.actors={others}")
+    machines = "this machine" if len(nodes) == 1 else f"{len(nodes)} nodes"
     if not fits:
         fits.append("fewer cluster.cpus_per_actor or cluster.memory_per_actor")
-    return f"{key}: {asked} do not fit {len(nodes)} node(s) with {has}; what would fit: {' or '.join(fits)}"
+    return f"{key}: {asked}, {verb} {machines} with {has}; what would fit: {' or '.join(fits)}"

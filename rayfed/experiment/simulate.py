@@ -207,23 +207,24 @@ def _save_adapters(config: Config, setup: Setup, result: Result) -> None:
 def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool) -> str:
     """Launch the experiment and show its rounds; returns the digest of the final tensors."""
     from rayfed.engine.launch import launch
+    from rayfed.record.folder import how_to_go_on
 
     path = claim.path
     digest = ""
     shown = path if show.as_json else None
-    advice = f"continue with: python -m rayfed.resume {path}"
-    note_advice(advice)
+    note_advice(how_to_go_on(path))
     try:
         rounds = launch(setup, config, path, show.tell, resume, claim.token)
         for row in follow(rounds, config.rounds, show.quiet, shown):
             digest = row.get("sha256", digest)
+            note_advice(how_to_go_on(path))
             _raise_if_asked_to_stop()
     except ConfigError:
         if not (path / "result.json").exists():  # nothing ran, so the same output can be used again
             claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt) as err:
-        err.add_note(advice)  # the end of the line that the user sees
+        err.add_note(how_to_go_on(path))  # the end of the line that the user sees
         raise
     return digest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfed.errors import ConfigError
@@ -9,6 +10,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT
 from rayfed.federation.server import Server
 from rayfed.registry import METHOD_FILES, Registry
+from rayfed.tuning.base import TUNINGS
 
 
 @dataclass(frozen=True)
@@ -19,27 +21,58 @@ class Method:
     local: type[Local] = Local
 
 
-def check_compatible(server: Server, local: Local, tuning: object) -> None:
+def check_compatible(
+    server: Server, local: Local, tuning: object, chosen: Mapping[str, str] | None = None
+) -> None:
     """Check before a run that every part gets what it needs from the others.
 
+    Args:
+        server: The driver half.
+        local: The client half.
+        tuning: The tuning scheme.
+        chosen: The names of the algorithm, of its halves and of the tuning, by config key (`algorithm`,
+            `server`, `local`, `tuning`), for the message; None: the message names classes.
+
     Raises:
-        ConfigError: A part needs something that no part offers (the message names all parts), or a LoRA rule
-            needs residuals and the tuning has none.
+        ConfigError: A part needs something that no part offers (the message says what can be chosen instead),
+            or a LoRA rule needs residuals and the tuning has none.
     """
     if server.lora_agg in EXACT and not getattr(tuning, "residual", False):
         raise ConfigError(
             f"server.lora_agg: {server.lora_agg!r} needs tuning=lora with tuning.residual=true, which stores "
             f"the part of the mean that the factors cannot represent"
         )
-    parts = (server, local, tuning)
-    offered: frozenset[str] = frozenset().union(*(getattr(part, "offers", frozenset()) for part in parts))
-    for part in parts:
-        missing = sorted(getattr(part, "needs", frozenset()) - offered)
-        if missing:
-            names = ", ".join(type(p).__name__ for p in parts)
-            raise ConfigError(
-                f"algorithm: {type(part).__name__} needs {', '.join(missing)}, which none of {names} offers"
-            )
+    parts = {"server": server, "local": local, "tuning": tuning}
+    offered: frozenset[str] = frozenset().union(
+        *(getattr(part, "offers", frozenset()) for part in parts.values())
+    )
+    for key, part in parts.items():
+        if missing := sorted(getattr(part, "needs", frozenset()) - offered):
+            named = chosen or {name: type(value).__name__ for name, value in parts.items()}
+            raise ConfigError(_incompatible(key, missing, named))
+
+
+def _incompatible(key: str, missing: Sequence[str], chosen: Mapping[str, str]) -> str:
+    """The message for a part that lacks something.
+
+    Args:
+        key: Config key of the part.
+        missing: What it lacks.
+        chosen: Names by config key.
+    """
+    whole = chosen.get("algorithm", chosen[key])
+    who = f"algorithm={whole}" if chosen[key] == whole else f"{key}.name={chosen[key]}"
+    fitting = [f"tuning={name}" for name in TUNINGS.names() if set(missing) <= set(TUNINGS.load(name).offers)]
+    if fitting:
+        return (
+            f"tuning: {chosen['tuning']!r} cannot be used with {who}, which needs {' or '.join(fitting)}; "
+            f"keep that, or choose another algorithm, for example algorithm=fedavg tuning={chosen['tuning']}"
+        )
+    others = ", ".join(f"{name}.name={chosen[name]}" for name in ("server", "local", "tuning") if name != key)
+    return (
+        f"{key}.name: {chosen[key]} needs {', '.join(missing)}, which none of {others} offers; leave out "
+        f"server.name and local.name, so that both halves are of the same algorithm"
+    )
 
 
 def check_task(task: str, *halves: Server | Local) -> None:

@@ -69,6 +69,17 @@ def rounds_on_disk(path: Path) -> int:
     return max(rows, sum(1 for _ in (path / HISTORY).glob("*.json.gz")))
 
 
+def how_to_go_on(path: Path) -> str:
+    """What the user can do about a run that ended too early, as far as its files say."""
+    if any((path / "checkpoints").glob("round-*")):
+        return f"finished rounds are kept; continue with: python -m rayfed.resume {path}"
+    if rounds_on_disk(path):
+        return (
+            "finished rounds are kept, but no checkpoint (checkpoint.every), so that it cannot be continued"
+        )
+    return "no round was finished; start the run again with overwrite=true"
+
+
 def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write config.yaml, from which the run can be repeated, and environment.json: versions and digests."""
     import yaml

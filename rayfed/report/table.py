@@ -185,7 +185,7 @@ def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
         clients, images = counts.setdefault(row["domain"], (set(), [0, 0]))
         if row["client"]:
             clients.add(row["client"])
-        images[0] += row["split"] in ("train", "val")
+        images[0] += row["split"] == "train"
         images[1] += row["split"] in ("test", "held_out")
     return {d: (str(len(c) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 

@@ -39,7 +39,7 @@ def guarded(
     Args:
         work: Does the work; returns the exit code, or None for 0.
         debug: Also show the traceback of a RayFedError.
-        interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command.
+        interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command and the exception has no notes.
 
     Returns:
         The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption. In the
@@ -57,7 +57,7 @@ def guarded(
         say("; ".join([f"error: {one_line(err)}", *getattr(err, "__notes__", ())]), sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt as err:
-        say("; ".join([f"interrupted; {interrupted}", *getattr(err, "__notes__", ())]), sys.stderr)
+        say("; ".join(["interrupted", *(getattr(err, "__notes__", ()) or [interrupted])]), sys.stderr)
         return 130
 
 

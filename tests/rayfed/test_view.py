@@ -77,3 +77,15 @@ def test_a_folder_without_a_run(content, tmp_path, capsys):
     error = capsys.readouterr().err
     assert str(tmp_path) in error
     assert len(error.splitlines()) == 1
+
+
+def test_json_is_the_rounds_and_nothing_else(run, capsys):
+    assert view.main([str(run), "--json"]) == 0
+    out = capsys.readouterr().out
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["run"], row["round"]) for row in rows] == [(str(run), r) for r in (1, 2, 3)]
+    (run / "model" / "params.safetensors").unlink()
+    assert view.main([str(run), "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.out == out
+    assert "3 of 3 rounds" in again.err

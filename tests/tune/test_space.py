@@ -90,7 +90,7 @@ def test_a_space_that_makes_no_sense_is_refused_by_key(tree, words):
     ("tree", "words"),
     [
         ({"local.muu": {"uniform": [0, 1]}}, ["space.local.muu", "no such key", "'mu'"]),
-        ({"local.mu": {"uniform": [-1, 1]}}, ["space.local.mu", "-1", "greater than or equal to 0"]),
+        ({"local.mu": {"uniform": [-1, 1]}}, ["space.local.mu", "-1", "at least 0"]),
         ({"tuning": {"choice": ["lora", "loar"]}}, ["space.tuning", "'loar'", "did you mean 'lora'"]),
         ({"tuning.rank": {"choice": [4, "many"]}}, ["space.tuning.rank", "'many'"]),
     ],
@@ -148,7 +148,7 @@ def test_overrides_reach_the_sweep_or_the_experiment():
     [
         ([], ["sweep: missing", "fedgcr"]),
         (["sweep=fedgrc"], ["sweep", "did you mean 'fedgcr'"]),
-        (["sweep=fedgcr", "trials=0"], ["trials", "0", "greater than or equal to 1"]),
+        (["sweep=fedgcr", "trials=0"], ["trials", "0", "at least 1"]),
         (["sweep=fedgcr", "sweep.trails=3"], ["trails", "did you mean 'trials'"]),
         (["sweep=fedgcr", "searcher=tpo"], ["searcher", "tpo"]),
         (["sweep=fedgcr", "space.rounds={randint: [1, 5]}"], ["space.rounds", "whole sweep"]),
@@ -169,7 +169,10 @@ def test_overrides_reach_the_sweep_or_the_experiment():
         (["sweep=fedgcr", "scheduler.name=asha", "scheduler.grace=99"], ["scheduler.grace", "15 rounds"]),
         (["sweep=fedgcr", "protocol=leave_one_out"], ["protocol"]),
         (["sweep=fedgcr", "loggers=[mlflow]"], ["loggers", "rayfed-sim[mlflow]"]),
-        (["sweep=fedgcr", "tuning=head"], ["algorithm", "prompts by image"]),
+        (
+            ["sweep=fedgcr", "tuning=head"],
+            ["tuning: 'head' cannot be used with algorithm=fedgcr", "tuning=gc_prompt"],
+        ),
     ],
 )
 def test_a_sweep_that_cannot_run_is_refused_in_one_line(arguments, words, tmp_path, monkeypatch):

@@ -219,7 +219,7 @@ def test_trials_that_fail_are_told_apart(ray_cluster, cache, tmp_path):
 def test_a_trial_that_can_never_be_placed_is_refused_before_any_starts(ray_cluster, cache, tmp_path):
     overrides = [*SMALL, f"data.cache={cache}", "cluster.actors=2", "cluster.gpus_per_actor=0.0"]
     space = {"cluster.gpus_per_actor": {"choice": [0.0, 0.5]}}
-    with pytest.raises(ResourceError, match=r"2 actors with 0\.5 GPU .* 0 GPU .*gpus_per_actor=0"):
+    with pytest.raises(ResourceError, match=r"machine has no GPU; .*gpus_per_actor=0"):
         tune.search(overrides, space, objective="accuracy", output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

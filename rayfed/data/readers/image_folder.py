@@ -21,6 +21,9 @@ from rayfed.data.source import BadImageError, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
+ONE_DOMAIN = "all"
+"""Name of the domain of images in folders `<root>/<class>/<image>`."""
+
 MAX_PIXELS = 89_478_485
 """Limit for the pixels of an image, as in Pillow: a file of a few kB may decode to gigabytes."""
 
@@ -65,7 +68,8 @@ class ImageFolder:
     """Reads the images of a folder of domains; they may be at any depth below the folder of their class.
 
     Domains and classes are in alphabetical order. Hidden files and folders are ignored, and so are domain
-    folders without images; suffixes may be in upper case. Classes are the class folders of all domains, or
+    folders without images; suffixes may be in upper case. Where all images are one level higher, in
+    `root/<class>/<image>`, they are one domain named `all`. Classes are the class folders of all domains, or
     those of `classes`. `aliases` maps other spellings of folders to the names of domains and classes, e.g.
     `{"Real_World": "Real World"}`; names and keys do not depend on the spelling.
     """
@@ -81,6 +85,8 @@ class ImageFolder:
     def scan(self) -> Listing:
         root = self._folder()
         images = [(file, self._place(file.path)) for file in _find_images(root, "", set())]
+        if images and all(file.path.count("/") == 1 for file, _ in images):  # <root>/<class>/<image>
+            images = [(file, self._place(f"{ONE_DOMAIN}/{file.path}")) for file, _ in images]
         files = [(file, place) for file, place in images if place]
         if not files:
             raise DataError(f"data.root: no images in {root}; expected {LAYOUT} ({' '.join(SUFFIXES)})")
@@ -121,14 +127,15 @@ class ImageFolder:
 
     def _path(self, key: str) -> Path:
         """The file of a key, the inverse of `_place`."""
-        if not self.aliases:
-            return self._root / key
         domain, class_name, rest = key.split("/", 2)
-        return self._inside(self._root, domain, class_name) / rest
+        if domain == ONE_DOMAIN and not (self._root / domain).is_dir():
+            return self._inside(self._root, class_name) / rest
+        return self._inside(self._root, domain, class_name) / rest if self.aliases else self._root / key
 
     def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
         """Names of all class folders, also of empty ones."""
-        folders = (root / name for name in subfolders(root) if self._name(name) in domains)
+        found = [root / name for name in subfolders(root) if self._name(name) in domains]
+        folders = [root] if list(domains) == [ONE_DOMAIN] and not found else found
         return {self._name(name) for folder in folders for name in subfolders(folder)}
 
     def _name(self, folder: str) -> str:

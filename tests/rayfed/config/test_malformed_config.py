@@ -29,7 +29,7 @@ def config(content, name="config.yaml"):
 
 CASES = [
     # How a command line is written.
-    Case("a list for a number", "rounds | [1, 2] | integer", "rounds=[1, 2]"),
+    Case("a list for a number", "rounds | [1, 2] | whole number", "rounds=[1, 2]"),
     Case("a fraction for a number", "rounds | 1.5", "rounds=1.5"),
     Case("yes for a number", "rounds | True", "rounds=yes"),
     Case("a negative seed", "seed | -1", "seed=-1"),
@@ -40,7 +40,7 @@ CASES = [
     Case(
         "a Python object on the command line", "output | not a YAML value", "output=!!python/name:os.system"
     ),
-    Case("a number as a folder", "output | 5 | string", "output=5"),
+    Case("a number as a folder", "output | 5 | text", "output=5"),
     Case("a NUL in a folder", "output | NUL", 'output="a\\0b"'),
     Case(
         "a folder name no disk takes",
@@ -180,7 +180,7 @@ CASES = [
     ),
     Case(
         "a GPU where there is none",
-        "cluster.gpus_per_actor | 0 GPU",
+        "cluster.gpus_per_actor | no GPU",
         "cluster.executor=ray | cluster.num_gpus=0 | cluster.gpus_per_actor=0.5",
     ),
     Case("no actors", "cluster.actors | 0", "cluster.actors=0"),

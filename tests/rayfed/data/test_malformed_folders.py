@@ -85,7 +85,7 @@ CASES = [
     Case(
         "images without classes",
         "data.root | no images",
-        make=lambda folder: [FOLDER, f"data.root={make_folder(folder / 'x') / 'photo'}"],
+        make=lambda folder: [FOLDER, f"data.root={make_folder(folder / 'x') / 'photo' / 'cat'}"],
     ),
     Case("one class only", "data.root | one class | cat", make=images(classes=("cat",))),
     Case(

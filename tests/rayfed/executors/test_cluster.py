@@ -56,11 +56,17 @@ def test_plan(asked, nodes, found):
             [node(8, 1)],
             ["gpus_per_actor", "4 actors", "0.3", "1 GPU", "actors=3", "=0.25"],
         ),
-        (wish(actors=2, gpus=1), [node(8)], ["gpus_per_actor", "0 GPU", "gpus_per_actor=0"]),
+        (
+            wish(actors=2, gpus=1),
+            [node(8)],
+            ["gpus_per_actor", "this machine has no GPU", "gpus_per_actor=0"],
+        ),
         (wish(actors=5, cpus=1), [node(4)], ["cluster.actors", "5 actors", "4 CPU", "cluster.actors=4"]),
         # 3 + 3 CPUs do not hold three actors of two CPUs each: one CPU is left over on each node
-        (wish(actors=3, cpus=2), [node(3), node(3)], ["cluster.actors=2", "2 node(s)"]),
+        (wish(actors=3, cpus=2), [node(3), node(3)], ["cluster.actors=2", "do not fit 2 nodes"]),
         (wish(actors=2, memory=40 * GB), [node(8)], ["40 GB", "cluster.actors=1"]),
+        (wish(actors=1, cpus=9), [node(8)], ["1 actor with 9 CPU", "does not fit this machine"]),
+        (wish(actors=2, gpus=1), [node(8), node(8)], ["the cluster has no GPU"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(asked, nodes, words):

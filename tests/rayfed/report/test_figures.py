@@ -222,4 +222,6 @@ def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):
     assert "give one of its runs: run" in capsys.readouterr().err
     plain = small("rounds=1").path
     assert feature_map.main([str(plain)]) == 2
-    assert "has seen all domains" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "has seen all domains" in error
+    assert "/config.yaml data.held_out=" in error

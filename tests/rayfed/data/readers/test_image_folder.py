@@ -111,6 +111,21 @@ def test_root_that_is_no_folder(root, words):
     assert "\n" not in str(error.value)
 
 
+def test_classes_without_domains_are_one_domain(tmp_path):
+    whole = folder(make_folder(tmp_path))
+    one = folder(tmp_path / "photo")
+    listing = one.scan()
+    assert (listing.domains, listing.classes) == (("all",), ("cat", "dog"))
+    assert list(listing.keys[:2]) == ["all/cat/0.jpg", "all/cat/1.jpg"]
+    assert np.array_equal(one.decode(listing, 4, 8), whole.decode(whole.scan(), 4, 8))
+
+
+def test_a_domain_may_be_named_as_the_only_one(tmp_path):
+    listing = folder(make_folder(tmp_path, domains=("all", "sketch"))).scan()
+    assert listing.domains == ("all", "sketch")
+    folder(tmp_path).decode(listing, 0, 8)
+
+
 def test_folder_of_the_wrong_layout(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"no images in .*<domain>/<class>"):

@@ -1,0 +1,82 @@
+"""For a key that does not exist: where in the whole config a key of that name, or of that meaning, is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, get_args, get_type_hints
+
+from rayfed.errors import ConfigError
+from rayfed.federation.method import METHODS
+from rayfed.tuning.base import TUNINGS
+
+GPUS = "GPUs are used when present (cluster.gpus_per_actor=auto); write cluster.num_gpus=0 for none"
+CLIENTS = (
+    "data.partition.clients_per_domain is how many each domain has, clients_per_round how many take part"
+)
+
+SENTENCES: Mapping[str, str] = {
+    **dict.fromkeys(("device", "cuda", "gpu", "gpus", "use_gpu", "num_gpus_per_client"), GPUS),
+    **dict.fromkeys(("clients", "num_clients", "n_clients"), CLIENTS),
+}
+"""What is said about keys that other programs have."""
+
+MEANINGS: Mapping[str, str] = {
+    "learning_rate": "train.lr",
+    "local_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "local_steps": "train.local_steps",
+    "bs": "train.batch_size",
+    "num_rounds": "rounds",
+    "dataset": "data",
+    "method": "algorithm",
+    "strategy": "algorithm",
+    "backbone": "model",
+    "fraction": "clients_per_round",
+}
+"""Keys that other programs have, and ours."""
+
+
+def advice(key: str, whole: type[Any], tree: Mapping[str, Any]) -> str:
+    """The message for a key that exists in another section; empty where there is none.
+
+    Args:
+        key: The full name of the key that does not exist.
+        whole: The dataclass of a whole config.
+        tree: The config that has the key.
+    """
+    leaf = key.rpartition(".")[2]
+    if leaf in SENTENCES:
+        return f"{key}: no such key; {SENTENCES[leaf]}"
+    every = [*_keys(whole), *_chosen(tree)]
+    if leaf in MEANINGS:
+        found = [MEANINGS[leaf]]
+    else:
+        found = [name for name in every if name.rpartition(".")[2] == leaf and name != key]
+    return f"{key}: no such key; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _keys(cls: type[Any], where: str = "") -> Iterator[str]:
+    """The full names of all keys of a dataclass and of the sections in it."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kinds = (hints[field.name], *get_args(hints[field.name]))
+        sections = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+        if not sections:
+            yield f"{where}{field.name}"
+        for section in sections:
+            yield from _keys(section, f"{where}{field.name}.")
+
+
+def _chosen(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of the halves of the chosen algorithm and of the chosen tuning scheme."""
+    with suppress(ConfigError, KeyError, TypeError):
+        method = METHODS.load(tree["algorithm"])
+        sections = {
+            "server": method.server,
+            "local": method.local,
+            "tuning": TUNINGS.load(tree["tuning"]["name"]),
+        }
+        for name, cls in sections.items():
+            yield from (f"{name}.{field.name}" for field in dataclasses.fields(cls))

@@ -1,0 +1,46 @@
+"""A key of another section, or of another program, is answered with the key to write."""
+
+import pickle
+
+import pytest
+
+from rayfed.config.parse import UnknownKeyError
+from rayfed.config.schema import load_config
+from rayfed.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lr=0.1", "lr: no such key; did you mean train.lr?"),
+        ("local.lr=0.1", "local.lr: no such key; did you mean train.lr?"),
+        ("local.epochs=2", "local.epochs: no such key; did you mean train.epochs?"),
+        ("train.rounds=2", "train.rounds: no such key; did you mean rounds?"),
+        ("learning_rate=1", "learning_rate: no such key; did you mean train.lr?"),
+        ("mu=1", "mu: no such key; did you mean local.mu?"),
+        ("alpha=1", "alpha: no such key; did you mean data.partition.alpha or tuning.alpha?"),
+    ],
+)
+def test_the_key_is_found_in_the_whole_config(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["algorithm=fedprox", "tuning=lora", override])
+    assert str(caught.value) == message
+
+
+def test_a_device_is_answered_with_a_sentence():
+    with pytest.raises(
+        ConfigError, match=r"^device: no such key; GPUs are used when present \(cluster.gpus_per"
+    ):
+        load_config(["device=cuda"])
+
+
+def test_a_key_that_is_nowhere_names_those_of_its_section():
+    with pytest.raises(
+        ConfigError, match=r"train\.lrr: no such key; did you mean 'lr'\? Keys here: .*momentum"
+    ):
+        load_config(["train.lrr=1"])
+
+
+def test_the_error_can_be_sent_between_processes():
+    again = pickle.loads(pickle.dumps(UnknownKeyError("lr: no such key", "lr")))
+    assert (str(again), again.key) == ("lr: no such key", "lr")

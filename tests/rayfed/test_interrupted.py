@@ -1,0 +1,61 @@
+"""A run that ends too early says what is kept, and what can be done about it."""
+
+import pytest
+
+from rayfed import run
+from rayfed.engine import launch
+from rayfed.record.folder import how_to_go_on
+from tests.conftest import SMALL
+
+
+@pytest.fixture
+def stopped(tmp_path, cache, monkeypatch, capsys):
+    """Interrupt a run after so many rounds; its folder, and what was written to standard error."""
+    original = launch.launch
+
+    def stop(rounds, *overrides):
+        def interrupted(*args):
+            for row in original(*args):
+                if row.get("round", rounds) == rounds:
+                    raise KeyboardInterrupt
+                yield row
+
+        def at_once(*args):
+            raise KeyboardInterrupt
+            yield
+
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "launch", interrupted if rounds else at_once)
+            assert run.main(arguments(*overrides)) == 130
+        return tmp_path / "run", capsys.readouterr().err.strip()
+
+    def arguments(*overrides):
+        return [*SMALL, f"output={tmp_path / 'run'}", f"data.cache={cache}", "cluster=inline", *overrides]
+
+    stop.arguments = arguments
+    return stop
+
+
+def test_without_a_finished_round_it_is_started_again(stopped, capsys):
+    path, said = stopped(0)
+    assert said == "interrupted; no round was finished; start the run again with overwrite=true"
+    assert (path / "config.yaml").exists()
+    assert run.main(stopped.arguments("overwrite=true")) == 0
+    assert (path / "report.md").exists()
+    assert run.main(stopped.arguments()) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_with_a_checkpoint_it_is_continued(stopped, capsys):
+    path, said = stopped(1)
+    assert said == f"interrupted; finished rounds are kept; continue with: python -m rayfed.resume {path}"
+    assert run.main(stopped.arguments()) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_rounds_without_a_checkpoint_are_not_to_be_continued(stopped):
+    import shutil
+
+    path, _ = stopped(1)
+    shutil.rmtree(path / "checkpoints")
+    assert "cannot be continued" in how_to_go_on(path)
