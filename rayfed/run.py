@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--list", action="store_true", help="list every method, tuning, model, data set and experiment"
     )
     args = parser.parse_args(argv)
-    return guarded(lambda: work(args), args.debug, "what was finished is kept")
+    return guarded(lambda: work(args), args.debug, "nothing was written; run the command again")
 
 
 def work(args: argparse.Namespace) -> None:

@@ -39,7 +39,12 @@ def own_folder(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(write_recipes(tmp_path))
     monkeypatch.setenv("RAYFED_CACHE", str(cache))
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    _forget_modules()  # another test may have a module of this name
     yield tmp_path
+    _forget_modules()
+
+
+def _forget_modules():
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         del sys.modules[name]
 

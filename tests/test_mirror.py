@@ -6,7 +6,7 @@ from tests.conftest import ROOT
 
 SUBJECTS = {
     "algorithms": {"contract", "depth_views", "fair_servers", "group_reports", "options"},
-    "rayfed": {"bad_input", "folders", "input_faults"},
+    "rayfed": {"bad_input", "folders", "input_faults", "interrupted"},
     "rayfed/config": {"malformed_config"},
     "rayfed/data": {"malformed", "malformed_folders", "streaming"},
     "rayfed/data/readers": {"layouts"},
@@ -16,6 +16,7 @@ SUBJECTS = {
     },
     "rayfed/executors": {"dashboard"},
     "rayfed/models": {"other_tasks"},
+    "rayfed/report": {"gallery"},
     "rayfed/tuning": {"schemes"},
 }
 """What a test file may be about that no single module does, by folder."""

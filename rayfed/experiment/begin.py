@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.data.partition.manifest import describe, with_digests
@@ -44,10 +45,24 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     }
     if resume:
         check_same_inputs(path, facts)
-        Checkpoints(path, basis=basis).check_continuable(rounds_on_disk(path))
+        check_continuable(config, setup, path)
         claim.take_over()
     describe_run(path, to_dict(config), facts)
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell(describe(partition, dataset))
     if dataset.skipped:
         tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+def check_continuable(config: Config, setup: Setup, path: Path) -> None:
+    """Check that neither the config nor the data of a run changed since its last checkpoint.
+
+    Args:
+        config: The config with which the run is continued, or reported again.
+        setup: The experiment, prepared from it.
+        path: Folder of the run.
+
+    Raises:
+        ConfigError: Something changed that affects the result, or the checkpoints are missing.
+    """
+    Checkpoints(path, basis=basis_of(config, setup)).check_continuable(rounds_on_disk(path))

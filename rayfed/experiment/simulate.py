@@ -158,7 +158,7 @@ def _plan(config: Config, path: Path) -> Plan:
 
 def _run(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> Result:
     """Run a checked experiment in a folder that this process may write to."""
-    from rayfed.experiment.begin import begin
+    from rayfed.experiment.begin import begin, check_continuable
     from rayfed.record.folder import finished
 
     if plan.setup is None:
@@ -167,6 +167,7 @@ def _run(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> 
     began = time.perf_counter()
     digest = finished(path, config.rounds) if resume else ""
     if digest:
+        check_continuable(config, plan.setup, path)
         claim.take_over()
     else:
         begin(config, plan.setup, claim, show.tell, resume)

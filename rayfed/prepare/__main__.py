@@ -33,8 +33,13 @@ once into the cache, and says what is missing and where to download it. Override
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
     args = _parser().parse_args(argv)
-    logging.getLogger("rayfed.data").setLevel(logging.ERROR)  # unreadable images are in the result
-    return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
+    log = logging.getLogger("rayfed.data")
+    before = log.level
+    log.setLevel(logging.ERROR)  # unreadable images are in the result
+    try:
+        return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
+    finally:
+        log.setLevel(before)
 
 
 def _parser() -> Arguments:

@@ -214,7 +214,7 @@ def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str
             if points:
                 axis.plot(*zip(*points, strict=True), look.line, color=look.colour, marker=look.marker)
         style.percent_axis(axis, f"test {metric}")
-        axis.set(xlabel=label, xlim=(0, 1.03 * max(values)))
+        axis.set(xlabel=label, xlim=(0, 1.03 * max(values) or 1.0))  # all 0 where nobody was reached
     numbers = [run.rounds[i]["round"] for i in shown]
     style.heading(figure, *run.title(f"Test {metric} over {what}", span(numbers)))
     style.legend(figure, [style.line_of(look, labels[key]) for key, look in curves.items()])

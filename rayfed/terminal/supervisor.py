@@ -60,13 +60,17 @@ def supervised(main: Callable[[], int]) -> int:
     errors = _open_log()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become children of this process
     parent = os.getpid()
+    # A signal that comes before the parent can forward it waits; it would end the parent alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         os.close(read_end)
         _work(main, parent, write_end, errors)
     os.close(write_end)
     supervision = _Supervision(child, read_end)
     before = {number: signal.signal(number, supervision.forward) for number in FORWARDED}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     try:
         code, line = supervision.wait()
     finally:

@@ -224,7 +224,7 @@ EDITS = {
     "two stores swapped": (swapped, "which client has which store"),
     "a store removed": (lambda facts: facts["stores"].popitem(), "which client has which store"),
     "a score": (lambda facts: next(iter(facts["personal"].values())).update(value=1.0), "the scores"),
-    "the round": (lambda facts: facts.update(round=2), "round is not"),
+    "the round": (lambda facts: facts.update(round=2), "round was changed"),
     "the config": (lambda facts: facts["config"]["train"].update(lr=9.0), "the config"),
     "the data": (lambda facts: facts["data"].update(data_digest="0"), "the digests of the data"),
     "a seal": (lambda facts: facts["seals"].pop("stores"), "which client has which store"),
@@ -254,3 +254,13 @@ def test_a_checkpoint_of_an_earlier_version_is_used_with_a_warning(run, finished
     assert "changes of its files cannot be detected" in caplog.text
     tensors = ("model", "params.safetensors")
     assert run.joinpath(*tensors).read_bytes() == finished.joinpath(*tensors).read_bytes()
+
+
+def test_an_edited_config_is_named_although_no_round_is_left(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "whole")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("lr: 0.02", "lr: 0.5"))
+    assert main([str(run), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "train.lr in config.yaml was 0.02 when round 3" in error
+    assert "is 0.5 now" in error

@@ -61,7 +61,7 @@ NONSENSE = {
 }
 SAYS = {
     "raise": ("error", "ZeroDivisionError: boom"),
-    "nan": ("error", "is not finite"),
+    "nan": ("nonfinite", "is not finite"),
     "shape": ("error", "has shape"),
     "stranger": ("error", "no.such.tensor"),
     "sleep": ("timeout", "no answer within client_timeout=3 s"),

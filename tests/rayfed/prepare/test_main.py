@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import re
 import shutil
 import sys
@@ -254,3 +255,9 @@ def test_everything_published_has_a_config():
     assert sum(PUBLISHED["office_home"].domains.values()) == 15588
     assert sum(PUBLISHED["terra_incognita"].domains.values()) == 24330
     assert sum(PUBLISHED["domainnet345"].domains.values()) == 586575
+
+
+def test_later_commands_of_the_process_warn_again(tmp_path, capsys):
+    before = logging.getLogger("rayfed.data").level
+    assert main(["pacs", "--root", str(tmp_path)]) == 2
+    assert logging.getLogger("rayfed.data").level == before
