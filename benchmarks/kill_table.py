@@ -185,7 +185,9 @@ def _has_come(when: str, what: str, pid: int, run: Path, wanted: int) -> bool:
         return False
     if when == "in a round":
         return True
-    return any(path.name.startswith(".") for path in (run / "checkpoints").iterdir())
+    # checkpoint.json is the last file of a checkpoint to be written
+    folders = (path for path in (run / "checkpoints").iterdir() if path.name.startswith("round-"))
+    return any(not (path / "checkpoint.json").exists() for path in folders)
 
 
 @contextlib.contextmanager
