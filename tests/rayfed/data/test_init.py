@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from rayfed.data import load
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.manifest import describe
+from rayfed.data.partition.manifest import describe, save_manifest, to_table
 from rayfed.data.source import READERS, make_source
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
@@ -145,8 +145,8 @@ def test_pacs_from_config_to_manifest(tmp_path):
     assert [client.domain for client in result.clients[::3]] == ["photo", "art_painting", "cartoon"]
     assert all(data.keys[i].startswith("sketch/") for i in result.held_out["sketch"])
     assert min(len(client.train) for client in result.clients) >= 10
-    result.save_manifest(tmp_path / "partition.parquet", data)
-    assert result.to_table(data).num_rows == len(data)
+    save_manifest(result, tmp_path / "partition.parquet", data)
+    assert to_table(result, data).num_rows == len(data)
     assert "held out: sketch" in describe(result, data)
 
 
