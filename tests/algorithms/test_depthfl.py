@@ -128,7 +128,7 @@ def test_any_selection_of_blocks_has_the_exits_of_the_groups_it_reaches():
 
 
 def test_depthfl_needs_exits(tmp_path):
-    with pytest.raises(ConfigError, match="MutualDistillation needs exits"):
+    with pytest.raises(ConfigError, match="depthfl, which needs tuning=exits"):
         simulate(["algorithm=depthfl", "tuning=lora", "cluster=inline", f"output={tmp_path}/r"])
     with pytest.raises(ConfigError, match=r"tuning\.inner"):
         simulate(["algorithm=depthfl", "tuning.inner.rank=0", "cluster=inline", f"output={tmp_path}/r"])

@@ -254,7 +254,7 @@ def test_any_tuning_has_a_representation(short):
 
 
 def test_parts_that_do_not_fit_are_refused(short):
-    with pytest.raises(ConfigError, match="prompts by image"):
+    with pytest.raises(ConfigError, match="fedgcr, which needs tuning=gc_prompt"):
         short("fedgcr", "tuning=lora")
     with pytest.raises(ConfigError, match="centers"):
         short("fedgc", "server.name=fedavg")

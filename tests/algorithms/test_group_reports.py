@@ -37,7 +37,7 @@ def test_figures_and_comparison(short):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("fedavgg", "compare.*fedavg"), ("fedgcr", "centers|prompts by image")]
+    ("name", "words"), [("fedavgg", "compare.*fedavg"), ("fedgcr", "fedgcr, which needs tuning=gc_prompt")]
 )
 def test_a_comparison_that_cannot_run_is_found_first(short, tmp_path, name, words):
     with pytest.raises(ConfigError, match=words):
