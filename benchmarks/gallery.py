@@ -65,7 +65,7 @@ CAPTIONS = {
     ),
     "blocks by client and round": (
         "fedra",
-        "The blocks of the model that each client of limited capacity trains in each round.",
+        "The blocks of the model that clients of limited capacity hold and train.",
     ),
     "aggregation weights": (
         "fedgcr",
@@ -73,7 +73,7 @@ CAPTIONS = {
     ),
     "variance of the generalization gaps": (
         "fft_gp",
-        "The bold curve belongs to the method's own weights. FAA records the other curves with `server.compare=true`.",
+        "The bold curve belongs to the method's own weights. With FAA, set `server.compare=true`.",
     ),
     "groups of clients over the rounds": (
         "fedgcr",
@@ -119,12 +119,12 @@ CAPTIONS = {
 INTRODUCTION = """\
 # Figures
 
-A run leaves its figures in `figures/` and shows them in `report.md`. Every figure is drawn from the tables
-of the run's folder alone, if the run has the table that it needs. A domain has the same colour and marker in
-all figures of a run, by its place in the data set; so has a method where methods are compared. The colours
-can be told apart with colour-blindness. Scores are in percent, as on the screen.
+A run writes its figures to `figures/` and shows them in `report.md`. Each figure is drawn only from tables in
+the run folder, and only if the run has the table that the figure needs. A domain has the same colour and
+marker in all figures of a run, by its position in the data set; the same holds for methods that are compared.
+The colours are suitable for readers with colour-blindness. Scores are in percent, as in the terminal.
 
-`python -m benchmarks.gallery` writes this page from small runs; their scores say nothing about the methods.
+`python -m benchmarks.gallery` writes this page from runs that are too small to compare methods.
 """
 
 
