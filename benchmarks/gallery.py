@@ -37,18 +37,18 @@ SEEDS = 3
 CAPTIONS = {
     "methods that are compared": (
         "fedgcr",
-        "`compare=[...]`; a curve a method. With several run folders a method, "
-        "`rayfed.report.comparison_figure.compare_runs` draws the mean over seeds, and a band from "
-        "the lowest to the highest.",
+        "One curve per method of a run with `compare=[...]`. With several run folders per method, "
+        "`rayfed.report.comparison_figure.compare_runs` draws the mean over seeds and a band from "
+        "the lowest to the highest score.",
     ),
     "labels and domains of the clients": (
         "fedgcr",
-        "Which classes each client has, and how many training samples. In segmentation, the numbers alone.",
+        "The classes of each client and its number of training samples. For segmentation, only the numbers.",
     ),
     "score by domain": (
         "fft_gp",
-        "Test score and loss over the rounds. A domain that no client has is dashed. A band shows "
-        "the lowest and the highest client of a domain, where they differ.",
+        "Test score and loss over the rounds. The curve of a domain without clients is dashed. A band shows "
+        "the range from the lowest to the highest client of a domain, if they differ.",
     ),
     "score by client": (
         "fedgcr",
@@ -56,47 +56,47 @@ CAPTIONS = {
     ),
     "score over traffic and time": (
         "fedgcr",
-        "What a score cost: bytes sent and received, and seconds on this machine, both added up "
+        "The score against its cost: bytes sent and received, and seconds on this machine, both summed "
         "over the rounds.",
     ),
     "score over virtual time": (
         "fedra",
-        "The same over virtual time, for runs with [simulated devices](faults.md).",
+        "The score over virtual time, for runs with the [virtual clock](faults.md#the-virtual-clock).",
     ),
     "blocks by client and round": (
         "fedra",
-        "The blocks of the model that clients of limited capacity hold.",
+        "The blocks of the model that clients of limited capacity hold and train.",
     ),
     "aggregation weights": (
         "fedgcr",
-        "One panel a domain; the names stand at the last weight of each client.",
+        "One panel per domain; each client's name is at its last weight.",
     ),
     "variance of the generalization gaps": (
         "fft_gp",
-        "The bold curve is that of the method's own weights. FAA measures it with `server.compare=true`.",
+        "The bold curve belongs to the method's own weights. With FAA, set `server.compare=true`.",
     ),
     "groups of clients over the rounds": (
         "fedgcr",
-        "A band is a group. Methods number groups anew in every round; here a group keeps its "
+        "Each band is one group. Methods number groups anew in every round; here a group keeps its "
         "number as long as most of its clients stay.",
     ),
     "representations of clients": (
         "fedgcr",
-        "The digit is the group of the last round, with the number of the figure above.",
+        "Each digit is the client's group in the last round, numbered as in the figure above.",
     ),
     "representations of images": (
         "fedgcr",
-        "The digit is the class.",
+        "Each digit is the class of the image.",
     ),
     LANDSCAPE: (
         "fft_gp",
-        "`python -m rayfed.report.landscape RUN`: all clients train one more round, and the plane "
-        "runs through their models.",
+        "`python -m rayfed.report.landscape RUN`: all clients train one more round, and the plotted plane "
+        "goes through their models.",
     ),
     FEATURES: (
         "fft_gp",
         "`python -m rayfed.report.feature_map RUN`: t-SNE of the features before the head, and how "
-        "well a linear classifier tells unseen from seen domains.",
+        "well a linear classifier separates unseen from seen domains.",
     ),
     "optimization history": (
         "sweep",
@@ -104,27 +104,27 @@ CAPTIONS = {
     ),
     "parameter importance": (
         "sweep",
-        "From ten finished trials on; fANOVA as Optuna computes it.",
+        "Computed by Optuna with fANOVA, for sweeps with at least ten finished trials.",
     ),
     "parallel coordinates": (
         "sweep",
-        "A line a trial, a scale a hyperparameter; the best trial is bold.",
+        "One line per trial and one axis per hyperparameter; the best trial is bold.",
     ),
     "methods over seeds": (
         "seeds",
-        "`compare_runs` with three seeds of each method.",
+        "Drawn by `compare_runs` from three seeds of each method.",
     ),
 }
 """Run and explanation of every figure, by title."""
 INTRODUCTION = """\
 # Figures
 
-A run leaves its figures in `figures/` and shows them in `report.md`. Every figure is drawn from the tables
-of the run's folder alone, if the run has the table that it needs. A domain has the same colour and marker in
-all figures of a run, by its place in the data set; so has a method where methods are compared. The colours
-can be told apart with colour-blindness. Scores are in percent, as on the screen.
+A run writes its figures to `figures/` and shows them in `report.md`. Each figure is drawn only from tables in
+the run folder, and only if the run has the table that the figure needs. A domain has the same colour and
+marker in all figures of a run, by its position in the data set; the same holds for methods that are compared.
+The colours are suitable for readers with colour-blindness. Scores are in percent, as in the terminal.
 
-`python -m benchmarks.gallery` writes this page from small runs; their scores say nothing about the methods.
+`python -m benchmarks.gallery` writes this page from runs that are too small to compare methods.
 """
 
 
