@@ -159,6 +159,20 @@ def user_folder(text: str) -> Path:
         raise argparse.ArgumentTypeError(one_line(err)) from err
 
 
+def check_run_folder(path: Path) -> None:
+    """Check that a folder exists and holds a config.yaml, as that of a run does.
+
+    Raises:
+        ConfigError: There is no such folder, or it holds no run.
+    """
+    if not os.path.lexists(path):
+        raise ConfigError(
+            f"{path}: there is no such folder; give the folder of a run, such as those under runs/"
+        )
+    if not os.path.lexists(path / "config.yaml"):
+        raise ConfigError(f"{path}: holds no run (there is no config.yaml)")
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.config.changes import HARMLESS, changes
-from rayfed.documents import user_folder
+from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.supervisor import supervised
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rayfed.experiment.simulate import simulate
         from rayfed.record.claim import claim_again
 
+        check_run_folder(args.run)
         with claim_again(args.run) as claim:
             config = continued(args.run, args.overrides)
             simulate(config, args.quiet, as_json=args.json, claim=claim)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import user_folder
+from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_rows, read_yaml, reading
@@ -62,6 +62,7 @@ def planned(path: Path) -> int:
     Raises:
         ConfigError: The folder holds no run, or one that consists of a run for each domain.
     """
+    check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
         config = read_yaml(path / "config.yaml")
         rounds = int(config["rounds"])

@@ -162,7 +162,7 @@ def test_what_would_change_the_result_is_refused_by_name(overrides, words, finis
 
 
 def test_a_folder_without_a_run(tmp_path, capsys):
-    assert main([str(tmp_path / "nothing")]) == 2
+    assert main([str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
 
 
@@ -193,3 +193,12 @@ def finished(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("finished") / "run"
     rayfed.simulate([*SMALL, f"data.cache={cache}", "cluster=inline", f"output={folder}"])
     return folder
+
+
+def test_a_folder_that_does_not_exist_is_named_in_resume(tmp_path, capsys):
+    from rayfed.resume import main
+
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: there is no such folder; give the folder of a run" in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2
+    assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err

@@ -89,3 +89,12 @@ def test_json_is_the_rounds_and_nothing_else(run, capsys):
     again = capsys.readouterr()
     assert again.out == out
     assert "3 of 3 rounds" in again.err
+
+
+def test_a_folder_that_does_not_exist_is_named_in_view(tmp_path, capsys):
+    from rayfed.view import main
+
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: there is no such folder; give the folder of a run" in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2
+    assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err
