@@ -290,12 +290,12 @@ def _check_duplicates(files: Sequence[tuple[ImageFile, Place]]) -> None:
 
 def _fingerprint(files: Sequence[ImageFile], keys: Sequence[str], classes: Sequence[str]) -> str:
     lines = (f"{key}\t{file.num_bytes}\t{file.changed_ns}" for file, key in zip(files, keys, strict=True))
-    text = "\n".join([*classes, *lines])
     try:
-        return f"image_folder/2:{hashlib.sha256(text.encode()).hexdigest()}"
+        digest = hashlib.sha256("\n".join([*classes, *lines]).encode()).hexdigest()
     except UnicodeEncodeError as err:
         name = next(key for key in [*keys, *classes] if not key.isascii() and "\\udc" in ascii(key))
         raise DataError(f"data.root: the name of {name!r} is not UTF-8; rename the file or folder") from err
+    return f"image_folder/2:{digest}"
 
 
 READER = ImageFolder
