@@ -293,7 +293,7 @@ def _fingerprint(files: Sequence[ImageFile], keys: Sequence[str], classes: Seque
     try:
         digest = hashlib.sha256("\n".join([*classes, *lines]).encode()).hexdigest()
     except UnicodeEncodeError as err:
-        name = next(key for key in [*keys, *classes] if not key.isascii() and "\\udc" in ascii(key))
+        name = next(key for key in [*keys, *classes] if "\\udc" in ascii(key))
         raise DataError(f"data.root: the name of {name!r} is not UTF-8; rename the file or folder") from err
     return f"image_folder/2:{digest}"
 
