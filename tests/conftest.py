@@ -26,6 +26,7 @@ SMALL = (
     "model.options={depth: 4}",
     "model.pretrained=false",
     "tuning.rank=2",
+    "figures=false",
 )
 """Overrides of an experiment that takes about a second in one process."""
 

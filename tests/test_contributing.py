@@ -23,7 +23,7 @@ SHIPPED = {
     "mine/scaffold.py": "algorithms/scaffold.py",
     "mine/bitfit.py": "rayfed/tuning/bitfit.py",
 }
-SMALL = ("rounds=2", "data.limit=24", "cluster=inline")
+SMALL = ("rounds=2", "data.limit=24", "cluster=inline", "figures=false")
 
 
 def write_recipes(folder: Path) -> Path:
@@ -102,7 +102,7 @@ def test_every_command_of_the_page_runs(own_folder):
     for number, command in enumerate(COMMANDS):
         program, *arguments = command.removeprefix("python ").split()
         if "rayfed.run" in arguments:
-            assert main([*arguments[1:], f"output=runs/{number}"]) == 0
+            assert main([*arguments[1:], f"output=runs/{number}", "figures=false"]) == 0
             continue
         done = start(program, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr

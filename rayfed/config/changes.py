@@ -11,6 +11,7 @@ HARMLESS = (
     "failures",
     "on_nonfinite",
     "tensorboard",
+    "figures",
     "trackers",
     "output",
     "overwrite",

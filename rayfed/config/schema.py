@@ -68,6 +68,7 @@ class Config:
         on_nonfinite: A loss or a global tensor that is NaN or infinite is recorded in the events, on the
             screen and in the report, and the run continues (warn) or ends (raise).
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
+        figures: Draw the figures of a run when it ends, about a second of work.
         trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
         output: Folder of the run; none: a new folder in runs/.
         overwrite: Replace an earlier run in `output`.
@@ -95,6 +96,7 @@ class Config:
     failures: Policy = field(default_factory=Policy)
     on_nonfinite: OnNonFinite = "warn"
     tensorboard: bool = True
+    figures: bool = True
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
     output: str | None = None
     overwrite: bool = False

@@ -176,7 +176,7 @@ def _run(config: Config, claim: Claim, plan: Plan, show: Show, resume: bool) -> 
     for name, other in plan.others.items():
         show.tell(f"\ncompare={name}")
         _run_part(other, path, show, resume)
-    _report(path, show.tell, tuple(plan.others))
+    _report(path, show.tell, tuple(plan.others), config.figures)
     show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return Result(path, digest)
 
@@ -261,7 +261,7 @@ def _leave_one_out(
     return Result(path, hashlib.sha256("".join(r.sha256 for r in done.values()).encode()).hexdigest())
 
 
-def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = ()) -> None:
+def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...], figures: bool) -> None:
     from rayfed.record.files import write_text
     from rayfed.record.readers import reading
     from rayfed.report.comparison import with_others
@@ -270,7 +270,8 @@ def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...] = (
 
     with reading(path):
         table = with_others(final_table(path), path, others)
-        pictures = [f"\n![{title}](figures/{file.name})\n" for title, file in draw_figures(path).items()]
+        drawn = draw_figures(path) if figures else {}
+        pictures = [f"\n![{title}](figures/{file.name})\n" for title, file in drawn.items()]
     write_text(path / "report.md", table.markdown() + "".join(pictures))
     tell("\n" + table.text())
 

@@ -15,6 +15,7 @@ SHORT = (
     "rounds=3",
     "model.options={depth: 2}",
     "model.pretrained=false",
+    "figures=false",
     "cluster=inline",
 )
 

@@ -137,7 +137,7 @@ def test_depthfl_needs_exits(tmp_path):
 @pytest.mark.parametrize("variant", ["paper", "authors_code"])
 def test_a_run_reports_both_predictions(tmp_path, variant):
     common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
-    common += ["model.pretrained=false", f"tuning.variant={variant}", "tuning.predict=last"]
+    common += ["model.pretrained=false", "figures=false", f"tuning.variant={variant}", "tuning.predict=last"]
     result = simulate([*common, "algorithm=depthfl", f"output={tmp_path}/r"])
     assert result.metrics["accuracy_last_exit"] == pytest.approx(result.metrics["accuracy"])
     assert 0 <= result.metrics["accuracy_ensemble"] <= 1

@@ -26,7 +26,7 @@ from rayfed.types import ServerState, Update, block_of, num_bytes
 from tests.algorithms.depth import cohort
 from tests.vectors import vector
 
-SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false"]
+SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false", "figures=false"]
 
 
 def run(folder, name, *overrides):
@@ -196,7 +196,7 @@ def test_full_depth_is_alllarge_and_prefixes_are_plain_averaging(tmp_path, monke
 
 
 def test_three_blocks_a_client_train_all_twelve_and_bytes_add_up(tmp_path):
-    result = run(tmp_path, "three", "algorithm=fedra", "capacity=[3,3,3,3,3]", "rounds=6")
+    result = run(tmp_path, "three", "algorithm=fedra", "capacity=[3,3,3,3,3]", "rounds=6", "figures=true")
     visits = pq.read_table(result.path / "block_visits.parquet").to_pylist()
     assert min(row["visits"] for row in visits if row["round"] == 6) >= 1
     moved = {block_of(n) for n, v in result.params.items() if n.endswith("lora_B") and v.any()}

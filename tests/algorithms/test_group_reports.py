@@ -11,7 +11,7 @@ from rayfed.report.group_figures import matched_groups
 
 def test_figures_and_comparison(short):
     clients = "data.partition.clients_per_domain=2"
-    result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2")
+    result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2", "figures=true")
     names = {path.name for path in (result.path / "figures").iterdir()}
     assert {
         "aggregation_weights.png",

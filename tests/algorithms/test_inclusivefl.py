@@ -88,7 +88,7 @@ def test_refactored_coordinates_cannot_be_remembered():
 
 def test_a_run(tmp_path):
     common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
-    common += ["model.pretrained=false"]
+    common += ["model.pretrained=false", "figures=false"]
     runs = {
         name: simulate([*common, f"output={tmp_path}/{name}", *overrides])
         for name, overrides in {
@@ -122,5 +122,7 @@ def test_private_tops_stay_with_their_size():
 
 def test_private_tops_run(tmp_path):
     overrides = ["algorithm=inclusivefl", "server.private_top=true", "capacity=[12,9,6,3,3]", "data.limit=20"]
-    result = simulate([*overrides, "rounds=2", "cluster=inline", f"output={tmp_path / 'run'}"])
+    result = simulate(
+        [*overrides, "rounds=2", "figures=false", "cluster=inline", f"output={tmp_path / 'run'}"]
+    )
     assert result.metrics["round"] == 2

@@ -34,7 +34,7 @@ BAD = (
     "protocol=leave_one_out; data.held_out=street",
 )
 TINY = ("algorithm=fedavg", "data.limit=24", "model.options={depth: 2}", "model.pretrained=false")
-TINY = (*TINY, "cluster=inline")
+TINY = (*TINY, "figures=false", "cluster=inline")
 
 
 def command(output, cache, *overrides):

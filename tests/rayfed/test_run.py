@@ -36,9 +36,8 @@ def test_adapters_load_with_peft_and_give_the_same_features(small):
 
 
 def test_table_statistics_follow_from_its_rows(small):
-    result = small(
-        "model.pretrained=true", "model.options={}", "data.limit=60", "data.partition.clients_per_domain=2"
-    )
+    images = ("data.limit=60", "data.partition.clients_per_domain=2")
+    result = small("model.pretrained=true", "model.options={}", *images, "figures=true")
     table = final_table(result.path)
     accuracies = torch.tensor([float(row[-1]) for row in table.rows])
     metrics = result.metrics
@@ -50,6 +49,13 @@ def test_table_statistics_follow_from_its_rows(small):
     report = (result.path / "report.md").read_text()
     assert all(row[0] in report for row in table.rows)
     assert (result.path / "figures" / "accuracy.png").stat().st_size > 5000
+
+
+def test_figures_are_drawn_only_where_they_are_wanted(small):
+    result = small("figures=false", "rounds=1")
+    assert not (result.path / "figures").exists()
+    assert "figures/" not in (result.path / "report.md").read_text()
+    assert "global accuracy" in (result.path / "report.md").read_text()
 
 
 def test_a_held_out_domain_is_scored_and_never_trained_on(small):

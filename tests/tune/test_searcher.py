@@ -72,7 +72,9 @@ def test_a_space_without_anything_that_fits_ends(tmp_path, monkeypatch):
     searcher = make(
         tmp_path, space={"tuning": {"choice": ["lora"]}}, base=Base(("algorithm=fedgcr",)), points=()
     )
-    with pytest.raises(ConfigError, match=r"3 proposals in a row are invalid; the last one: .*needs tuning=gc_prompt"):
+    with pytest.raises(
+        ConfigError, match=r"3 proposals in a row are invalid; the last one: .*needs tuning=gc_prompt"
+    ):
         searcher.suggest("a")
 
 

@@ -98,7 +98,7 @@ SURFACE = (
         "seed",
     ),
     *("clients_per_round", "sampling", "capacity", "compare", "faults", "deterministic", "protocol"),
-    *("checkpoint", "failures", "on_nonfinite", "tensorboard", "trackers"),
+    *("checkpoint", "failures", "on_nonfinite", "tensorboard", "figures", "trackers"),
     *("output", "overwrite"),
 )
 

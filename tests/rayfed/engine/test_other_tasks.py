@@ -18,6 +18,7 @@ from tests.rayfed.data.readers.test_shakespeare import script
 METHODS = ("fedavg", "qffl", "afl", "ga", "perfedavg", "ditto", "grace", "fft_gp")
 VOLUMES = (
     *("experiment=fft_gp/prostate_mini", "protocol=single", "cluster=inline", "model.size=32"),
+    "figures=false",
     *("model.options={width: 2}", "data.limit=3", "data.val=1", "data.test=1", "rounds=2"),
 )
 ROLES = ("BOTTOM", "HAMLET", "ROMEO")
@@ -34,6 +35,7 @@ def plays(tmp_path_factory):
 def text(plays, cache, tmp_path):
     return (
         *("experiment=fft_gp/shakespeare", f"data.root={plays}", f"data.cache={cache}", "cluster=inline"),
+        "figures=false",
         *("model.size=16", "model.options={hidden: 8}", "data.limit=40", "rounds=2", "evaluation.every=1"),
         f"output={tmp_path / 'text'}",
     )
@@ -81,7 +83,9 @@ def test_methods_read(text, method):
 
 
 def test_a_table_of_dice_says_dice(volumes):
-    result = rayfed.simulate([*volumes, "data.held_out=HK", "data.domains=[RUNMC, UCL, HK]", "rounds=1"])
+    result = rayfed.simulate(
+        [*volumes, "data.held_out=HK", "data.domains=[RUNMC, UCL, HK]", "rounds=1", "figures=true"]
+    )
     table = final_table(result.path)
     assert table.columns[2:] == ("train slices", "test slices", "global dice %", "personal dice %")
     assert table.rows[-1][0] == "HK (held out)"

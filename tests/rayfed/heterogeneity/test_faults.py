@@ -144,7 +144,13 @@ def test_a_round_without_anybody_changes_nothing_but_is_counted(small, fault):
 def test_the_virtual_clock_of_a_run(small):
     """One speed by domain: 0.1 s an example, and the slowest client is as late as its examples say."""
     clock = ("faults.seconds_per_example=0.1", "faults.bandwidth=1e6", "data.partition.scheme=by_domain")
-    result = small(*clock, "faults.tiers={fast: 3, slow: 2}", "faults.speed={fast: 2, slow: 0.5}", "rounds=3")
+    result = small(
+        *clock,
+        "faults.tiers={fast: 3, slow: 2}",
+        "faults.speed={fast: 2, slow: 0.5}",
+        "rounds=3",
+        "figures=true",
+    )
     faults = prepare(load_config([], result.path / "config.yaml")).experiment.faults
     bytes_ = pq.read_table(result.path / "transfers.parquet").to_pandas()
     for _, one in bytes_.groupby("round"):

@@ -73,7 +73,7 @@ def test_a_comparing_run_draws_all_three_servers(run):
 @pytest.mark.parametrize("name", ["ga", "faa"])
 def test_drawn_weights_are_those_used(small, name):
     """GA: uniform, then one step by the gaps of the round before; FAA: those it found."""
-    folder = small(f"algorithm={name}", "data.val=6").path
+    folder = small(f"algorithm={name}", "data.val=6", "figures=true").path
     rows = pq.read_table(folder / "aggregation.parquet").to_pandas()
     weights = rows.pivot(index="round", columns="client", values="weight")
     assert (folder / "figures" / "aggregation_weights.png").exists()

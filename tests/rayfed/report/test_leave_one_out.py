@@ -70,7 +70,13 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
 
     def run_of(name, *overrides):
         place = f"output={tmp_path / str(len(list(tmp_path.iterdir())))}"
-        fixed = (f"algorithm={name}", f"data.cache={cache}", "cluster=inline", "data.limit=24")
+        fixed = (
+            f"algorithm={name}",
+            f"data.cache={cache}",
+            "cluster=inline",
+            "data.limit=24",
+            "figures=false",
+        )
         return rayfed.simulate([*fixed, *overrides, place])
 
     few = ("rounds=1", "data.val=4", "model=clip_mini", "tuning=residual_adapter", DOMAINS)

@@ -144,6 +144,7 @@ def test_the_cache_changes_nothing(tmp_path, cache, monkeypatch):
         "rounds=2",
         "model.options={depth: 2}",
         "model.pretrained=false",
+        "figures=false",
     ]
     common += ["cluster=inline", f"data.cache={cache}"]
     cached = rayfed.simulate([*common, f"output={tmp_path / 'cached'}"])

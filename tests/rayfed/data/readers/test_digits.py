@@ -132,6 +132,7 @@ def test_fedgcr_on_the_real_digits(shared, tmp_path, cache, factor):
             "data.partition.scheme=imbalanced",
             f"data.partition.factor={factor}",
             "rounds=1",
+            "figures=false",
             "cluster=inline",
             "model.options={depth: 2}",
             "model.pretrained=false",
