@@ -31,18 +31,24 @@ SMALL = (
 """Overrides of an experiment that takes about a second in one process."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a version of pytest with which pytest-xdist 3.8 ignores groups without saying so."""
+    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
+        raise pytest.UsageError("pytest-xdist cannot group tests with pytest 9.2; constraints.txt names 9.1.1")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the Ray tests, and say which tests `--dist loadgroup` gives to one process.
 
-    Ray tests go to one process, where they share a cluster, while the other processes run the rest. The
-    tests of a file with fixtures of its own (scope="module") stay together, so that those are made once.
+    Tests on the shared cluster go to one process, so that it is started once. The tests of a file with
+    fixtures of its own (scope="module") stay together, so that those are made once. All other tests, also
+    those that start a cluster in a process of their own, go to whichever process is free.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
         if "ray_cluster" in names:
             item.add_marker("ray")
-        if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
         elif any(_is_made_once_per_file(item, name) for name in names):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
