@@ -34,7 +34,7 @@ SMALL = (
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a version of pytest with which pytest-xdist 3.8 ignores groups without saying so."""
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
-        raise pytest.UsageError("pytest-xdist cannot group tests with pytest 9.2; constraints.txt names 9.1.1")
+        raise pytest.UsageError("pytest-xdist cannot group tests with pytest 9.2; install 9.1.1")
 
 
 @pytest.hookimpl(tryfirst=True)
