@@ -180,7 +180,7 @@ def await_moment(when: str, what: str, pid: int, run: Path) -> None:
 def _has_come(when: str, what: str, pid: int, run: Path, wanted: int) -> bool:
     if when == "at the start":
         return len(victims("gcs_server" if what == "the command" else what, pid)) >= wanted
-    result = run / "result.json"
+    result = run / "rounds.jsonl"
     if not result.exists() or len(result.read_text().splitlines()) < 2:
         return False
     if when == "in a round":

@@ -11,7 +11,7 @@ import yaml
 
 from rayfed.config.schema import to_dict
 from rayfed.record.files import write_parquet, write_text
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import rows_so_far
 from rayfed.report.table import Table
 from rayfed.types import Row
 from tune.folder import trial_folder
@@ -36,8 +36,7 @@ def write(outcomes: Outcomes) -> Table | None:
         for seed, folder in zip(
             outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
         )
-        if (folder / "result.json").exists()
-        for row in read_rows(folder)
+        for row in rows_so_far(folder)
     ]
     if rounds:
         write_parquet(path / "rounds.parquet", rounds)

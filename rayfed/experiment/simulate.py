@@ -39,7 +39,7 @@ class Result:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per round: the lines of result.json."""
+        """One row per round: the lines of rounds.jsonl."""
         import pandas as pd
 
         from rayfed.record.readers import read_rows
@@ -209,6 +209,7 @@ def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool
     """Launch the experiment and show its rounds; returns the digest of the final tensors."""
     from rayfed.engine.launch import launch
     from rayfed.record.folder import how_to_go_on
+    from rayfed.record.layout import rows_file
 
     path = claim.path
     digest = ""
@@ -221,7 +222,7 @@ def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool
             note_advice(how_to_go_on(path))
             _raise_if_asked_to_stop()
     except ConfigError:
-        if not (path / "result.json").exists():  # nothing ran, so the same output can be used again
+        if not rows_file(path).exists():  # nothing ran, so the same output can be used again
             claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt) as err:

@@ -28,6 +28,7 @@ from rayfed.record.clearing import (
     remove_empty,
     remove_kept,
 )
+from rayfed.record.layout import rows_file
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
 from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
 from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
@@ -78,9 +79,8 @@ class Claim:
             mark = mark_of(self.path)
             forget_names(self.path)
             names = names_of(self.path)
-            lost = mark is None or any(
-                (self.path / name).exists() and not names.has(name) for name in earlier.ALWAYS
-            )
+            always = (*earlier.ALWAYS, rows_file(self.path).name)
+            lost = mark is None or any((self.path / n).exists() and not names.has(n) for n in always)
             if lost:
                 names.adopt(earlier.names(self.path))
             adopted = lost or (mark is not None and mark.adopted)

@@ -212,7 +212,7 @@ def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     assert "interrupted" in process.stderr.read()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
-    rows = (tmp_path / "run" / "result.json").read_text().splitlines()
+    rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(rows) >= 2
     assert (tmp_path / "run" / "checkpoints" / f"round-{len(rows):06d}").is_dir()
     assert (tmp_path / "run" / "clients.parquet").exists()

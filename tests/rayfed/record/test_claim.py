@@ -139,7 +139,7 @@ def test_what_a_killed_process_was_writing_goes_when_the_run_goes_on(tmp_path):
 
         with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
             patch.setattr(Path, "unlink", lambda *args, **options: None)
-            write_whole(run / "result.json", killed)
+            write_whole(run / "rounds.jsonl", killed)
     assert list(run.glob(".rayfed-*.tmp"))
     with claim_again(run) as own:
         own.take_over()
