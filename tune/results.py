@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,23 @@ class Outcomes:
         ]
 
     @property
-    def best(self) -> Outcome | None:
-        """The best finished trial by the first objective, the earlier of equal ones; None: there is none."""
+    def ranked(self) -> list[Outcome]:
+        """Finished trials, the best one by the first objective first, and of equal ones the earlier first."""
         name, direction = next(iter(self.sweep.objectives.items()))
         sign = 1 if direction == "max" else -1
-        return max(self.finished, key=lambda t: (sign * t.row[name], -t.number), default=None)
+        return sorted(self.finished, key=lambda t: (-sign * t.row[name], t.number))
+
+    @property
+    def best(self) -> Outcome | None:
+        """The first of the ranked trials; None where no trial is finished."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def ties(self) -> list[list[Outcome]]:
+        """Ranked trials in groups of the same score, for every score that several trials have."""
+        name = next(iter(self.sweep.objectives))
+        groups = (list(group) for _, group in groupby(self.ranked, key=lambda t: t.row[name]))
+        return [group for group in groups if len(group) > 1]
 
     @property
     def default(self) -> Outcome | None:

@@ -28,6 +28,7 @@ from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import objective
+from rayfed.terminal.stages import counted
 
 FORMAT = 1
 """Version of the file format; must be raised when the same data give another file."""
@@ -205,8 +206,11 @@ class _Preparation:
     def decoded(self) -> Iterator[tuple[int, Decoded]]:
         """Index and arrays of each image that can be decoded, in order."""
         skipped = 0
-        with contextlib.closing(self.decoding()) as pending:
+        what = f"preparing {self.source.name}, {objective(task_of(self.source)).examples} decoded"
+        counting = counted(what, len(self.listing.labels))
+        with contextlib.closing(self.decoding()) as pending, counting as advance:
             for index, future in pending:
+                advance()
                 try:
                     yield index, future.result()
                     if self.watch:

@@ -19,6 +19,7 @@ from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.lane import namespace
 from rayfed.executors.worker import World
+from rayfed.terminal.stages import counted, stage
 from rayfed.types import Row
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ def launch(
 def _launch_on_ray(
     setup: Setup, config: Config, keeping: Keeping, notify: Callable[[str], None]
 ) -> Iterator[Row]:
-    import ray
-
     from rayfed.executors.cluster import node_resources, reserved
     from rayfed.executors.connection import connection
     from rayfed.executors.metrics import labels_of
@@ -89,16 +88,27 @@ def _launch_on_ray(
             _driver(setup, name, space, link.health) as driver,
         ):
             actors = _named_actors(config, setup, f"rayfed:clients:{name}", space, options)
-            started = driver.start.remote(actors, config.failures, metrics)
-            link.health.wait(started)
-            notify(f"actors ready after {ray.get(started):.1f} s")
-            rows = driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
-            while True:
-                link.health.wait(rows)
-                row = next(rows, None)
-                if row is None:
-                    return
-                yield ray.get(row)
+            began = time.perf_counter()
+            stage(f"starting {'1 actor' if plan.actors == 1 else f'{plan.actors} actors'}", passing=True)
+            with counted("actors started", plan.actors) as advance:
+                started = driver.start.options(num_returns="streaming")
+                for _ in _streamed(started.remote(actors, config.failures, metrics), link.health):
+                    advance()
+            notify(f"actors ready after {time.perf_counter() - began:.1f} s")
+            rows = driver.rounds.options(num_returns="streaming")
+            yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
+
+
+def _streamed(results: Any, health: Health) -> Iterator[Any]:
+    """The values of a streaming call, as they arrive."""
+    import ray
+
+    while True:
+        health.wait(results)
+        reference = next(results, None)
+        if reference is None:
+            return
+        yield ray.get(reference)
 
 
 def _named_actors(
@@ -184,7 +194,7 @@ class DriverActor:
         actors: Mapping[str, dict[str, Any]],
         policy: Policy,
         labels: Mapping[str, str] | None,
-    ) -> float:
+    ) -> Iterator[int]:
         """Start the client actors, and wait until every one has its model.
 
         Args:
@@ -192,8 +202,8 @@ class DriverActor:
             policy: What is done when a client or an actor fails.
             labels: Labels of the metrics for Prometheus; None: no metrics.
 
-        Returns:
-            Seconds that this took.
+        Yields:
+            The number of actors that have started, once for each of them.
         """
         import torch
 
@@ -201,13 +211,11 @@ class DriverActor:
         from rayfed.executors.metrics import Metrics
 
         torch.set_num_threads(self._world.threads)
-        began = time.perf_counter()
         self._executor = RayExecutor(
             self._world, self._weights[0], list(actors), list(actors.values()), policy, labels
         )
         self._watch = Metrics(labels) if labels else None
-        self._executor.wait_until_up()
-        return time.perf_counter() - began
+        yield from self._executor.starting()
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
         """Run and record all rounds; yields a row per round, then the digest of the final tensors."""

@@ -28,6 +28,7 @@ from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import dump, skeleton
 from rayfed.objective import CLASSIFICATION, objective
+from rayfed.terminal.stages import stage
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
 
@@ -64,10 +65,9 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
     """
     parts = compatible_parts(config)
-    # A model without values gives the input size; the real model needs the classes of the data.
-    bare = replace(config.model, pretrained=False)
     check_counts(config)
-    shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
+    shape = without_values(config)
+    stage(f"loading the data {config.data.name} and the model {config.model.name}")
     dataset = load(config.data, shape.size, shape.task)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
@@ -90,6 +90,12 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         partition=partition,
         dataset=dataset,
     )
+
+
+def without_values(config: Config) -> Backbone:
+    """The model of a config without values, which tells the input size before the classes are known."""
+    bare = replace(config.model, pretrained=False)
+    return measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:

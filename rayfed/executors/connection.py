@@ -17,6 +17,7 @@ import ray
 
 from rayfed.errors import ClusterError, ConfigError, one_line
 from rayfed.executors.local_ray import Health, loopback_only, quiet_ray, require_token
+from rayfed.terminal.stages import stage
 from rayfed.terminal.supervisor import note_ending
 
 # The first bytes of an HTTP/2 connection (preface and empty settings), to which every server replies.
@@ -72,6 +73,7 @@ def connection(
     if joined:
         yield Connection(str(getattr(ray.get_runtime_context(), "dashboard_url", "") or ""), health)
         return
+    stage("starting Ray on this machine" if where == "local" else f"joining Ray at {where}")
     on_terminate = signal.getsignal(signal.SIGTERM)
     quiet_ray()
     if where == "local":

@@ -266,14 +266,14 @@ def _report(path: Path, tell: Callable[[str], None], others: tuple[str, ...], fi
     from rayfed.record.files import write_text
     from rayfed.record.readers import reading
     from rayfed.report.comparison import with_others
+    from rayfed.report.document import document
     from rayfed.report.figures import draw_figures
     from rayfed.report.table import final_table
 
     with reading(path):
         table = with_others(final_table(path), path, others)
-        drawn = draw_figures(path) if figures else {}
-        pictures = [f"\n![{title}](figures/{file.name})\n" for title, file in drawn.items()]
-    write_text(path / "report.md", table.markdown() + "".join(pictures))
+        text = document(path, table, draw_figures(path) if figures else {})
+    write_text(path / "report.md", text)
     tell("\n" + table.text())
 
 

@@ -28,6 +28,8 @@ from rayfed.record.clearing import (
     remove_empty,
     remove_kept,
 )
+from rayfed.record.folder import TENSORS
+from rayfed.record.history import HISTORY
 from rayfed.record.layout import rows_file
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
 from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
@@ -100,6 +102,8 @@ class Claim:
 def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     """Check, without changing anything, whether a run may begin in a folder.
 
+    A run without a finished round is overwritten, because nothing of it is of use.
+
     Returns:
         Token of the run in the folder, which will be overwritten; empty if there is none.
 
@@ -121,13 +125,8 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
             f"output: {str(path)!r} is not empty and holds no {kind} ({_few(found)}); choose another folder, "
             f"or move these files away"
         )
-    if not overwrite:
-        held = mark.kind if mark else "run"
-        again = {"run": "set overwrite=true, or continue it with python -m rayfed.resume "}
-        raise ConfigError(
-            f"output: {str(path)!r} already holds a {held}; choose another folder, "
-            f"{again.get(held, 'or continue it with python -m tune.run resume=')}{path}"
-        )
+    if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
+        raise ConfigError(_already_held(path, mark.kind if mark else "run"))
     if mark is None or mark.adopted:
         raise ConfigError(
             f"output: {str(path)!r} holds a run of an earlier version, which kept no list of its files, so "
@@ -136,6 +135,26 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     if mark.kind != kind:
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
+
+
+def _already_held(path: Path, kind: str) -> str:
+    """Message: the folder holds a run or a sweep, and what can be done."""
+    ways = ["choose another folder"]
+    if kind == "run":
+        ways.append("set overwrite=true")
+        if any(path.glob("checkpoints/round-*")) or any(path.glob("*/checkpoints/round-*")):
+            ways.append(f"continue it with python -m rayfed.resume {path}")
+    else:
+        ways.append(f"continue it with python -m tune.run resume={path}")
+    return f"output: {str(path)!r} already holds a {kind}; {', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _is_unbegun(path: Path, mark: Mark | None) -> bool:
+    """Whether a folder holds a run without a finished round, also in its parts: nothing of it is of use."""
+    made = (rows_file(path), path / HISTORY, path / "checkpoints", path / TENSORS)
+    if mark is None or mark.adopted or mark.kind != "run" or any(map(os.path.lexists, made)):
+        return False
+    return all(_is_unbegun(part, mark_of(part)) for part in parts(path))
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def how_to_go_on(path: Path) -> str:
         return (
             "finished rounds are kept, but no checkpoint (checkpoint.every), so that it cannot be continued"
         )
-    return "no round was finished; start the run again with overwrite=true"
+    return "no round was finished; run the same command again"
 
 
 def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

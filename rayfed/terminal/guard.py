@@ -10,13 +10,23 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rayfed.errors import ConfigError, RayFedError, one_line
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
+from rayfed.terminal.stages import erase
 
 STOP = threading.Event()
 """Set when SIGINT or SIGTERM was received."""
+
+
+class _Log(logging.StreamHandler[TextIO]):
+    """Writes messages to standard error, after the text of the stage was removed from the screen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        erase()
+        super().emit(record)
 
 
 def parser_of(command: str, usage: str) -> Arguments:
@@ -45,7 +55,9 @@ def guarded(
         The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption. In the
         last three cases one line on standard error gives the reason.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[_Log()]
+    )
     # Threads of OpenMP that wait in a loop slow each other down when processes share cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
