@@ -60,6 +60,11 @@ def work(args: argparse.Namespace) -> None:
         stage("reading the config", passing=True)
         config = load_config(args.overrides, args.config)
         if args.print_config:
+            from rayfed.config.schema import compatible_parts
+            from rayfed.engine.setup import without_values
+
+            compatible_parts(config)
+            without_values(config)
             say(to_yaml(config).rstrip("\n"))
             return
         from rayfed.experiment.simulate import simulate

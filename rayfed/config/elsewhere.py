@@ -54,7 +54,22 @@ def advice(key: str, whole: type[Any], tree: Mapping[str, Any]) -> str:
         found = [MEANINGS[leaf]]
     else:
         found = [name for name in every if name.rpartition(".")[2] == leaf and name != key]
-    return f"{key}: no such key; did you mean {' or '.join(found)}?" if found else ""
+    if found:
+        return f"{key}: no such key; did you mean {' or '.join(found)}?"
+    return _of_other_methods(key, leaf, tree)
+
+
+def _of_other_methods(key: str, leaf: str, tree: Mapping[str, Any]) -> str:
+    """The message for a hyperparameter of methods that were not chosen; empty where no method has it."""
+    owners: dict[str, list[str]] = {}
+    for name in METHODS.names():
+        method = METHODS.load(name)
+        for half, cls in (("server", method.server), ("local", method.local)):
+            if leaf in {field.name for field in dataclasses.fields(cls)}:
+                owners.setdefault(f"{half}.{leaf}", []).append(name)
+    found = {name: methods for name, methods in owners.items() if key in (leaf, name)}
+    where = "; ".join(f"{name} is one of {', '.join(methods)}" for name, methods in found.items())
+    return f"{key}: no such key with algorithm={tree.get('algorithm')}; {where}" if found else ""
 
 
 def _keys(cls: type[Any], where: str = "") -> Iterator[str]:

@@ -22,7 +22,7 @@ from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
-from rayfed.documents import read_file, user_path
+from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig
@@ -155,9 +155,8 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The folder holds no config, or it is not valid.
     """
+    check_run_folder(folder)
     file = folder / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"{folder}: holds no run (there is no config.yaml)")
     return resolve(compose(overrides, with_new_names(read_file(file, str(folder)))))
 
 

@@ -101,7 +101,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
     size = args.image_size or without_values(whole).size
-    with shown_on(screen_of(as_json=args.json)):
+    with shown_on(screen_of(quiet=args.json)):
         found = examine(args.name, config, size)
     model = "" if args.image_size else whole.model.name
     output.tell(found, published, model, size, as_json=args.json)

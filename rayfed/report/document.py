@@ -70,9 +70,8 @@ def document(folder: Path, table: Table, pictures: Mapping[str, Path]) -> str:
     parts = [table.markdown(), *shown, "\n## What the words mean\n\n", *_list(_words(table))]
     parts += ["\n## Settings\n\n", *_settings(config), "\n## How it was run\n\n", *_how(folder)]
     files = {name: what for name, what in FILES.items() if (folder / name).exists()}
-    files |= {
-        p.name: "a table of the method" for p in sorted(folder.glob("*.parquet")) if p.name not in FILES
-    }
+    others = (file.name for file in sorted(folder.glob("*.parquet")) if file.name not in FILES)
+    files |= dict.fromkeys(others, "a table of the method")
     return "".join([*parts, "\nFiles in the folder:\n\n", *_list(files)])
 
 

@@ -10,13 +10,18 @@ from typing import NoReturn
 
 from rayfed.errors import ConfigError, one_line, shown
 
-
 _command = ""
 
 
 def command_line() -> str:
-    """The command of this process, as it can be typed again; empty where none was parsed."""
+    """The command that is being run, as it can be typed again; empty in calls from Python."""
     return _command
+
+
+def forget_command() -> None:
+    """Forget the command when it has ended, because its process may go on."""
+    global _command
+    _command = ""
 
 
 class Arguments(argparse.ArgumentParser):

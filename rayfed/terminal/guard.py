@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rayfed.errors import ConfigError, RayFedError, one_line
-from rayfed.terminal.arguments import Arguments
+from rayfed.terminal.arguments import Arguments, forget_command
 from rayfed.terminal.console import say
 from rayfed.terminal.stages import erase
 
@@ -71,6 +71,8 @@ def guarded(
     except KeyboardInterrupt as err:
         say("; ".join(["interrupted", *(getattr(err, "__notes__", ()) or [interrupted])]), sys.stderr)
         return 130
+    finally:
+        forget_command()
 
 
 @contextmanager

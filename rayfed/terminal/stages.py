@@ -16,6 +16,7 @@ from typing import TextIO
 
 EVERY = 3.0  # seconds between two lines of a count, where lines stay on the screen
 BLINK = 0.1  # the same, where one line changes
+FEW = 10  # things of which each one is counted at once
 CLEAR = "\r\x1b[2K"
 """Moves a terminal to the beginning of its line, and clears the line."""
 
@@ -95,7 +96,7 @@ def stage(text: str, passing: bool = False) -> None:
 
 @contextmanager
 def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Count up to `total` while the block runs; where lines stay, with a line every few seconds.
+    """Count up to `total` while the block runs; where lines stay and there are many, with a line every few seconds.
 
     Args:
         what: What is counted, such as "clients trained".
@@ -111,7 +112,8 @@ def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
         nonlocal done, shown
         done += 1
         now = time.monotonic()
-        if done == total or now - shown > (BLINK if _screen.live else EVERY):
+        wait = BLINK if _screen.live else EVERY
+        if done == total or total <= FEW or now - shown > wait:
             shown = now
             _screen.show(f"{what}: {done:,} of {total:,}")
 

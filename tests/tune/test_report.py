@@ -34,13 +34,13 @@ def test_the_five_best_trials_are_shown_and_the_papers_default(swept):
     heads = [f"trial {n}" for n in (4, 5, 6, 1)]
     assert shown.columns == ("", "trial 2 (best)", *heads, "trial 0 (paper's default)")
     assert shown.rows[0] == ("accuracy", "0.7", "0.6", "0.5", "0.4", "0.3", "0.1")
-    assert not any("same" in note or "warning" in note for note in shown.notes)
+    assert not any("the same" in note or "warning" in note for note in shown.notes)
 
 
 def test_trials_with_the_same_score_are_named(swept):
     shown = table(swept(0.1, 0.7, 0.1, 0.7, 0.7, 0.2, 0.3, 0.4, rounds=5))
     assert shown.columns[1:4] == ("trial 1 (best)", "trial 3", "trial 4")
-    ties = [note for note in shown.notes if "same" in note]
+    ties = [note for note in shown.notes if "the same" in note]
     assert ties == ["trials 1, 3 and 4 have the same accuracy, 0.7; the earliest of them comes first"]
     assert not any("warning" in note for note in shown.notes)
 

@@ -3,16 +3,13 @@
 import io
 import logging
 
-import pytest
-
 from rayfed.terminal import stages
 from rayfed.terminal.console import follow, say
-from rayfed.terminal.guard import guarded
+from rayfed.terminal.guard import _Log, guarded
 from rayfed.terminal.stages import counted, screen_of, shown_on, stage
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+def a_terminal(monkeypatch):
     stream = io.StringIO()
     stream.isatty = lambda: True
     monkeypatch.setattr("sys.stdout", stream)
@@ -41,15 +38,18 @@ def test_elsewhere_a_stage_is_a_line_and_a_count_one_every_few_seconds(capsys, m
         stage("reading", passing=True)
         count(1000)
         assert capsys.readouterr().out == "starting Ray\nimages decoded: 1,000 of 1,000\n"
-        monkeypatch.setattr(stages, "EVERY", -1.0)
         count(3)
         assert capsys.readouterr().out == "".join(f"images decoded: {n} of 3\n" for n in (1, 2, 3))
+        monkeypatch.setattr(stages, "EVERY", -1.0)
+        count(11)
+        assert len(capsys.readouterr().out.splitlines()) == 11
     with shown_on(screen_of(as_json=True)):
         stage("starting Ray")
     assert capsys.readouterr() == ("", "starting Ray\n")
 
 
-def test_on_a_terminal_the_line_goes_before_anything_else_is_written(terminal):
+def test_on_a_terminal_the_line_goes_before_anything_else_is_written(monkeypatch):
+    terminal = a_terminal(monkeypatch)
     clear = stages.CLEAR
 
     def work():
@@ -58,7 +58,7 @@ def test_on_a_terminal_the_line_goes_before_anything_else_is_written(terminal):
             stage("starting Ray")
             say("2 actors")
             stage("drawing")
-            logging.getLogger("rayfed").warning("careful")
+            _Log().emit(logging.makeLogRecord({"msg": "careful"}))
             assert terminal.getvalue().endswith(f"drawing{clear}")
             stage("the end")
 
@@ -68,7 +68,8 @@ def test_on_a_terminal_the_line_goes_before_anything_else_is_written(terminal):
     )
 
 
-def test_before_the_first_round_the_progress_bar_says_what_begins(terminal, monkeypatch):
+def test_before_the_first_round_the_progress_bar_says_what_begins(monkeypatch):
+    terminal = a_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "150")
 
     def rows():
@@ -84,7 +85,7 @@ def test_an_experiment_says_what_it_loads_and_draws(cache, tmp_path, capsys):
     from rayfed import run
     from tests.conftest import SMALL
 
-    options = [*SMALL, "rounds=1", f"data.cache={cache}", "cluster=inline", f"output={tmp_path / 'run'}"]
+    options = [*SMALL, f"data.cache={cache}", "cluster=inline", f"output={tmp_path / 'run'}"]
     assert run.main(options) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "loading the data digits-five-mini and the model vit_mini" in lines
