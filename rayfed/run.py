@@ -54,13 +54,12 @@ def work(args: argparse.Namespace) -> None:
 
         show(args.json)
         return
-    from rayfed.config.schema import load_config, to_yaml
-
     with shown_on(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)
+        from rayfed.config.schema import compatible_parts, load_config, to_yaml
+
         config = load_config(args.overrides, args.config)
         if args.print_config:
-            from rayfed.config.schema import compatible_parts
             from rayfed.engine.setup import without_values
 
             compatible_parts(config)

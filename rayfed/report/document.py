@@ -44,6 +44,7 @@ FILES = {
     "rounds.parquet": "the same as a Parquet table",
     "clients.parquet": "scores and losses of every client and domain in every round",
     "transfers.parquet": "bytes that were sent and received in every exchange",
+    "aggregation.parquet": "weight of every client in the mean of each round",
     "events.parquet": "failures and what was done about them",
     "model": "the final trainable tensors",
     "checkpoints": "from which `rayfed.resume` continues",
