@@ -215,7 +215,11 @@ class DriverActor:
             self._world, self._weights[0], list(actors), list(actors.values()), policy, labels
         )
         self._watch = Metrics(labels) if labels else None
-        yield from self._executor.starting()
+        try:
+            yield from self._executor.starting()
+        except StoppedError:
+            self._ended.set()
+            raise
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
         """Run and record all rounds; yields a row per round, then the digest of the final tensors."""

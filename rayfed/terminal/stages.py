@@ -96,7 +96,7 @@ def stage(text: str, passing: bool = False) -> None:
 
 @contextmanager
 def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Count up to `total` while the block runs; where lines stay and there are many, with a line every few seconds.
+    """Count up to `total` while the block runs; where lines stay, many things are counted every few seconds.
 
     Args:
         what: What is counted, such as "clients trained".
