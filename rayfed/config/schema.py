@@ -171,7 +171,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         config = parse(Config, spelled_out(tree), "")
         parts = build_parts(config)
     except UnknownKeyError as err:
-        raise ConfigError(advice(err.key, Config, tree) or str(err)) from err
+        raise ConfigError(advice(err.key, str(err), Config, tree)) from err
     return dataclasses.replace(
         config,
         server=_named(config.server.get("name", config.algorithm), parts.server),

@@ -51,6 +51,23 @@ def test_a_hyperparameter_of_other_methods_names_these(key):
     with pytest.raises(ConfigError) as caught:
         load_config(["algorithm=fedgcr", f"{key}=1"])
     message = str(caught.value)
-    assert message.startswith(f"{key}: no such key with algorithm=fedgcr; local.mu is one of ")
+    assert message.startswith(
+        f"{key}: no such key with algorithm=fedgcr; local.mu is a key of algorithm=fedclip|"
+    )
     assert "fedprox" in message
     assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("key", "whose"),
+    [
+        ("local.muu", "Keys of algorithm=fedgcr: lambda1"),
+        ("server.muu", "Keys of algorithm=fedgcr: "),
+        ("tuning.muu", "Keys of tuning=gc_prompt: "),
+        ("train.muu", "Keys here: "),
+    ],
+)
+def test_the_keys_that_are_listed_are_said_to_be_of_what_was_chosen(key, whose):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["algorithm=fedgcr", f"{key}=1"])
+    assert whose in str(caught.value)
