@@ -87,6 +87,10 @@ class LostStoreError(RayFedError):
         return f"the store of client {self.client!r} was lost with its node"
 
 
+class OutputClosedError(RayFedError):
+    """The program that read the output, such as `head`, has ended."""
+
+
 class StoppedError(RayFedError):
     """The run was asked to end, for example by a signal."""
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rayfed.errors import ConfigError, RayFedError, one_line
+from rayfed.errors import ConfigError, OutputClosedError, RayFedError, one_line
 from rayfed.terminal.arguments import Arguments, forget_command
 from rayfed.terminal.console import say
 from rayfed.terminal.stages import erase
 
+CLOSED = 141  # exit code of a command that a closed pipe ends, as of other programs
 STOP = threading.Event()
 """Set when SIGINT or SIGTERM was received."""
 
@@ -52,8 +53,9 @@ def guarded(
         interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command and the exception has no notes.
 
     Returns:
-        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption. In the
-        last three cases one line on standard error gives the reason.
+        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption, 141 if
+        nobody reads the output any more. In these cases one line on standard error gives the reason; in the
+        last one only if a run ended with it.
     """
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[_Log()]
@@ -63,6 +65,10 @@ def guarded(
     try:
         with stoppable():
             return work() or 0
+    except OutputClosedError as err:
+        if notes := getattr(err, "__notes__", ()):  # a run has ended with it
+            say("; ".join([f"error: {one_line(err)}", *notes]), sys.stderr)
+        return CLOSED
     except RayFedError as err:
         if debug:
             traceback.print_exc()

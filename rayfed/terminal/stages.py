@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
+from rayfed.errors import OutputClosedError
+
 EVERY = 3.0  # seconds between two lines of a count, where lines stay on the screen
 BLINK = 0.1  # the same, where one line changes
 FEW = 10  # things of which each one is counted at once
@@ -126,7 +128,17 @@ def erase() -> None:
 
 
 def write(text: str, stream: TextIO) -> None:
-    """Write to a stream at once; characters that its encoding lacks are escaped."""
+    """Write to a stream at once; characters that its encoding lacks are escaped.
+
+    Raises:
+        OutputClosedError: The program that read the stream has ended; later output is dropped.
+    """
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError as err:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        raise OutputClosedError("nobody reads the output any more") from err
