@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from rayfed.config.schema import Config, load_run
 from rayfed.data.client_data import Splits
-from rayfed.engine.setup import Setup, prepare
 from rayfed.documents import check_run_folder
+from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
 from rayfed.record.folder import how_to_go_on
