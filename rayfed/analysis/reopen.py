@@ -47,10 +47,11 @@ def reopen(folder: Path) -> Finished:
         ConfigError: The folder is not that of a finished run, its data have changed, or it does not contain
             the whole model.
     """
-    check_run_folder(folder)
     tensors = folder / "model" / "params.safetensors"
     if not tensors.is_file():
         folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
+        if not folds:
+            check_run_folder(folder)
         hint = f"give one of its runs: {', '.join(folds)}" if folds else how_to_go_on(folder)
         raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {hint}")
     config = load_run(folder)
