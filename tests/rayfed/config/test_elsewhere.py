@@ -61,7 +61,7 @@ def test_a_hyperparameter_of_other_methods_names_these(key):
 @pytest.mark.parametrize(
     ("key", "whose"),
     [
-        ("local.muu", "Keys of algorithm=fedgcr: lambda1"),
+        ("local.muu", "Keys of algorithm=fedgcr: first_loss"),
         ("server.muu", "Keys of algorithm=fedgcr: "),
         ("tuning.muu", "Keys of tuning=gc_prompt: "),
         ("train.muu", "Keys here: "),
