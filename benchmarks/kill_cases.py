@@ -36,6 +36,7 @@ class Ending:
         lines: What was on standard error.
         left: Titles of processes that stayed.
         same: Whether tensors and tables are those of an undisturbed run; None: there was nothing to resume.
+        average: Load average of the machine over the minute before the end.
     """
 
     case: str
@@ -44,6 +45,7 @@ class Ending:
     lines: list[str]
     left: list[str]
     same: bool | None
+    average: float
 
     @property
     def good(self) -> bool:
@@ -68,15 +70,17 @@ def cases() -> list[str]:
 def markdown(endings: Sequence[Ending]) -> str:
     """The table of docs/recovery.md."""
     lines = [
-        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` |"
+        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` "
+        "| load average |"
     ]
-    lines.append("|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|")
     words = {None: "nothing to resume", True: "the same bytes", False: "**other bytes**"}
     for one in endings:
         said = one.errors[0] if one.errors else (one.lines[0] if one.lines else "")
         cut = said.split("; continue with")[0].replace("|", "\\|")[:110]
         more = f" (and {len(one.lines) - 1} more)" if len(one.lines) > 1 else ""
-        cells = (one.case, one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        ending = (one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        cells = (one.case, *ending, f"{one.average:.0f}")
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     good = sum(one.good for one in endings)
     left = len(cases()) - len(endings)

@@ -28,7 +28,8 @@ from typing import NoReturn
 
 from rayfed.terminal.console import say
 
-END_PATIENCE = 15.0  # seconds in which the child must end after it reported that the run is lost
+END_PATIENCE = 15.0  # seconds in which the child must end after it reported why the run ends
+LOST_PATIENCE = 5.0  # the same if Ray is gone, so that there is nothing left to end in order
 EXIT_PATIENCE = 5.0  # seconds in which it must end after it sent its exit code
 SWEEP_PATIENCE = 5.0  # seconds to wait for the end of killed processes
 ADVICE_BYTES = 4096  # largest length of an advice
@@ -51,9 +52,15 @@ def _error(text: str) -> str:
     return "error: " + "; ".join(part for part in (text, advice) if part)
 
 
-def note_ending(reason: str, code: int = 1) -> None:
-    """Send the supervisor the reason why the run ends; it kills this process if that takes too long."""
-    _send({"reason": reason, "code": code})
+def note_ending(reason: str, code: int = 1, lost: bool = False) -> None:
+    """Send the supervisor the reason why the run ends; it kills this process if that takes too long.
+
+    Args:
+        reason: The error line, without `error:`.
+        code: Exit code.
+        lost: Ray is gone; this process is killed after LOST_PATIENCE, not END_PATIENCE.
+    """
+    _send({"reason": reason, "code": code, "patience": LOST_PATIENCE if lost else END_PATIENCE})
 
 
 def _send(message: dict[str, object]) -> None:
@@ -202,7 +209,7 @@ class _Supervision:
             if "reason" in message:
                 if not self.reason:
                     self.reason, self.code = message["reason"], message["code"]
-                    self.deadline = time.monotonic() + END_PATIENCE
+                    self.deadline = time.monotonic() + message["patience"]
             else:
                 exited = int(message["exit"])
                 self.deadline = time.monotonic() + (0.5 if self.reason else EXIT_PATIENCE)
