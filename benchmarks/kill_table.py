@@ -152,9 +152,8 @@ class Bench:
         run.parent.mkdir()
         overrides = [*RUN, f"output={run}"]
         if what == "full disk":
-            rounds = [key.replace("rounds=6", "rounds=500") for key in RUN]
-            overrides = [*rounds, "cluster=inline", f"output={run}"]
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run.parent], check=True)
+            overrides = [*RUN, "cluster=inline", f"output={run}"]
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", run.parent], check=True)
         elif what == "read-only output":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.parent], check=True)
         elif what == "cache file of garbage":
@@ -164,9 +163,13 @@ class Bench:
             env = {what.removeprefix("no "): str(self.folder / "missing")}
         began = time.monotonic()
         command = self.command(overrides, env=env)
+        if what == "full disk":
+            await_moment("in a round", what, command, run)
+            began = time.monotonic()
+            fill(run.parent / "filler", command)
         code = command.wait(PATIENCE)
         seconds = time.monotonic() - began
-        same = contents(run) == contents(self.whole) if code == 0 else None
+        same = contents(run) == contents(self.whole) if code == 0 else self.resumed(run)
         if what in ("full disk", "read-only output"):
             subprocess.run(["umount", run.parent], check=True)
         return Ending(f"{what}, quiet", code, seconds, self.errors(), [], same, os.getloadavg()[0])
@@ -182,6 +185,17 @@ def contents(run: Path) -> dict[str, object]:
     tensors = run / "model" / "params.safetensors"
     found["tensors"] = tensors.read_bytes() if tensors.exists() else b""
     return found
+
+
+def fill(file: Path, command: subprocess.Popen[bytes]) -> None:
+    """Keep a disk full until the command ends, then free it."""
+    with file.open("wb", buffering=0) as stream:
+        while command.poll() is None:
+            try:
+                stream.write(bytes(4096))
+            except OSError:
+                time.sleep(0.001)
+    file.unlink()
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -21,7 +21,7 @@ def main():
 {body}
 
 import rayfed.terminal.supervisor as supervisor
-supervisor.END_PATIENCE = 1.0
+supervisor.END_PATIENCE = supervisor.LOST_PATIENCE = 1.0
 sys.exit(supervised(main))
 """
 
@@ -81,9 +81,11 @@ def test_what_c_writes_is_kept_in_a_file_and_not_on_the_screen(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [file]  # a run that ended well leaves none
 
 
-def test_a_child_that_does_not_end_after_its_reason_is_ended():
+@pytest.mark.parametrize(("lost", "other"), [(True, "END_PATIENCE"), (False, "LOST_PATIENCE")])
+def test_a_child_that_does_not_end_after_its_reason_is_ended(lost, other):
+    body = f"supervisor.{other} = 600.0; note_ending('its cluster is gone', lost={lost}); time.sleep(600)"
     began = time.monotonic()
-    code, _, err = ended("note_ending('its cluster is gone'); time.sleep(600)")
+    code, _, err = ended(body)
     assert time.monotonic() - began < 30
     assert (code, err) == (1, "error: its cluster is gone; continue with: this\n")
 
