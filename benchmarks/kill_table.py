@@ -150,7 +150,7 @@ class Bench:
         run, env = self.folder / "odd" / "run", {}
         shutil.rmtree(run.parent, ignore_errors=True)
         run.parent.mkdir()
-        overrides = [*RUN, f"output={run}"]
+        overrides = [*RUN, *ON_RAY, f"output={run}"]
         if what == "full disk":
             overrides = [*RUN, "cluster=inline", f"output={run}"]
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", run.parent], check=True)
