@@ -42,6 +42,7 @@ RUN = (
     "model.options={depth: 4}",
     "model.pretrained=false",
     "tuning.rank=2",
+    "figures=false",
 )
 ON_RAY = ("cluster.actors=2", "cluster.num_cpus=2", "cluster.dashboard=false")
 LOADED = {"RAY_worker_niceness": "0"}

@@ -118,8 +118,7 @@ def replaced(output, cache, *overrides):
 
 
 @pytest.mark.parametrize("also", [(), ("protocol=leave_one_out", "data.domains=[plain,street]")])
-def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rayfed.report.figures.draw_figures", lambda _: {})
+def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys):
     command(tmp_path / "run", cache, "rounds=1")
     before = pictured(tmp_path)
     assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
