@@ -80,6 +80,8 @@ def prepare(
         return path
     with _lock(path.with_suffix(".lock")):
         if not _is_whole(path):
+            if path.exists():
+                log.warning("%s is damaged and is prepared again", path)
             # Only the process with the lock writes these files, so they are left from one that was killed.
             for stale in temporaries(path):
                 stale.unlink(missing_ok=True)
@@ -103,8 +105,7 @@ def _is_whole(path: Path) -> bool:
         return False
     try:
         open_dataset(path)
-    except DataError as err:
-        log.warning("preparing the data again: %s", err)
+    except DataError:
         return False
     return True
 
