@@ -25,10 +25,10 @@ from rayfed.data.config import DataConfig
 from rayfed.documents import read_file, user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS, check_compatible
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig
@@ -186,17 +186,37 @@ PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.tra
 
 
 def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`data.partition: path` written in full, as `data.partition.file: path`, and `~` in every path.
+    """Values that may be written in short, written in full.
+
+    `data.partition: path` is `data.partition.file: path`, a list or a name in `data.augment` is a section,
+    and `~` in a path is the home folder.
 
     Raises:
         ConfigError: A path begins with `~` and names no home folder.
     """
     data = tree.get("data")
     if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
-        tree = {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+        data = {**data, "partition": {"file": data["partition"]}}
+    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
+        data = {**data, "augment": _augment_section(data["augment"])}
+    if data is not None:
+        tree = {**tree, "data": data}
     for key in PATHS:
         tree = _at_home(tree, key.split("."), key)
     return tree
+
+
+def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
+    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
+    listed = [names] if isinstance(names, str) else list(names)
+    if listed in ([], ["none"]):
+        return None
+    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
+        raise ConfigError(
+            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
+            f"data.augment=[crop,flip]"
+        )
+    return {name: {} for name in listed}
 
 
 def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:

@@ -18,9 +18,9 @@ from rayfed.engine.memory import check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.method import check_task
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
@@ -68,9 +68,10 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     bare = replace(config.model, pretrained=False)
     check_counts(config)
     shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
-    dataset = load(config.data, shape.size, shape.task)
+    dataset = load(config.data, shape.size, shape.task, shape.resize)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
+    _check_augment(dataset.task, config)
     partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
@@ -101,6 +102,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         num_classes=len(dataset.classes),
         classes=tuple(dataset.classes),
         objective=objective(dataset.task),
+        augment=config.data.augment,
         train=_train(config.train, partition),
         shard=Path(dataset.path),
         splits=all_splits(partition),
@@ -133,6 +135,21 @@ def _check_tuning(task: str, config: Config) -> None:
         )
 
 
+def _check_augment(task: str, config: Config) -> None:
+    if config.data.augment is None:
+        return
+    if task != CLASSIFICATION:
+        raise ConfigError(
+            f"data.augment: {', '.join(config.data.augment.names)} would change the inputs, not the targets; "
+            f"it is for classification, and the data set is for {task}: leave it out"
+        )
+    if config.train.cache_features is True:
+        raise ConfigError(
+            "data.augment: cannot be used with train.cache_features=true, because features of images that "
+            "change in every batch cannot be cached; set train.cache_features=auto, or leave data.augment out"
+        )
+
+
 def _check_cache(train: TrainConfig, model: Backbone) -> None:
     if train.cache_features is True and not model.has_frozen_features:
         why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
@@ -145,7 +162,7 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
 def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     if train.local_steps != "min_over_clients_plus_one":
         return train
-    fewest = min(-(-len(c.train) // train.batch_size) for c in partition.trainers)
+    fewest = min(train.batches(len(c.train)) for c in partition.trainers)
     limit = fewest + 1 if train.max_steps is None else min(fewest + 1, train.max_steps)
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
@@ -172,6 +189,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         rounds=config.rounds,
         clients_per_round=wanted,
         sampling=config.sampling,
+        rates=tuple(config.train.rate(r, config.rounds) for r in range(config.rounds) if config.train.varies),
         evaluate_every=config.evaluation.every,
         validate=config.evaluation.validation,
         depth=depth,

@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayfed.data.augment_config import AugmentConfig
+from rayfed.data.augmentation import Augmentation
 from rayfed.data.client_data import ClientData, Normalizer, Splits
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
-from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
@@ -44,6 +47,7 @@ class World:
         shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
         objective: Loss and scores of the task.
+        augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         rounds: Number of planned rounds.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
@@ -59,6 +63,7 @@ class World:
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    augment: AugmentConfig | None = None
     personal_every: int = 0
     rounds: int = 1
     threads: int = 1
@@ -110,6 +115,9 @@ class Worker:
         self._images = dataset.images
         self._targets = np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
+        self._augment = world.augment and Augmentation.of(
+            world.augment, self._model.size, self._model.mean, self._model.std
+        )
         self.cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
@@ -164,16 +172,19 @@ class Worker:
         train_mode(model)
         splits = world.splits[call.client]
         data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
+        rate = world.train.rate(sent.round, world.rounds)
         personal = "test" if world.scores_personal(sent.round) else ""
         return Client(
             call.client,
             model,
             data,
-            world.train,
+            replace(world.train, lr=rate),
             rng,
             store,
             personal,
             self.cache,
+            augment=self._augment,
+            lr_factor=rate / world.train.lr,
             objective=world.objective,
         )
 

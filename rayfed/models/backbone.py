@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfed.data.config import Resize
 from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
 from rayfed.models.clip import ClipHead, TextSide
@@ -52,6 +53,7 @@ class Backbone(nn.Module):
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters.
+        resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
@@ -76,6 +78,7 @@ class Backbone(nn.Module):
             self.num_classes = head.out_features
         self.task = CLASSIFICATION
         self.size: int = 224
+        self.resize: Resize = "squash"
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
         self.std: tuple[float, float, float] = (0.5, 0.5, 0.5)
         if has_uniform_blocks(net) and not isinstance(net.blocks, BlockStack):

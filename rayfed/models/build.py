@@ -43,6 +43,7 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
     model = _assemble(config, bare, names, seed)
     model.size = bare.size
     model.task = bare.task
+    model.resize = bare.resize
     model.mean = config.mean or bare.mean
     model.std = config.std or bare.std
     return model

@@ -107,6 +107,8 @@ def _timm(config: ModelConfig) -> BareNetwork:
         std=known.std,
         classifiers=(names,) if isinstance(names, str) else tuple(names),
         published=_published(known),
+        # timm keeps a margin around the centre (crop_pct), which is not cut off here.
+        resize="crop" if known.crop_mode == "center" else "squash",
     )
     return replace(bare, load=net.load_pretrained) if known.custom_load else bare
 
@@ -201,6 +203,7 @@ def _open_clip(config: ModelConfig) -> BareNetwork:
         published=known.published,
         is_tag=known.is_tag,
         tokenizer=known.tokenizer,
+        resize="crop",
     )
 
 
