@@ -31,7 +31,7 @@ from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.config import ModelConfig
+from rayfed.models.config import ModelConfig, with_weights
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 
@@ -181,15 +181,15 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     )
 
 
-PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.pretrained")
+PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.weights")
 """Keys that may hold a path; `~` in them stands for a home folder."""
 
 
 def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values that may be written in short, written in full.
 
-    `data.partition: path` is `data.partition.file: path`, a list or a name in `data.augment` is a section,
-    and `~` in a path is the home folder.
+    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
+    a list or a name in `data.augment` is a section, and `~` in a path is the home folder.
 
     Raises:
         ConfigError: A path begins with `~` and names no home folder.
@@ -201,6 +201,8 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         data = {**data, "augment": _augment_section(data["augment"])}
     if data is not None:
         tree = {**tree, "data": data}
+    if isinstance(model := tree.get("model"), Mapping):
+        tree = {**tree, "model": with_weights(model)}
     for key in PATHS:
         tree = _at_home(tree, key.split("."), key)
     return tree

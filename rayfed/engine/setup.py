@@ -17,7 +17,7 @@ from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
-from rayfed.executors.worker import Weights, World
+from rayfed.executors.worker import Weights, World, adjust_trunk
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.method import check_task
 from rayfed.federation.train_config import TrainConfig
@@ -27,6 +27,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import dump, skeleton
+from rayfed.models.trunk import check_compiler, has_trained_norms
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
@@ -65,9 +66,8 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     """
     parts = compatible_parts(config)
     # A model without values gives the input size; the real model needs the classes of the data.
-    bare = replace(config.model, pretrained=False)
     check_counts(config)
-    shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
+    shape = measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
     dataset = load(config.data, shape.size, shape.task, shape.resize)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
@@ -81,6 +81,9 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     if dataset.task == CLASSIFICATION:
         _check_input(config.model, model)
     _check_cache(config.train, model)
+    _check_micro_batch(config, parts, model)
+    _check_compile(config, parts)
+    adjust_trunk(model, replace(config.train, compile=False))
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
@@ -156,6 +159,36 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         raise ConfigError(
             f"train.cache_features: on is not exact with this tuning: {why}; set auto, or tune only the head "
             f"or an adapter"
+        )
+
+
+def _check_micro_batch(config: Config, parts: Parts, model: Backbone) -> None:
+    size = config.train.micro_batch
+    if size is None:
+        return
+    advice = "leave it out, or use a smaller train.batch_size"
+    if not parts.local.averages_rows:
+        name = config.local.get("name", config.algorithm)
+        raise ConfigError(
+            f"train.micro_batch: {size} cannot be used with the client half of {name}, whose loss is not a "
+            f"mean over the examples of a batch; {advice}"
+        )
+    if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
+        what = "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
+        raise ConfigError(
+            f"train.micro_batch: {size} cannot be used with {what}, which depend on the whole batch; {advice}"
+        )
+
+
+def _check_compile(config: Config, parts: Parts) -> None:
+    if not config.train.compile:
+        return
+    check_compiler("cpu")
+    if parts.local.needs_curvature:
+        name = config.local.get("name", config.algorithm)
+        raise ConfigError(
+            f"train.compile: true cannot be used with the client half of {name}, whose steps need second "
+            f"derivatives, which torch.compile does not have; leave it out"
         )
 
 

@@ -24,6 +24,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.trunk import use_checkpointing, use_compile
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
@@ -76,9 +77,10 @@ class World:
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
-        bare = ModelConfig(**{**vars(self.model), "pretrained": False})
         return skeleton(
-            lambda: apply_tuning(build_backbone(bare, self.num_classes, self.seed), self.tuning, self.seed)
+            lambda: apply_tuning(
+                build_backbone(self.model, self.num_classes, self.seed), self.tuning, self.seed
+            )
         )
 
     def weights(self) -> Weights:
@@ -107,6 +109,7 @@ class Worker:
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(device)
+        adjust_trunk(self._model, world.train, device)
         self._all_blocks = model.active
         self._start = export(self._model, buffers=True)
         statistics = self._start.keys() - export(self._model, buffers=False).keys()
@@ -115,9 +118,8 @@ class Worker:
         self._images = dataset.images
         self._targets = np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
-        self._augment = world.augment and Augmentation.of(
-            world.augment, self._model.size, self._model.mean, self._model.std
-        )
+        form = self._model.size, self._model.mean, self._model.std
+        self._augment = Augmentation.of(world.augment, *form) if world.augment else None
         self.cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
@@ -201,6 +203,18 @@ class Worker:
         if self._float_buffers and not client.buffers_travel:
             held = export(self._model, buffers=True)
             client.store[BUFFERS] = {n: held[n] for n in sorted(self._float_buffers & held.keys())}
+
+
+def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
+    """Switch on the checkpointing and the compilation of the network that the config asks for.
+
+    Raises:
+        ConfigError: The network or the machine does not support it.
+    """
+    if train.checkpointing:
+        use_checkpointing(model)
+    if train.compile:
+        use_compile(model, device)
 
 
 def check_finite(update: Update) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.data.client_data import ClientData
+from rayfed.federation.gradients import backward
 from rayfed.federation.optimizers import States, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
@@ -162,6 +163,15 @@ class Client:
         kept: dict[str, States] = self.store.setdefault(OPTIMIZERS, {}) if live else {}
         for number, optimizer in enumerate(self._optimizers):
             kept[str(number)] = {**kept.get(str(number), {}), **states_of(optimizer, live)}
+
+    def backward(self, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+        """Add the gradients of the loss of a batch, in parts of `train.micro_batch` rows where that is set.
+
+        Args:
+            loss: Loss of a batch, a scalar with gradient.
+            batch: Inputs and targets.
+        """
+        backward(self.model, loss, batch, self.config.micro_batch)
 
     def clip_gradients(self) -> None:
         """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""

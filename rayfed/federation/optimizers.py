@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rayfed.federation.train_config import TrainConfig
 
 States: TypeAlias = dict[str, dict[str, Tensor]]
-"""State of an optimizer: by global name of a parameter, its tensors such as `momentum_buffer` or `exp_avg`."""
+"""State of an optimizer: by global name of a parameter, its tensors such as `momentum_buffer`, `exp_avg`."""
 
 
 def make_optimizer(

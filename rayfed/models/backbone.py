@@ -20,21 +20,6 @@ from rayfed.models.modes import trained_modules
 from rayfed.models.named_tensors import NamedTensor, find_tensors
 from rayfed.objective import CLASSIFICATION
 
-STRIDE = 8
-"""`samples_of` takes every eighth row and every eighth column of a feature map."""
-
-
-def samples_of(features: Tensor) -> Tensor:
-    """Features as rows, for statistics over samples.
-
-    Args:
-        features: Shape (B, width), or a map of shape (B, width, H, W).
-
-    Returns:
-        Features as they are, or one row for each pixel of every eighth row and column, shape (n, width).
-    """
-    return features if features.ndim == 2 else features[:, :, ::STRIDE, ::STRIDE].movedim(1, -1).flatten(0, 2)
-
 
 class Backbone(nn.Module):
     """A network without its classifier, followed by one head.
@@ -129,13 +114,20 @@ class Backbone(nn.Module):
 
         The features of the last two batches are kept and returned again for the same tensor `x`.
         """
-        for batch, blocks, features in self._frozen_cache:
-            if batch is x and blocks == self.active:
-                return features
+        known = self.remembered_features(x)
+        if known is not None:
+            return known
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
             computed: Tensor = self.net(x)
         self.remember_frozen_features(x, computed)
         return computed
+
+    def remembered_features(self, x: Tensor) -> Tensor | None:
+        """Features kept for this tensor object and the active blocks, shape (B, width); None: none are."""
+        for batch, blocks, features in self._frozen_cache:
+            if batch is x and blocks == self.active:
+                return features
+        return None
 
     def remember_frozen_features(self, x: Tensor, features: Tensor) -> None:
         """Store the features that `frozen_features` returns for this tensor object, without computing them.
