@@ -32,7 +32,7 @@ def test_a_path_in_pretrained_is_the_file_of_weights(overrides, pretrained, weig
 
 
 def test_two_different_files_are_refused():
-    with pytest.raises(ConfigError, match="model.weights: 'a.pth' is given, and model.pretrained=b.pth too"):
+    with pytest.raises(ConfigError, match=r"model.weights: 'a.pth' is given, and model.pretrained=b.pth too"):
         load_config(["algorithm=fedavg", "model.weights=a.pth", "model.pretrained=b.pth"])
 
 

@@ -98,5 +98,5 @@ def test_the_default_is_what_the_own_transform_of_the_model_does(wide, tmp_path,
 
 
 def test_a_reader_without_image_files_refuses_it(tmp_path):
-    with pytest.raises(ConfigError, match="data.resize: 'crop' has no effect: the reader 'digits_five_mini'"):
+    with pytest.raises(ConfigError, match=r"data.resize: 'crop' has no effect: the reader 'digits_five"):
         load(config(None, tmp_path, "digits_five_mini", resize="crop"), 16)
