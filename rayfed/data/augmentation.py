@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,12 +58,18 @@ class Augmentation:
         Returns:
             A new batch of the same shape, normalised, on the same device.
         """
-        mean = torch.tensor(self.mean, device=x.device).view(1, 3, 1, 1)
-        std = torch.tensor(self.std, device=x.device).view(1, 3, 1, 1)
+        mean = _by_channel(self.mean, x.device)
+        std = _by_channel(self.std, x.device)
         pixels = (x * std + mean).clamp_(0, 1)
         with cpu_seeded(seed):
             changed = torch.stack([self.transform(image) for image in pixels])
         return (changed - mean) / std
+
+
+@lru_cache(maxsize=8)
+def _by_channel(values: Channels, device: torch.device) -> Tensor:
+    """Values of the channels for arithmetic with images, shape (1, 3, 1, 1); copied to a device once."""
+    return torch.tensor(values, device=device).view(1, 3, 1, 1)
 
 
 def _transforms(config: AugmentConfig, size: int) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.data.client_data import ClientData
+from rayfed.errors import ConfigError
 from rayfed.federation.gradients import backward
 from rayfed.federation.optimizers import States, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
@@ -62,6 +63,8 @@ class Client:
     measured: dict[str, list[float | Tensor]] = field(default_factory=dict, repr=False)
     lr_factor: float = 1.0
     trained: bool = False
+    _drew: bool = False
+    _derived: bool = False
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
@@ -80,6 +83,7 @@ class Client:
         step = 0
         total = self.num_steps(split) if n else 0
         whole_pass = self.config.batches(n)
+        self._drew = self._drew or total > 0
         while step < total:
             pieces = torch.randperm(n, generator=self.rng).split(self.config.batch_size)
             for rows in pieces[: min(whole_pass, total - step)]:
@@ -157,7 +161,15 @@ class Client:
         """Keep the state of the optimizers in the store, if the config says so.
 
         Optimizers made after this, such as for the personal model that is scored, begin without state.
+
+        Raises:
+            ConfigError: `train.micro_batch` is set, and the training did not use `backward`.
         """
+        if self.config.micro_batch is not None and self._drew and not self._derived:
+            raise ConfigError(
+                f"train.micro_batch: {self.config.micro_batch} has no effect, because the client half of this "
+                f"method does not call client.backward; leave it out"
+            )
         self.trained = True
         live = self.trainable() if self._optimizers else {}
         kept: dict[str, States] = self.store.setdefault(OPTIMIZERS, {}) if live else {}
@@ -171,6 +183,7 @@ class Client:
             loss: Loss of a batch, a scalar with gradient.
             batch: Inputs and targets.
         """
+        self._derived = True
         backward(self.model, loss, batch, self.config.micro_batch)
 
     def clip_gradients(self) -> None:

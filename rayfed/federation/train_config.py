@@ -87,9 +87,11 @@ class TrainConfig:
         Cosine: Loshchilov and Hutter, SGDR, ICLR 2017, Eq. 5, without restarts and in steps of a round.
 
         Args:
-            round: Round index, from 0.
+            round: Round index, from 0. Rounds after the last one, with which finished runs are analysed, have
+                its learning rate.
             rounds: Total number of rounds.
         """
+        round = min(round, rounds - 1)
         if round < self.warmup_rounds:
             return self.lr * (round + 1) / (self.warmup_rounds + 1)
         if self.schedule == "cosine":

@@ -1,8 +1,11 @@
 """Gradients of a batch in parts: the same update as for the batch as a whole, or a refusal by name."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
+from rayfed import Local, Method
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
@@ -109,3 +112,25 @@ def test_what_mixes_the_rows_of_a_batch_is_refused(overrides, words):
     with pytest.raises(ConfigError) as caught:
         small_setup(*overrides, "train.micro_batch=3")
     assert f"train.micro_batch: 3 cannot be used {words}" in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Alone(Local):
+    """Computes gradients without the client's help."""
+
+    def train(self, client, sent):
+        optimizer = client.optimizer()
+        for batch in client.batches():
+            optimizer.zero_grad()
+            self.loss(client, sent, batch).backward()
+            optimizer.step()
+        return client.update()
+
+
+METHOD = Method(local=Alone)
+
+
+def test_a_method_that_computes_gradients_itself_is_told_that_nothing_happened():
+    trained(f"algorithm={__name__}:METHOD")
+    with pytest.raises(ConfigError, match="train.micro_batch: 3 has no effect, because the client half"):
+        trained(f"algorithm={__name__}:METHOD", "train.micro_batch=3")
