@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from importlib.util import find_spec
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,11 +31,12 @@ def use_checkpointing(model: Backbone) -> None:
             f"train.checkpointing: {model.label!r} has trained BatchNorm layers, whose statistics a second "
             f"forward pass would update twice; leave it out, or use train.batch_size for less memory"
         )
+    net: Any = model.net
     if model.num_blocks:
         model.stack.checkpointing = True
-    elif hasattr(model.net, "set_grad_checkpointing"):
+    elif hasattr(net, "set_grad_checkpointing"):
         try:
-            model.net.set_grad_checkpointing(True)
+            net.set_grad_checkpointing(True)
         except AssertionError as err:
             raise ConfigError(_cannot_checkpoint(model)) from err
     else:
