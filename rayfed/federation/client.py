@@ -167,7 +167,7 @@ class Client:
         """
         if self.config.micro_batch is not None and self._drew and not self._derived:
             raise ConfigError(
-                f"train.micro_batch: {self.config.micro_batch} has no effect, because the client half of this "
+                f"train.micro_batch: {self.config.micro_batch} has no effect: the client half of this "
                 f"method does not call client.backward; leave it out"
             )
         self.trained = True

@@ -22,10 +22,10 @@ def backward(model: Backbone, loss: Callable[[Batch], Tensor], batch: Batch, mic
         batch: Inputs, shape (B, ...), and targets.
         micro_batch: Largest number of rows of a part; None: the whole batch.
     """
-    num = len(batch[1])
-    if micro_batch is None or num <= micro_batch:
+    if micro_batch is None or len(batch[1]) <= micro_batch:
         loss(batch).backward()
         return
+    num = len(batch[1])
     for part in _parts(model, batch, micro_batch):
         (loss(part) * (len(part[1]) / num)).backward()
 

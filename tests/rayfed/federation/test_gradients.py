@@ -132,5 +132,5 @@ METHOD = Method(local=Alone)
 
 def test_a_method_that_computes_gradients_itself_is_told_that_nothing_happened():
     trained(f"algorithm={__name__}:METHOD")
-    with pytest.raises(ConfigError, match="train.micro_batch: 3 has no effect, because the client half"):
+    with pytest.raises(ConfigError, match="train.micro_batch: 3 has no effect: the client half"):
         trained(f"algorithm={__name__}:METHOD", "train.micro_batch=3")
