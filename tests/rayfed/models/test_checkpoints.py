@@ -221,6 +221,7 @@ def test_a_wrong_checksum_is_named_and_the_file_removed(hub):
 
 
 def test_without_a_network_the_host_is_given_up_soon(hub):
+    hub.shutdown()
     hub.server_close()
     failed(hub)
 
