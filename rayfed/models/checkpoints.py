@@ -73,7 +73,7 @@ def locate(label: str, source: PublishedWeights) -> Path:
         reason = " ".join(f"{type(err).__name__}: {err}".split())
         raise ConfigError(
             f"model.pretrained=true: the weights of {label!r} are not in the local cache and cannot be "
-            f"downloaded ({reason[:120]}); they are the file {source.description}. Put it anywhere and "
+            f"downloaded ({reason[:200]}); they are the file {source.description}. Put it anywhere and "
             f"set model.weights=FILE, or set model.pretrained=false for random weights"
         ) from err
 

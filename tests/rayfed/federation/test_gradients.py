@@ -17,11 +17,14 @@ from rayfed.registry import METHOD_FILES
 from rayfed.testing.small import small_setup
 
 OPTIONS = (
-    *("data.domains=[plain,fonts]", "model.options={depth: 2}", "rounds=2", "evaluation.every=0"),
+    *("data.domains=[plain,fonts]", "model.options={depth: 2}", "rounds=1", "evaluation.every=0"),
     *("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.05"),
 )
 REFUSED = {"bgp", "fedclip", "fedmix", "fft_gp", "fft_gp_clip", "fft_gp_prompt", "grace", "perfedavg"}
 """Methods whose loss or step needs the whole batch."""
+
+SECOND = {"fedgc", "fedgcr", "feddyn", "fedra_feddyn", "scaffold"}
+"""Methods whose loss or step is another one from the second round on."""
 
 
 def trained(*overrides):
@@ -38,7 +41,7 @@ def test_a_method_makes_the_same_update_or_is_refused_by_name(name, monkeypatch)
         ):
             small_setup(*OPTIONS, f"algorithm={name}", "train.micro_batch=3")
         return
-    options = [f"algorithm={name}"]
+    options = [f"algorithm={name}", f"rounds={1 + (name in SECOND)}"]
     tuning = load_config(options).tuning
     for scheme, key in ((tuning, "tuning.dropout"), (tuning.get("inner", {}), "tuning.inner.dropout")):
         options += [f"{key}=0"] if "dropout" in scheme else []  # parts draw other random numbers
