@@ -72,11 +72,10 @@ def small_clients(monkeypatch, *overrides):
 
 
 def test_batches_are_complete_and_every_pass_is_shuffled_anew(monkeypatch):
-    assert (
-        small_clients(monkeypatch, "train.epochs=2") == [4, 4, 2] * 2
-    )  # 12 images, 2 of them for validation
-    assert small_clients(monkeypatch, "train.epochs=2", "train.drop_last=true") == [4, 4] * 2
-    assert small_clients(monkeypatch, "train.batch_size=16", "train.drop_last=true") == [10]
+    two = ("train.epochs=2", "train.batch_size=3")  # of 8 images
+    assert small_clients(monkeypatch, *two) == [3, 3, 2] * 2
+    assert small_clients(monkeypatch, *two, "train.drop_last=true") == [3, 3] * 2
+    assert small_clients(monkeypatch, "train.batch_size=16", "train.drop_last=true") == [8]
 
 
 def test_the_rate_of_each_round_is_used_and_recorded(small):
