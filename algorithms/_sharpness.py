@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayfed.devices import same_draws
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.types import Batch, Broadcast
@@ -25,9 +26,8 @@ class PerturbedLocal(Local):
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         live = list(client.trainable().values())
-        devices = {p.device for p in live if p.device.type == "cuda"}
         optimizer.zero_grad()
-        with torch.random.fork_rng(devices=devices):
+        with same_draws(client.device):
             self.loss(client, sent, batch).backward()
         before = perturb(live, self.radius)
         optimizer.zero_grad()

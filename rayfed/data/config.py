@@ -8,6 +8,7 @@ from typing import Literal
 
 from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
+from rayfed.types import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class DataConfig:
         val: Fraction in [0, 1), or number, of a client's samples for validation.
         test: As `val`, for testing; `official` is the official test split of the data set, which the clients
             of a domain share.
+        resident: Whether each process copies the examples of all clients to its device once, as uint8. `auto`:
+            where they need at most `resident_memory` and half of the device's free memory. Otherwise batches
+            are copied one by one, beside the computation. The result is the same; no effect on the CPU.
+        resident_memory: Gigabytes of examples that `resident: auto` puts on the device of a process.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
@@ -84,6 +89,8 @@ class DataConfig:
     limit: float | int | None = None
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
+    resident: Literal["auto"] | bool = "auto"
+    resident_memory: Positive = 4.0
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 
