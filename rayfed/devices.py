@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from rayfed.errors import ConfigError
+
 T = TypeVar("T")
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 HOST = torch.device("cpu")
 """Where messages between processes, stores of clients and the state of the server are."""
@@ -99,6 +102,27 @@ def same_draws(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(cpu)
         if known:
             module.set_rng_state(own, device)
+
+
+def set_products(device: torch.device, precision: Precision) -> None:
+    """Choose, for this process, how a device multiplies matrices of float32; a CPU always does it exactly.
+
+    Args:
+        device: Device of the model.
+        precision: `tf32` allows products of 10 bits, any other value does not.
+
+    Raises:
+        ConfigError: The device cannot compute in this precision.
+    """
+    if precision == "bf16" and not torch.amp.is_autocast_available(device.type):
+        raise ConfigError(
+            f"train.precision: 'bf16' needs automatic mixed precision, which torch does not have for the "
+            f"device {device.type!r}; set fp32"
+        )
+    if device != HOST:
+        fast = precision == "tf32"
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        torch.backends.cudnn.allow_tf32 = fast
 
 
 def _module(device: torch.device) -> Any:

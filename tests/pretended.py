@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -159,11 +160,28 @@ class _Functions(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and isinstance(args[0], OnDevice):
+            return _attention(func, *args, **kwargs)
         if func is torch.tensor and _is_ours(kwargs.get("device")):
             rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
             made = func(*args, **rest).to(kwargs["device"])
             return made.requires_grad_(kwargs.get("requires_grad", False))
         return func(*args, **kwargs)
+
+
+def _attention(
+    func: Any, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **rest: Any
+) -> Any:
+    """Attention by the kernel that the CPU uses; for unknown devices torch chooses another one.
+
+    Their roundings differ, and Adam divides by the size of a gradient, so that differences of tiny gradients
+    grow until results cannot be compared.
+    """
+    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
+        return func(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, **rest)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
+    causal, scale = rest.get("is_causal", False), rest.get("scale")
+    return kernel(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 def _is_ours(device: Any) -> bool:
@@ -187,15 +205,17 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if not ours and not _is_ours(asked):
         return func(*args, **kwargs)
     COUNTS.operations += 1
-    if ours:
-        _check_one_device(func, args, flat)
-        if func in WAITS or (func in INDEXING and _has_mask(args[1])):
-            COUNTS.waits += 1
     _check_generators(flat)
-    inner_kwargs = {**kwargs, "device": "cpu"} if asked is not None else dict(kwargs)
-    result = func(*tree_map(_inner, args), **tree_map(_inner, inner_kwargs))
-    if func is aten._local_scalar_dense.default:
-        return result
+    _check_one_device(func, args, flat)
+    if func in WAITS or (func in INDEXING and _has_mask(args[1])):
+        COUNTS.waits += 1
+    return _computed(func, args, kwargs, ours)
+
+
+def _computed(func: Any, args: Any, kwargs: Mapping[str, Any], ours: list[OnDevice]) -> Any:
+    """The result of an operation, by the kernel of the CPU."""
+    there = {**kwargs, "device": "cpu"} if "device" in kwargs else dict(kwargs)
+    result = func(*tree_map(_inner, args), **tree_map(_inner, there))
     known = {id(value.inner): value for value in ours}  # an operation in place gives back its argument
 
     def outer(value: Any) -> Any:
@@ -226,6 +246,8 @@ def _count_copy(before: bool, after: bool) -> None:
 
 def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
     """Raise what CUDA raises where an operation has tensors of two devices."""
+    if not any(isinstance(value, OnDevice) for value in flat):
+        return
     others = [value for value in flat if isinstance(value, torch.Tensor) and not isinstance(value, OnDevice)]
     if func not in JOINING:
         written = args[0] if args and str(func).partition(".")[0].endswith("_") else None

@@ -70,9 +70,10 @@ class DataConfig:
         val: Fraction in [0, 1), or number, of a client's samples for validation.
         test: As `val`, for testing; `official` is the official test split of the data set, which the clients
             of a domain share.
-        resident: Whether each process copies the examples of all clients to its device once, as uint8. `auto`:
-            where they need at most `resident_memory` and half of the device's free memory. Otherwise batches
-            are copied one by one, beside the computation. The result is the same; no effect on the CPU.
+        resident: Whether each process copies the examples of all clients to its device once, as they are
+            stored (uint8). `auto`: where they need at most `resident_memory` and half of the device's free
+            memory. Otherwise batches are copied one by one, beside the computation. The result is the same;
+            no effect on the CPU.
         resident_memory: Gigabytes of examples that `resident: auto` puts on the device of a process.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """

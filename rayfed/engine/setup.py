@@ -85,7 +85,7 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     return Setup(
         experiment=experiment,
         world=world,
-        weights=dump(model),
+        weights=dump(model, half=config.train.precision == "bf16"),
         start=start,
         partition=partition,
         dataset=dataset,

@@ -15,7 +15,7 @@ import torch
 from rayfed.data.client_data import ClientData, Normalizer
 from rayfed.data.examples import Resident, Splits, choose
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, moved
+from rayfed.devices import HOST, moved, set_products
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.executor import Call
@@ -48,7 +48,7 @@ class World:
         objective: Loss and scores of the task.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         rounds: Number of planned rounds.
-        resident: Whether a process copies the examples to its device once; only on other devices than the CPU.
+        resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
         resident_bytes: Most bytes of examples that `resident=auto` copies.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
@@ -84,7 +84,7 @@ class World:
 
     def weights(self) -> Weights:
         """All tensors of the initial model, to be shared between processes."""
-        return dump(self.build())
+        return dump(self.build(), half=self.train.precision == "bf16")
 
     def scores_personal(self, round: int) -> bool:
         """Whether clients score their personal models in this round."""
@@ -112,9 +112,11 @@ class Worker:
             torch.use_deterministic_algorithms(True)
         self._world = world
         self._device = torch.device(device)
+        set_products(self._device, world.train.precision)
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(self._device)
+        self._model.half = world.train.precision == "bf16"
         self._all_blocks = model.active
         self._start = copies(self._model)
         statistics = self._start.keys() - held(self._model, buffers=False).keys()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.data.client_data import ClientData
-from rayfed.devices import moved, numbers, total
+from rayfed.devices import Precision, moved, numbers, total
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective
 from rayfed.tuning.base import copies, load, trainable
@@ -42,6 +42,10 @@ class TrainConfig:
         cache_features: Whether the features of a frozen network are computed once per process and image
             instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
             where it is not; off: never.
+        precision: Numbers of the network's computation, in training and scoring. fp32; tf32: as fp32, with
+            faster products on GPUs that have them (no difference on a CPU); bf16: products in bfloat16, and
+            the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
+            are in fp32 always.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -58,6 +62,7 @@ class TrainConfig:
     max_steps: Count | None = None
     batch_norm: Literal["average", "local"] = "average"
     cache_features: Literal["auto"] | bool = "auto"
+    precision: Precision = "fp32"
 
     def steps(self, num_examples: int) -> int:
         """Number of optimisation steps of one call on a split of `num_examples` examples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class Backbone(nn.Module):
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
+        half: Whether the network and the text tower compute in bfloat16 (automatic mixed precision). Features
+            and logits are float32 in any case.
         num_blocks: Number of blocks that can be left out; 0 if the network has no uniform blocks.
         label: The model's name, used in messages.
     """
@@ -85,6 +87,7 @@ class Backbone(nn.Module):
         self.text = text
         self.adapter: nn.Module | None = None
         self.untuned = False
+        self.half = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
@@ -111,14 +114,14 @@ class Backbone(nn.Module):
         """
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
-            features = self.frozen_features(x) if reusable else self.net(x)
+            features = self.frozen_features(x) if reusable else self._run(x)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
         h = self.gc_net(self.frozen_features(x))
         prompt = self.stack.prompt
         with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
-            return self.gc_net.dropout(self.net(x)), h
+            return self.gc_net.dropout(self._run(x)), h
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -130,7 +133,7 @@ class Backbone(nn.Module):
             if batch is x and blocks == self.active:
                 return features
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
-            computed: Tensor = self.net(x)
+            computed = self._run(x)
         self.remember_frozen_features(x, computed)
         return computed
 
@@ -155,7 +158,19 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        return self.exits.logits(self.net, self.head, x)
+        with self._mixed(x):
+            outputs = self.exits.logits(self.net, self.head, x)
+        return [output.float() for output in outputs]
+
+    def _run(self, x: Tensor) -> Tensor:
+        """Output of the network, float32."""
+        with self._mixed(x):
+            features: Tensor = self.net(x)
+        return features.float()
+
+    def _mixed(self, x: Tensor) -> AbstractContextManager[Any]:
+        """Automatic mixed precision on the device of a tensor, if `half` is set."""
+        return torch.autocast(x.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
@@ -173,7 +188,11 @@ class Backbone(nn.Module):
             raise ConfigError(
                 f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
             )
-        return self.text.features(self.head.weight) if self.text_is_live else self.head.weight
+        if not self.text_is_live:
+            return self.head.weight
+        with self._mixed(self.head.weight):
+            features = self.text.features(self.head.weight)
+        return features.float()
 
     @property
     def net_is_frozen(self) -> bool:
