@@ -236,7 +236,7 @@ def loss_and_representation(client: Client, batches: int | None = None) -> tuple
     for x, y in client.batches(shuffle=False):
         features, h = model.encode(x)
         output = model.classify(features) if model.exits is None else model.predict(model(x))
-        losses.append(client.objective.scores(output, y)["loss"])
+        losses.append(client.objective.sums(output, y)["loss"])
         rows.append(h)
         labels.append(y)
     every = torch.cat(rows)

@@ -114,11 +114,14 @@ def set_products(device: torch.device, precision: Precision) -> None:
     Raises:
         ConfigError: The device cannot compute in this precision.
     """
-    if precision == "bf16" and not torch.amp.is_autocast_available(device.type):
-        raise ConfigError(
-            f"train.precision: 'bf16' needs automatic mixed precision, which torch does not have for the "
-            f"device {device.type!r}; set fp32"
-        )
+    if precision == "bf16":
+        try:
+            torch.autocast(device.type, torch.bfloat16)
+        except (AssertionError, RuntimeError) as err:
+            raise ConfigError(
+                f"train.precision: 'bf16' needs automatic mixed precision, which torch does not have for the "
+                f"device {device.type!r}; set fp32"
+            ) from err
     if device != HOST:
         fast = precision == "tf32"
         torch.set_float32_matmul_precision("high" if fast else "highest")

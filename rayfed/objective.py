@@ -59,11 +59,15 @@ class Objective:
         """
         return _cross_entropy(output, y)
 
-    def scores(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        """The `sums` of a batch as numbers, which waits for the device."""
+        return {name: float(value) for name, value in self.sums(output, y).items()}
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums over the examples of a batch, by name: `loss`, the metric, and further scores to report.
 
-        They are tensors without dimensions on the device of the output, because reading each as a number
-        would wait for the device; `rayfed.devices.numbers` reads those of all batches at once.
+        They are tensors without dimensions on the device of the output; `rayfed.devices.numbers` reads those
+        of all batches at once.
 
         Args:
             output: Logits of the model, shape (B, C).
@@ -95,7 +99,7 @@ class Segmentation(Objective):
         """As in `Objective`, with output of shape (B, C, H, W) and targets of shape (B, H, W)."""
         return self._losses(output, y).mean()
 
-    def scores(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
         classes = output.shape[1]
         every = dice(_one_hot(output.argmax(1), classes), _one_hot(y, classes))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +91,7 @@ COUNTS = Counts()
 def pretended() -> Iterator[Device]:
     """Use the pretended device within the block; counts begin at 0."""
     COUNTS.clear()
-    with _Operations(), _Functions():
+    with _Operations(), _Functions(), patch.object(F, "scaled_dot_product_attention", _attention):
         yield Device(COUNTS)
 
 
@@ -160,8 +161,6 @@ class _Functions(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and isinstance(args[0], OnDevice):
-            return _attention(func, *args, **kwargs)
         if func is torch.tensor and _is_ours(kwargs.get("device")):
             rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
             made = func(*args, **rest).to(kwargs["device"])
@@ -169,19 +168,27 @@ class _Functions(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+ATTENTION = F.scaled_dot_product_attention
+
+
 def _attention(
-    func: Any, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **rest: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **rest: Any,
 ) -> Any:
     """Attention by the kernel that the CPU uses; for unknown devices torch chooses another one.
 
     Their roundings differ, and Adam divides by the size of a gradient, so that differences of tiny gradients
     grow until results cannot be compared.
     """
-    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
-        return func(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, **rest)
+    if not isinstance(q, OnDevice) or dropout_p or not torch.backends.cuda.flash_sdp_enabled():
+        return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **rest)
     kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
-    causal, scale = rest.get("is_causal", False), rest.get("scale")
-    return kernel(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+    return kernel(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=rest.get("scale"))[0]
 
 
 def _is_ours(device: Any) -> bool:

@@ -120,14 +120,14 @@ class Streamed(Mapped):
 
     def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
         rows = self.rows(owner, split, order, size)
-        ahead = self._thread.submit(self._collect, rows[0]) if rows else None
-        ready = self._sent(*ahead.result()) if ahead is not None else None
-        for following in [*rows[1:], None]:
-            assert ready is not None
-            if following is not None:
-                ahead = self._thread.submit(self._collect, following)
+        if not rows:
+            return
+        ready = self._sent(*self._collect(rows[0]))
+        for following in rows[1:]:
+            ahead = self._thread.submit(self._collect, following)
             yield self._arrived(ready)
-            ready = self._sent(*ahead.result()) if following is not None and ahead is not None else None
+            ready = self._sent(*ahead.result())
+        yield self._arrived(ready)
 
     def _collect(self, rows: Indices) -> tuple[Tensor, Tensor, Tensor]:
         """Bytes of a batch, targets first, and empty tensors that show types and shapes of both parts."""

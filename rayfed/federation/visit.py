@@ -28,10 +28,10 @@ def score(client: Client, split: str) -> dict[str, float]:
     n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
         output = client.model(x)
-        values = task.scores(client.model.predict(output), y)
+        values = task.sums(client.model.predict(output), y)
         if isinstance(output, list):
             for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
-                values[f"{task.metric}_{name}"] = task.scores(out, y)[task.metric]
+                values[f"{task.metric}_{name}"] = task.sums(out, y)[task.metric]
         for name, value in values.items():
             found.setdefault(name, []).append(value)
     train_mode(client.model)

@@ -32,7 +32,7 @@ def test_a_method_trains_in_bfloat16(name):
     last, _, setup = run(f"algorithm={name}", "train.precision=bf16")
     assert all(value.dtype == torch.float32 for value in last.state.params.values())
     assert all(torch.isfinite(value).all() for value in last.state.params.values())
-    if setup.experiment.server.trains:
+    if name not in ("local", "zero_shot"):  # these send nothing back
         assert any(not torch.equal(v, setup.start[n]) for n, v in last.state.params.items())
 
 
@@ -42,7 +42,7 @@ def test_a_method_trains_in_bfloat16(name):
         "model=resnet18 model.options={} model.size=32 tuning=full",
         "model=mixer_mini model.options={num_blocks: 2}",
         "model=clip_mini tuning=full",
-        "data=prostate_mini data.domains=null data.limit=1 data.val=0 data.test=1 model=unet "
+        "data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 data.test=1 model=unet "
         "model.options={width: 2} model.size=16 tuning=full",
     ],
 )
