@@ -116,7 +116,7 @@ class Worker:
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(self._device)
-        self._model.half = world.train.precision == "bf16"
+        self._model.mixed = world.train.precision == "bf16"
         self._all_blocks = model.active
         self._start = copies(self._model)
         statistics = self._start.keys() - held(self._model, buffers=False).keys()

@@ -55,8 +55,8 @@ class Backbone(nn.Module):
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
-        half: Whether the network and the text tower compute in bfloat16 (automatic mixed precision). Features
-            and logits are float32 in any case.
+        mixed: Whether the network and the text tower compute in bfloat16 (automatic mixed precision).
+            Features and logits are float32 in any case.
         num_blocks: Number of blocks that can be left out; 0 if the network has no uniform blocks.
         label: The model's name, used in messages.
     """
@@ -87,7 +87,7 @@ class Backbone(nn.Module):
         self.text = text
         self.adapter: nn.Module | None = None
         self.untuned = False
-        self.half = False
+        self.mixed = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
@@ -158,19 +158,19 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        with self._mixed(x):
+        with self._autocast(x):
             outputs = self.exits.logits(self.net, self.head, x)
         return [output.float() for output in outputs]
 
     def _run(self, x: Tensor) -> Tensor:
         """Output of the network, float32."""
-        with self._mixed(x):
+        with self._autocast(x):
             features: Tensor = self.net(x)
         return features.float()
 
-    def _mixed(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Automatic mixed precision on the device of a tensor, if `half` is set."""
-        return torch.autocast(x.device.type, torch.bfloat16) if self.half else nullcontext()
+    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
+        """Automatic mixed precision on the device of a tensor, if `mixed` is set."""
+        return torch.autocast(x.device.type, torch.bfloat16) if self.mixed else nullcontext()
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
@@ -190,7 +190,7 @@ class Backbone(nn.Module):
             )
         if not self.text_is_live:
             return self.head.weight
-        with self._mixed(self.head.weight):
+        with self._autocast(self.head.weight):
             features = self.text.features(self.head.weight)
         return features.float()
 

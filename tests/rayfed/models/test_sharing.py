@@ -200,7 +200,7 @@ def test_frozen_weights_of_the_network_can_be_shared_in_half_the_bytes(kind, tun
         kind = torch.bfloat16 if name in rounded else torch.float32
         assert torch.equal(p.float(), torch.from_numpy(full[name]).to(kind).float()), name
     assert checksum(model) != checksum(source)
-    model.half = True
+    model.mixed = True
     output, exact = model.eval()(images()), source.eval()(images())
     assert output.dtype == torch.float32
     assert torch.allclose(output, exact, atol=0.05)

@@ -55,7 +55,8 @@ FAMILIES = {
     "resnet": "algorithm=fedavg model=resnet18 model.options={} model.size=32 tuning=full",
     "clip": "algorithm=fedavg model=clip_mini tuning=lora",
     "clip, both towers": "algorithm=fedavg model=clip_mini tuning=full",
-    "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 model=unet "
+    "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 "
+    "model=unet "
     "model.options={width: 2} model.size=16 tuning=full data.test=1",
 }
 
