@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import trained_modules
 from rayfed.models.named_tensors import NamedTensor, find_tensors
+from rayfed.models.precision import computed
 from rayfed.objective import CLASSIFICATION
 
 STRIDE = 8
@@ -55,8 +57,7 @@ class Backbone(nn.Module):
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
-        mixed: Whether the network and the text tower compute in bfloat16 (automatic mixed precision).
-            Features and logits are float32 in any case.
+        mixed: Whether the network and the text tower compute in bfloat16; features and logits are float32.
         num_blocks: Number of blocks that can be left out; 0 if the network has no uniform blocks.
         label: The model's name, used in messages.
     """
@@ -70,12 +71,8 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.label = label
-        if isinstance(head, nn.Conv2d):
-            self.width = head.in_channels
-            self.num_classes = head.out_channels
-        else:
-            self.width = head.in_features
-            self.num_classes = head.out_features
+        self.width = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
+        self.num_classes = head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
         self.task = CLASSIFICATION
         self.size: int = 224
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -114,14 +111,14 @@ class Backbone(nn.Module):
         """
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
-            features = self.frozen_features(x) if reusable else self._run(x)
+            features = self.frozen_features(x) if reusable else computed(self.net, x, self.mixed)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
         h = self.gc_net(self.frozen_features(x))
         prompt = self.stack.prompt
         with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
-            return self.gc_net.dropout(self._run(x)), h
+            return self.gc_net.dropout(computed(self.net, x, self.mixed)), h
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -133,9 +130,9 @@ class Backbone(nn.Module):
             if batch is x and blocks == self.active:
                 return features
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
-            computed = self._run(x)
-        self.remember_frozen_features(x, computed)
-        return computed
+            features = computed(self.net, x, self.mixed)
+        self.remember_frozen_features(x, features)
+        return features
 
     def remember_frozen_features(self, x: Tensor, features: Tensor) -> None:
         """Store the features that `frozen_features` returns for this tensor object, without computing them.
@@ -158,19 +155,7 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        with self._autocast(x):
-            outputs = self.exits.logits(self.net, self.head, x)
-        return [output.float() for output in outputs]
-
-    def _run(self, x: Tensor) -> Tensor:
-        """Output of the network, float32."""
-        with self._autocast(x):
-            features: Tensor = self.net(x)
-        return features.float()
-
-    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Automatic mixed precision on the device of a tensor, if `mixed` is set."""
-        return torch.autocast(x.device.type, torch.bfloat16) if self.mixed else nullcontext()
+        return computed(partial(self.exits.logits, self.net, self.head), x, self.mixed)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
@@ -188,11 +173,8 @@ class Backbone(nn.Module):
             raise ConfigError(
                 f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
             )
-        if not self.text_is_live:
-            return self.head.weight
-        with self._autocast(self.head.weight):
-            features = self.text.features(self.head.weight)
-        return features.float()
+        fixed = self.head.weight
+        return computed(self.text.features, fixed, self.mixed) if self.text_is_live else fixed
 
     @property
     def net_is_frozen(self) -> bool:
