@@ -46,14 +46,17 @@ def counts(name: str, *overrides: str) -> tuple[int, int, int]:
     return tuple(after - before for before, after in zip(*found, strict=True))  # type: ignore[return-value]
 
 
+def row(name: str) -> str:
+    """The row of a method."""
+    down, up, waits = counts(name)
+    streamed, _, _ = counts(name, "data.resident=false")
+    return f"| `{name}` | {down} | {up} | {waits} | {streamed} |"
+
+
 def table() -> str:
     """One row for each method."""
-    rows = []
-    for name in METHODS.names():
-        streamed = counts(name, "data.resident=false")
-        rows.append(f"| `{name}` | {' | '.join(map(str, counts(name)))} | {streamed[0]} |")
     head = "| method | copies down | copies up | synchronisations | copies down, examples not resident |"
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|---|---|", *map(row, METHODS.names())])
 
 
 def page(text: str) -> str:

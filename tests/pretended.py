@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.pretended_kernels import attention, lstm
+
 aten = torch.ops.aten
 UNNAMED = "privateuseone"  # what torch calls its device for extensions until that has a name
 
@@ -91,7 +93,8 @@ COUNTS = Counts()
 def pretended() -> Iterator[Device]:
     """Use the pretended device within the block; counts begin at 0."""
     COUNTS.clear()
-    with _Operations(), _Functions(), patch.object(F, "scaled_dot_product_attention", _attention):
+    fused = patch.object(F, "scaled_dot_product_attention", attention)
+    with _Operations(), _Functions(), fused, patch.object(torch._VF, "lstm", lstm):
         yield Device(COUNTS)
 
 
@@ -166,29 +169,6 @@ class _Functions(torch.overrides.TorchFunctionMode):
             made = func(*args, **rest).to(kwargs["device"])
             return made.requires_grad_(kwargs.get("requires_grad", False))
         return func(*args, **kwargs)
-
-
-ATTENTION = F.scaled_dot_product_attention
-
-
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **rest: Any,
-) -> Any:
-    """Attention by the kernel that the CPU uses; for unknown devices torch chooses another one.
-
-    Their roundings differ, and Adam divides by the size of a gradient, so that differences of tiny gradients
-    grow until results cannot be compared.
-    """
-    if not isinstance(q, OnDevice) or dropout_p or not torch.backends.cuda.flash_sdp_enabled():
-        return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **rest)
-    kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return kernel(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=rest.get("scale"))[0]
 
 
 def _is_ours(device: Any) -> bool:

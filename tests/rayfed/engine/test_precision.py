@@ -39,11 +39,11 @@ def test_a_method_trains_in_bfloat16(name):
 @pytest.mark.parametrize(
     "options",
     [
-        "model=resnet18 model.options={} model.size=32 tuning=full",
+        "model=test_resnet model.options={} model.size=32 tuning=full",
         "model=mixer_mini model.options={num_blocks: 2}",
         "model=clip_mini tuning=full",
         "data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 data.test=1 model=unet "
-        "model.options={width: 2} model.size=16 tuning=full",
+        "model.options={width: 2} model.size=32 tuning=full",
     ],
 )
 def test_a_kind_of_model_trains_in_bfloat16(options):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rayfed.config.schema import load_config
+from rayfed.engine.setup import prepare
 from rayfed.federation.method import METHODS
 from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
@@ -21,14 +23,14 @@ TINY = (
     "evaluation.personal=true",
     "model.options={depth: 2}",
     "model.pretrained=false",
-    "train.batch_size=3",
+    "train.batch_size=2",
     "data.partition.scheme=by_domain",
     "data.domains=[plain,fonts]",
     "data.limit=6",
     "data.val=2",
     "tensorboard=false",
 )
-"""Two rounds of two clients with 4 images each and a model of two blocks."""
+"""Two rounds of two clients with a few images each and a model of two blocks."""
 
 OPTIONS = {
     "fedprox, distance": "algorithm=fedprox local.form=norm local.mu=0.1",
@@ -40,7 +42,7 @@ OPTIONS = {
     "fedmix, all pairs": "algorithm=fedmix local.lam=0.3 local.pairing=all",
     "maml": "algorithm=bgp local.meta_update=second_order",
     "mean of products": "algorithm=fedavg tuning=lora server.lora_agg=residual tuning.residual=true",
-    "own statistics": "algorithm=fedavg model=resnet18 model.options={} model.size=32 tuning=full "
+    "own statistics": "algorithm=fedavg model=test_resnet model.options={} model.size=32 tuning=full "
     "train.batch_norm=local",
     "running losses": "algorithm=qffl server.loss=running",
     "dropout": "algorithm=fedsam tuning=lora tuning.dropout=0.5 train.optimizer=adamw train.clip_norm=1",
@@ -52,12 +54,12 @@ OPTIONS = {
 
 FAMILIES = {
     "mixer": "algorithm=fedavg model=mixer_mini model.options={num_blocks: 2} tuning=lora",
-    "resnet": "algorithm=fedavg model=resnet18 model.options={} model.size=32 tuning=full",
+    "resnet": "algorithm=fedavg model=test_resnet model.options={} model.size=32 tuning=full",
     "clip": "algorithm=fedavg model=clip_mini tuning=lora",
     "clip, both towers": "algorithm=fedavg model=clip_mini tuning=full",
     "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 "
     "model=unet "
-    "model.options={width: 2} model.size=16 tuning=full data.test=1",
+    "model.options={width: 2} model.size=32 tuning=full data.test=1",
 }
 
 
@@ -126,8 +128,11 @@ def test_a_run_is_continued_on_a_device(name, tmp_path, cache):
     assert len(parts.history) == 3
 
 
+ONE_BY_ONE = "train.batch_size=1"
+
+
 def counted(overrides, tmp_path, cache):
-    """Counts of two more rounds: what only the start costs is in both runs."""
+    """Counts of the last two of four rounds: what the start costs is left out."""
     _, two = played([*overrides, "rounds=2"], tmp_path / "two", cache, TYPE)
     _, four = played([*overrides, "rounds=4"], tmp_path / "four", cache, TYPE)
     return {name: four[name] - two[name] for name in two}
@@ -135,9 +140,11 @@ def counted(overrides, tmp_path, cache):
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
-    settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false"]
+    settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false", ONE_BY_ONE]
     quiet = counted([*settings, "evaluation.every=0"], tmp_path / "quiet", cache)
-    visits = 2 * 2  # two more rounds of two clients, each with two batches
+    clients = prepare(load_config([*settings, f"data.cache={cache}"])).partition.clients
+    visits = 2 * len(clients)
+    batches = 2 * sum(len(client.train) for client in clients)
     assert quiet["down"] == 2 * visits  # the parameters, and the order of the examples
     assert quiet["up"] == visits
     assert quiet["waits"] == 0
@@ -145,7 +152,6 @@ def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     assert scored["down"] - quiet["down"] == visits  # the parameters; both test sets in each round
     assert scored["up"] == quiet["up"]
     assert scored["waits"] == visits
-    batches = 2 * visits
     streamed = counted([*settings, "evaluation.every=0", "data.resident=false"], tmp_path / "streamed", cache)
     assert streamed["down"] == visits + batches
     assert streamed["up"] == visits
@@ -172,7 +178,7 @@ def test_the_device_refuses_what_a_gpu_refuses():
         with pytest.raises(RuntimeError, match="device type for generator"):
             torch.randperm(3, generator=torch.Generator(), device=device.name)
         assert (there * torch.tensor(2.0)).tolist() == [2, 2]  # numbers may come from the CPU
-        assert vars(device.counts) == {"down": 1, "up": 0, "waits": 1, "operations": 1}
+        assert (device.counts.down, device.counts.up, device.counts.waits) == (1, 0, 1)
         assert float(there.sum()) == 2
         assert there.cpu().sum().item() == 2
         assert there[there > 0].shape == (2,)
