@@ -39,7 +39,7 @@ def test_a_method_trains_in_bfloat16(name):
 @pytest.mark.parametrize(
     "options",
     [
-        "model=test_resnet model.options={} model.size=32 tuning=full",
+        "model=test_resnet model.options={} model.size=64 tuning=full",
         "model=mixer_mini model.options={num_blocks: 2}",
         "model=clip_mini tuning=full",
         "data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 data.test=1 model=unet "

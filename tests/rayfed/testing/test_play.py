@@ -42,7 +42,7 @@ OPTIONS = {
     "fedmix, all pairs": "algorithm=fedmix local.lam=0.3 local.pairing=all",
     "maml": "algorithm=bgp local.meta_update=second_order",
     "mean of products": "algorithm=fedavg tuning=lora server.lora_agg=residual tuning.residual=true",
-    "own statistics": "algorithm=fedavg model=test_resnet model.options={} model.size=32 tuning=full "
+    "own statistics": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full "
     "train.batch_norm=local",
     "running losses": "algorithm=qffl server.loss=running",
     "dropout": "algorithm=fedsam tuning=lora tuning.dropout=0.5 train.optimizer=adamw train.clip_norm=1",
@@ -54,7 +54,7 @@ OPTIONS = {
 
 FAMILIES = {
     "mixer": "algorithm=fedavg model=mixer_mini model.options={num_blocks: 2} tuning=lora",
-    "resnet": "algorithm=fedavg model=test_resnet model.options={} model.size=32 tuning=full",
+    "resnet": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full",
     "clip": "algorithm=fedavg model=clip_mini tuning=lora",
     "clip, both towers": "algorithm=fedavg model=clip_mini tuning=full",
     "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 "
