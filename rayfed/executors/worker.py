@@ -111,11 +111,11 @@ class Worker:
         if world.deterministic:
             torch.use_deterministic_algorithms(True)
         self._world = world
-        self._device = torch.device(device)
-        set_products(self._device, world.train.precision)
+        set_products(torch.device(device), world.train.precision)
         model = world.skeleton()
         attach(model, weights)
-        self._model: Backbone = model.to(self._device)
+        self._model: Backbone = model.to(device)
+        self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
         self._model.mixed = world.train.precision == "bf16"
         self._all_blocks = model.active
         self._start = copies(self._model)

@@ -200,6 +200,16 @@ def test_play_writes_the_run_of_the_command(tmp_path, cache, small):
     assert again.metrics["accuracy"] == run.metrics["accuracy"]
 
 
+def test_a_device_needs_no_index(tmp_path, cache):
+    settings = [*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"]
+    with pretended() as device:
+        one = play([*settings, f"output={tmp_path / 'a'}"], torch.device(TYPE))
+        down = device.counts.down
+        other = play([*settings, f"output={tmp_path / 'b'}"], f"{TYPE}:0")
+    assert one.sha256 == other.sha256
+    assert device.counts.down == 2 * down
+
+
 def test_play_makes_a_folder_of_its_own(cache):
     result = play([*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"])
     assert result.path.is_dir()
