@@ -198,7 +198,7 @@ def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureF
     if frozen is None:
         return None
     train = world.train
-    network = (frozen.digest, world.model, train.precision, world.threads)
+    network = (frozen.digest, world.model, train.precision, train.compile, world.threads)
     parts = (*network, world.shard.name, train.eval_batch_size)
     name = hashlib.sha256(repr((*parts, device, torch.__version__)).encode()).hexdigest()
     return FeatureFolder(_features_of(world) / name[:32], world.splits, device)

@@ -12,17 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayfed.data.augment_config import AugmentConfig
+from rayfed.data.augmentation import Augmentation
 from rayfed.data.client_data import ClientData, Normalizer
 from rayfed.data.examples import Resident, Splits, choose
 from rayfed.data.shards import open_dataset
 from rayfed.devices import HOST, moved, set_products
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
-from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.trunk import use_checkpointing, use_compile
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
@@ -46,6 +50,7 @@ class World:
         shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
         objective: Loss and scores of the task.
+        augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         rounds: Number of planned rounds.
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
@@ -63,6 +68,7 @@ class World:
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    augment: AugmentConfig | None = None
     personal_every: int = 0
     rounds: int = 1
     resident: Resident = "auto"
@@ -77,9 +83,10 @@ class World:
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
-        bare = ModelConfig(**{**vars(self.model), "pretrained": False})
         return skeleton(
-            lambda: apply_tuning(build_backbone(bare, self.num_classes, self.seed), self.tuning, self.seed)
+            lambda: apply_tuning(
+                build_backbone(self.model, self.num_classes, self.seed), self.tuning, self.seed
+            )
         )
 
     def weights(self) -> Weights:
@@ -117,6 +124,7 @@ class Worker:
         self._model: Backbone = model.to(device)
         self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
         self._model.mixed = world.train.precision == "bf16"
+        adjust_trunk(self._model, world.train, self._device.type)
         self._all_blocks = model.active
         self._start = copies(self._model)
         statistics = self._start.keys() - held(self._model, buffers=False).keys()
@@ -132,6 +140,8 @@ class Worker:
         )
         images = Normalizer(self._model.mean, self._model.std, self._device)
         self._normalize = images if world.objective.pixels else symbols
+        form = self._model.size, self._model.mean, self._model.std
+        self._augment = Augmentation.of(world.augment, *form) if world.augment else None
         self.cache: dict[Any, torch.Tensor] = {}
 
     @property
@@ -207,16 +217,19 @@ class Worker:
         model.zero_grad(set_to_none=True)
         train_mode(model)
         data = ClientData(id, self._examples, world.splits[id], self._normalize)
+        rate = world.train.rate(sent.round, world.rounds)
         personal = "test" if world.scores_personal(sent.round) else ""
         return Client(
             id,
             model,
             data,
-            world.train,
+            replace(world.train, lr=rate),
             rng,
             store,
             personal,
             self.cache,
+            augment=self._augment,
+            lr_factor=rate / world.train.lr,
             objective=world.objective,
         )
 
@@ -233,6 +246,18 @@ class Worker:
         if self._float_buffers and not client.buffers_travel:
             values = copies(self._model)
             client.store[BUFFERS] = {n: values[n] for n in sorted(self._float_buffers & values.keys())}
+
+
+def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
+    """Switch on the checkpointing and the compilation of the network that the config asks for.
+
+    Raises:
+        ConfigError: The network or the machine does not support it.
+    """
+    if train.checkpointing:
+        use_checkpointing(model)
+    if train.compile:
+        use_compile(model, device)
 
 
 def check_finite(update: Update) -> None:

@@ -103,7 +103,7 @@ def simulate(
     path = Path(config.output) if config.output else _new_folder(config)
     check_own_folder(path)
     seen = folders.look(path, config.overwrite)
-    plan = _plan(config, path)
+    plan = _plan(config, path, replaces=bool(seen))
     with folders.claim(path, seen, config.overwrite, part_of) as own:
         return _run(config, own, plan, show, resume=False)
 
@@ -133,26 +133,33 @@ class Plan:
     others: Mapping[str, Config]
 
 
-def _plan(config: Config, path: Path) -> Plan:
+def _plan(config: Config, path: Path, replaces: bool = False) -> Plan:
     """Prepare an experiment, and check all others that it runs; nothing is written to `path`.
+
+    Args:
+        config: The config of the run.
+        path: Its folder.
+        replaces: A run in the folder will be removed, so that the cluster must accept this one before.
 
     Raises:
         ConfigError: One of the experiments cannot be run.
     """
     from rayfed.config.variants import comparisons, folds
-    from rayfed.engine.preflight import check_resources
+    from rayfed.engine.preflight import check_cluster, check_resources
     from rayfed.engine.setup import prepare
 
     if config.protocol == "leave_one_out":
         runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
         for run in runs.values():
-            _plan(run, Path(str(run.output)))
+            _plan(run, Path(str(run.output)), replaces)
         return Plan(None, runs)
     others = comparisons(config, path)
     for other in others.values():
         prepare(other)
     setup = prepare(config)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
+    if replaces:
+        check_cluster(config.cluster, setup)
     return Plan(setup, others)
 
 

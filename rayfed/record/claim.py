@@ -234,6 +234,8 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
 
 
 def _check_run(path: Path, kind: str) -> None:
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path}: there is no such folder; give the folder of a {kind}")
     mark = mark_of(path)
     if mark is None and kind == "run":
         earlier.check_run(path)

@@ -114,6 +114,42 @@ def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, caps
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+def replaced(output, cache, *overrides):
+    """The exit code of a run on Ray that would replace another one."""
+    keys = (f"output={output}", f"data.cache={cache}", "cluster=local", "overwrite=true")
+    return main([*TINY[:-1], *keys, *overrides])
+
+
+@pytest.mark.parametrize("also", [(), ("protocol=leave_one_out", "data.domains=[plain,street]")])
+def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys):
+    command(tmp_path / "run", cache, "rounds=1")
+    before = pictured(tmp_path)
+    assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: cluster.address: no Ray cluster answers at '127.0.0.1:1'"
+    )
+    assert pictured(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("gpus_per_actor=1", "no GPU"), ("actors=1000", "do not fit"), ("cpus_per_actor=3", "were not placed")],
+)
+def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, tmp_path, ray_cluster, capsys):
+    import ray
+
+    command(tmp_path / "run", cache, "rounds=1")
+    before = pictured(tmp_path)
+    busy = ray.util.placement_group([{"CPU": 2}])
+    ray.get(busy.ready())
+    try:
+        assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == 2
+    finally:
+        ray.util.remove_placement_group(busy)
+    assert words in capsys.readouterr().err
+    assert pictured(tmp_path) == before
+
+
 def earlier(run):
     """The folder as a version without marker and list left it."""
     for name in (MARKER, NAMES, ".writer"):

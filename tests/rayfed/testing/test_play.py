@@ -36,9 +36,11 @@ OPTIONS = {
     "fedprox, distance": "algorithm=fedprox local.form=norm local.mu=0.1",
     "ditto, one model": "algorithm=ditto local.variant=mediabrain",
     "fedclip with mu": "algorithm=fedclip local.mu=0.1 local.finetune_epochs=1",
-    "fedgc, all kept": "algorithm=fedgc local.keep_optimizer=true local.z0_model=stale "
+    "fedgc, all kept": "algorithm=fedgc train.keep_optimizer=true local.z0_model=stale "
     "local.optimizer=authors",
-    "fedgc, Adam kept": "algorithm=fedgc local.keep_optimizer=true train.optimizer=adam",
+    "Adam kept": "algorithm=fedprox train.keep_optimizer=true train.optimizer=adam",
+    "augmented, in parts": "algorithm=fedavg data.augment=[flip,jitter] train.micro_batch=1 "
+    "train.checkpointing=true train.schedule=cosine",
     "fedmix, all pairs": "algorithm=fedmix local.lam=0.3 local.pairing=all",
     "maml": "algorithm=bgp local.meta_update=second_order",
     "mean of products": "algorithm=fedavg tuning=lora server.lora_agg=residual tuning.residual=true",
