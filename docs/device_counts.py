@@ -22,14 +22,14 @@ SETTINGS = (
     "evaluation.every=0",
     "model.options={depth: 2}",
     "model.pretrained=false",
-    "train.batch_size=2",
+    "train.batch_size=3",
     "data.partition.scheme=by_domain",
     "data.domains=[plain,fonts]",
     "data.limit=6",
     "data.val=2",
     "tensorboard=false",
 )
-"""Two clients with two batches each in a round, without scoring of the global model."""
+"""Two clients with one batch of three images each in a round, without scoring of the global model."""
 
 ROUNDS = (2, 3)
 """The table shows what the last of these rounds adds, so that the start is not counted."""
