@@ -13,6 +13,7 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossWeighted
+from rayfed.devices import numbers, total
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING, Cohort
@@ -112,7 +113,7 @@ class GroupingServer(LossWeighted):
 
         Records the purity of the groups with respect to domains as `cluster_accuracy`.
         """
-        new = {u.client: u.extra[REPRESENTATION].cpu().clone() for u in updates}
+        new = {u.client: u.extra[REPRESENTATION].clone() for u in updates}
         known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **new}
         ordered = [cid for cid in cohort.all_ids if cid in known]
         h: Matrix = torch.stack([known[cid] for cid in ordered]).double().numpy()
@@ -159,7 +160,7 @@ def sample_representations(client: Client, sent: Broadcast, most: int) -> Update
     x, y = client.batch("train", chosen)
     h = client.model.encode(x)[1]
     train_mode(client.model)
-    return Update(client=client.id, extra={REPRESENTATION: h.cpu(), "labels": y.cpu()})
+    return Update(client=client.id, extra={REPRESENTATION: h, "labels": y})
 
 
 def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:
@@ -225,26 +226,26 @@ def loss_and_representation(client: Client, batches: int | None = None) -> tuple
         batches: Number of random batches for the representation; None: the whole training split.
 
     Returns:
-        The loss, and the representation, shape (D,), on the CPU.
+        The loss, and the representation, shape (D,).
     """
     model = client.model
-    total = 0.0
+    losses = []
     rows = []
     labels = []
     model.eval()
     for x, y in client.batches(shuffle=False):
         features, h = model.encode(x)
         output = model.classify(features) if model.exits is None else model.predict(model(x))
-        total += client.objective.scores(output, y)["loss"]
+        losses.append(client.objective.sums(output, y)["loss"])
         rows.append(h)
         labels.append(y)
     every = torch.cat(rows)
     classes = torch.cat(labels)
     if batches is not None:
         order = torch.randperm(len(every), generator=client.rng)[: batches * client.config.batch_size]
-        chosen = order.to(every.device)
+        chosen = client.to_device(order)
         representation = client_representation(every[chosen], classes[chosen])
     else:
         representation = client_representation(every, classes)
     train_mode(model)
-    return total / len(classes), representation.cpu()
+    return total(numbers(losses)) / len(classes), representation

@@ -71,7 +71,7 @@ class GroupCustomization(Local):
         update = client.update()
         client.store[TRAINED] = update.params
         if self.z0_model == "stale":
-            client.store[RECEIVED_BEFORE] = {n: v.detach().cpu().clone() for n, v in sent.params.items()}
+            client.store[RECEIVED_BEFORE] = {n: v.detach().clone() for n, v in sent.params.items()}
         return update
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:

@@ -65,10 +65,10 @@ def measure_amplitude(client: Client, sent: Broadcast, first_batch: bool) -> Upd
 
     The amplitude is |sum over pixels|, shape (3,).
     """
-    total = torch.zeros(3)
+    total = torch.zeros(3, device=client.device)
     num = 0
     for x, _ in client.batches(shuffle=first_batch):
-        total += x.sum(dim=(2, 3)).abs().sum(0).cpu()
+        total += x.sum(dim=(2, 3)).abs().sum(0)
         num += len(x)
         if first_batch:
             break
@@ -85,7 +85,7 @@ def shift_channels(x: Tensor, amplitude: Tensor) -> Tensor:
         amplitude: |sum over pixels| of each channel after the shift, shape (C,).
     """
     mean = x.mean(dim=(2, 3), keepdim=True)
-    target = amplitude.to(x).view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])
+    target = amplitude.view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])
     return x + (torch.where(mean < 0, -target, target) - mean)
 
 

@@ -64,7 +64,7 @@ class ScaffoldLocal(Local):
         control = {name: sent.shared[CONTROL][name] for name in live}
         kept = client.store.get(CONTROL, {})
         own = {name: kept.get(name, torch.zeros_like(c)) for name, c in control.items()}
-        correction = {name: (c - own[name]).to(live[name].device) for name, c in control.items()}
+        correction = {name: c - own[name] for name, c in control.items()}
         total = {name: torch.zeros_like(p) for name, p in live.items()}
         optimizer = client.optimizer()
         for batch in client.batches():
@@ -76,7 +76,7 @@ class ScaffoldLocal(Local):
                     p.grad += correction[name]
             client.clip_gradients()
             optimizer.step()
-        new = {name: value.cpu() / max(client.num_steps(), 1) for name, value in total.items()}
+        new = {name: value / max(client.num_steps(), 1) for name, value in total.items()}
         client.store[CONTROL] = {**kept, **new}
         return client.update(extra={CHANGE: subtract(new, own)})
 

@@ -61,7 +61,7 @@ class TrialClient(ClientActor):
         """
         stage: Stage = ray.get(stages[chosen])
         super().__init__(name, stage.world, stage.weights, stage.labels)
-        self._device = self._worker._device
+        self._device = str(self._worker.device)
         share_features(self._worker, stage.world, stage.frozen, self._device)
         self._stages = stages
         self._workers = {chosen: self._worker}

@@ -155,14 +155,16 @@ class FeatureFolder(dict[Any, Tensor]):
     always computed in the same batches.
     """
 
-    def __init__(self, folder: Path, splits: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, splits: Mapping[str, Mapping[str, Any]], device: str = "cpu") -> None:
         """Use a folder.
 
         Args:
             folder: Folder for this backbone, data set and batch size.
             splits: Row numbers by client and split.
+            device: Device of the worker, where it wants the features.
         """
         super().__init__()
+        self._device = device
         self._folder = folder
         self._splits = splits
 
@@ -171,7 +173,7 @@ class FeatureFolder(dict[Any, Tensor]):
             array = np.load(self._file(key), mmap_mode="r")
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                super().__setitem__(key, torch.from_numpy(array))
+                super().__setitem__(key, torch.from_numpy(array).to(self._device))
         return super().__contains__(key)
 
     def __setitem__(self, key: Any, value: Tensor) -> None:
@@ -180,7 +182,7 @@ class FeatureFolder(dict[Any, Tensor]):
 
         def write(path: Path) -> None:
             with path.open("wb") as file:
-                np.save(file, value.numpy())
+                np.save(file, value.cpu().numpy())
 
         write_whole(self._file(key), write)
 
@@ -195,16 +197,11 @@ def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureF
     """Cache for features of this backbone on this data; None where there is no digest of its weights."""
     if frozen is None:
         return None
-    parts = (
-        frozen.digest,
-        world.model,
-        world.shard.name,
-        world.train.eval_batch_size,
-        world.threads,
-        world.train.compile,
-    )
+    train = world.train
+    network = (frozen.digest, world.model, train.precision, train.compile, world.threads)
+    parts = (*network, world.shard.name, train.eval_batch_size)
     name = hashlib.sha256(repr((*parts, device, torch.__version__)).encode()).hexdigest()
-    return FeatureFolder(_features_of(world) / name[:32], world.splits)
+    return FeatureFolder(_features_of(world) / name[:32], world.splits, device)
 
 
 def _features_of(world: World) -> Path:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
+from rayfed.types import Positive
 
 Resize: TypeAlias = Literal["squash", "crop"]
 """How an image becomes a square: as a whole, or only its centre."""
@@ -78,6 +79,11 @@ class DataConfig:
             of a domain share.
         augment: Random changes of training images: none, a list of names (crop, flip, rotate, randaugment,
             jitter, grayscale), or a section with the numbers of each. Images that are scored never change.
+        resident: Whether each process copies the examples of all clients to its device once, as they are
+            stored (uint8). `auto`: where they need at most `resident_memory` and half of the device's free
+            memory. Otherwise batches are copied one by one, beside the computation. The result is the same;
+            no effect on the CPU.
+        resident_memory: Gigabytes of examples that `resident: auto` puts on the device of a process.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
@@ -95,6 +101,8 @@ class DataConfig:
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
     augment: AugmentConfig | None = None
+    resident: Literal["auto"] | bool = "auto"
+    resident_memory: Positive = 4.0
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 

@@ -14,7 +14,7 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
-from rayfed.engine.memory import check_counts, check_memory, measurable
+from rayfed.engine.memory import GB, check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World, adjust_trunk
@@ -90,7 +90,7 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     return Setup(
         experiment=experiment,
         world=world,
-        weights=dump(model),
+        weights=dump(model, half=config.train.precision == "bf16"),
         start=start,
         partition=partition,
         dataset=dataset,
@@ -117,6 +117,8 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         splits=all_splits(partition),
         personal_every=config.evaluation.every if personal else 0,
         rounds=config.rounds,
+        resident=config.data.resident,
+        resident_bytes=config.data.resident_memory * GB,
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
