@@ -51,7 +51,9 @@ class EvaluationConfig:
 
     Attributes:
         every: Score the global model in every n-th round and in the last one; 0: never.
-        personal: Also score the personal model of each client, on its own test split.
+        personal: Also score the personal model of each client, on a split of its own.
+        personal_split: That split: `test`, or `val`, on which FFT-GP scores personal models; a round that is
+            selected by the same split makes these scores optimistic.
         validation: Also score the global model on the validation splits of the clients, by which a round can
             be selected.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
@@ -60,6 +62,7 @@ class EvaluationConfig:
 
     every: Annotated[int, Ge(0)] = 1
     personal: bool = False
+    personal_split: Literal["test", "val"] = "test"
     validation: bool = False
     table: Literal["domains", "clients"] = "domains"
 

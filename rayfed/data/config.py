@@ -32,8 +32,8 @@ class PartitionConfig:
             as the numbers of clients from domain to domain (Digit-Five, DomainNet); `factor`: the largest
             client has `factor` times the samples of the smallest (PACS).
         pool_size: Under `imbalanced`: number of samples of the first domain of which its clients get
-            theirs; that of each further domain is 1 / ratio of the domain before. None: all training samples of the
-            first domain.
+            theirs; that of each further domain is 1 / ratio of the domain before. None: all training samples
+            of the first domain.
         pool_share: Under `imbalanced`: share in (0, 1] of these samples that the clients of a domain get;
             the others are not used.
         split_test: Under `imbalanced`: distribute the test samples of a domain to its clients in proportion

@@ -50,6 +50,7 @@ class World:
         objective: Loss and scores of the task.
         augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
+        personal_split: Split of a client on which they are scored.
         rounds: Number of planned rounds.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
@@ -66,6 +67,7 @@ class World:
     objective: Objective = field(default_factory=Objective)
     augment: AugmentConfig | None = None
     personal_every: int = 0
+    personal_split: str = "test"
     rounds: int = 1
     threads: int = 1
     deterministic: bool = False
@@ -174,8 +176,7 @@ class Worker:
         train_mode(model)
         splits = world.splits[call.client]
         data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
-        rate = world.train.rate(sent.round, world.rounds)
-        personal = "test" if world.scores_personal(sent.round) else ""
+        personal = world.personal_split if world.scores_personal(sent.round) else ""
         return Client(
             call.client,
             model,
