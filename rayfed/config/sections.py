@@ -56,6 +56,8 @@ class EvaluationConfig:
             selected by the same split makes these scores optimistic.
         validation: Also score the global model on the validation splits of the clients, by which a round can
             be selected.
+        ties: Of the rounds with the highest validation score, the one that leave_one_out reports: the first,
+            as in FedCLIP's code, or the last, as in the code of GA, which FFT-GP follows.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
             (average, worst and best tenth, variance).
     """
@@ -64,6 +66,7 @@ class EvaluationConfig:
     personal: bool = False
     personal_split: Literal["test", "val"] = "test"
     validation: bool = False
+    ties: Literal["first", "last"] = "first"
     table: Literal["domains", "clients"] = "domains"
 
 
