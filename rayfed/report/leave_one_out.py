@@ -81,9 +81,9 @@ def selected(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]
     fallback = scored[-1]
     if ties == "last":
         scored.reverse()
-    return max(
-        (pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=fallback
-    )[1]
+    return max((pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=fallback)[
+        1
+    ]
 
 
 def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:

@@ -34,7 +34,7 @@ NEAR = 2e-6
 
 
 def cosine(a, b):
-    return (a * b).sum(-1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
+    return (a * b).sum(-1) / np.maximum(np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1), 1e-8)
 
 
 def contrast(positive, others):
@@ -67,7 +67,7 @@ def objective(w, k, r, known, o):
     weights = (0.5, 0.1)
     if o.get("lambda_mode") == "authors":
         weights = (0.1 * (0.5 + 0.5 * (r - 1) / 10), 0.05)
-    gc = contrast(every[:, GROUPS[k]], every)
+    gc = contrast(every[:, o.get("groups", GROUPS)[k]], every)
     return loss + weights[0] * gc + weights[1] * contrast(pair[:, 0], pair)
 
 
@@ -86,9 +86,11 @@ def fedgcr(rounds, o):
             losses = [size * goal(theta) for size, goal in zip(sizes, goals, strict=True)]
         local = o.get("rep_model") == "local"
         reps = [represented(trained[k] if local else theta, cid) for k, cid in enumerate(TRAIN)]
-        centers = [np.mean([reps[0], reps[1]], axis=0), reps[2]]
+        groups = np.array(o.get("groups", GROUPS))
+        centers = [np.mean([reps[k] for k in range(3) if groups[k] == g], axis=0) for g in np.unique(groups)]
+        centers += [np.zeros(2)] * o.get("empty", 0)
         known = {"centers": centers, "previous": reps, "trained": trained, "before": theta}
-        theta = fedgr_weights(losses, GROUPS, r, o) @ np.stack(trained)
+        theta = fedgr_weights(losses, groups, r, o) @ np.stack(trained)
         out.append(theta)
     return out
 
@@ -111,7 +113,8 @@ def fedgr_weights(losses, groups, r, o):
 
 
 SERVER = {
-    *("rep_model", "loss", "delta", "gamma", "q", "beta_start", "first_losses", "quantize", "group_mean")
+    *("num_groups", "empty_groups"),
+    *("rep_model", "loss", "delta", "gamma", "q", "beta_start", "first_losses", "quantize", "group_mean"),
 }
 
 
@@ -129,6 +132,8 @@ SERVER = {
         {"gamma": 0.9, "beta_start": 0, "delta": 0.7},
         {"first_losses": "ones", "quantize": True, "group_mean": "data"},
         {"quantize": True, "q": 2.0},
+        {"groups": [0, 1, 2], "num_groups": 4, "empty_groups": "zero", "empty": 1},
+        {"groups": [0, 1, 2], "num_groups": 4},
         {"server": "fedgc"},
         {"server": "fedgc", "rep_model": "local", "z0_model": "stale"},
     ],
@@ -136,10 +141,11 @@ SERVER = {
 )
 def test_three_rounds_of_fedgcr(o):
     given = {key: value for key, value in o.items() if key in SERVER}
-    local = GroupCustomization(**{k: v for k, v in o.items() if k not in SERVER and k != "server"})
+    options = {key: value for key, value in o.items() if key not in {*SERVER, "server", "groups", "empty"}}
+    local = GroupCustomization(**options)
     server = FEDGC.server if o.get("server") else GroupReweighting
-    found = play(server(num_groups=2, **given), local, rounds=3)
-    assert [row["cluster"] for row in found[0][1].tables["clusters"]] == [0, 0, 1]
+    found = play(server(**{"num_groups": 2, **given}), local, rounds=3)
+    assert [row["cluster"] for row in found[0][1].tables["clusters"]] == [*o.get("groups", GROUPS)]
     for (params, _), expected in zip(found, fedgcr(3, o), strict=True):
         np.testing.assert_allclose(params, expected, atol=NEAR)
 
@@ -150,6 +156,25 @@ def test_the_groups_are_those_of_the_chosen_algorithm(kind):
     assert sorted(row["cluster"] for row in found[0][1].tables["clusters"]) == [0, 1, 2]
     far = play(GroupReweighting(num_groups=2, clustering=kind), GroupCustomization(), rounds=2)
     assert [row["cluster"] for row in far[1][1].tables["clusters"]] == [0, 0, 1]
+
+
+def test_representations_of_some_batches_are_those_of_random_examples():
+    """One batch of two: the first permutation of the client's generator chooses the examples."""
+    server = GroupReweighting(num_groups=2, rep_batches=1)
+    tables = play(server, GroupCustomization(), batch_size=2)[0][1].tables
+    for row, (cid, rows) in zip(tables["clusters"], TRAIN.items(), strict=True):
+        chosen = np.array(rows)[batch_orders(cid, 0, 1)[0][:2]]
+        h = encode(START, chosen)[1]
+        expected = np.mean([h[Y[chosen] == label].mean(0) for label in np.unique(Y[chosen])], axis=0)
+        np.testing.assert_allclose(row["representation"], expected, atol=NEAR)
+
+
+def test_the_optimizer_of_the_authors():
+    """AdamW: a step of 1e-3 along the signs, and decay 1e-2 of what is neither prompt nor GC-Net."""
+    server = GroupReweighting(num_groups=2, q=-1.0)
+    params = play(server, GroupCustomization(optimizer="authors"))[0][0]
+    signs = np.stack([np.sign(slope(partial(task, rows=rows), START)) for rows in TRAIN.values()])
+    np.testing.assert_allclose(params, START * (1 - 1e-3 * 1e-2) - 1e-3 * shares() @ signs, atol=1e-6)
 
 
 def coral(a, b):

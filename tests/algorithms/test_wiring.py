@@ -8,6 +8,7 @@ from algorithms.ditto import Ditto
 from algorithms.fedprox import METHOD as FEDPROX
 from algorithms.fedsam import SharpnessAware
 from algorithms.grace import METHOD as GRACE
+from algorithms.local import METHOD as LOCAL
 from algorithms.perfedavg import FirstOrderMaml
 from algorithms.qffl import FairServer
 from algorithms.term import TiltedServer
@@ -177,6 +178,16 @@ def test_dittos_personal_models_stay_with_their_clients():
             np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), personal[cid], atol=NEAR)
         theta = shares() @ np.stack([descent(theta, cid, number) for cid in TRAIN])
         np.testing.assert_allclose(params, theta, atol=NEAR)
+
+
+def test_clients_on_their_own_continue_and_send_nothing_back():
+    found = play(LOCAL.server(), LOCAL.local(), rounds=2, epochs=2)
+    own = dict.fromkeys(TRAIN, START)
+    for number, (params, ledger) in enumerate(found):
+        assert params.tolist() == START.tolist()
+        for cid in TRAIN:
+            own[cid] = descent(own[cid], cid, number)
+            np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), own[cid], atol=NEAR)
 
 
 def test_the_model_that_is_scored_as_personal():

@@ -88,7 +88,7 @@ class Here:
 
     def _run(self, call):
         with seeded(derive(self.seed, call.tag, call.sent.round, call.client)) as rng:
-            load(self.model, call.sent.params)
+            load(self.model, {"w": torch.tensor(START), **call.sent.params})
             self.model.zero_grad(set_to_none=True)
             splits = {"train": np.array(TRAIN[call.client]), "val": np.array(VAL[call.client])}
             data = ClientData(np.arange(len(X)), Y, splits, lambda rows, device: torch.from_numpy(X[rows]))

@@ -116,6 +116,13 @@ def test_rows_of_fedgcr_have_the_tuning_of_their_method():
         assert config.train.lr == 0.001
 
 
+def test_the_centralised_reference_and_promptfl_are_what_their_files_say():
+    for more in ((), ("experiment=fedra/pacs",), ("experiment=fft_gp/table2",)):
+        assert load_config([*more, "algorithm=centralized"]).data.partition.pooled
+    config = load_config(["algorithm=promptfl"])
+    assert (config.tuning["name"], config.train.lr, config.model.name) == ("text_prompt", 0.001, "clip_mini")
+
+
 def test_values_of_the_command_line_win():
     config = load_config(
         ["experiment=fedgcr/table1/mini", "row=q-FFL", "server.q=3", "train.lr=0.5", "rounds=2"]
