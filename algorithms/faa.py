@@ -1,8 +1,8 @@
 """FAA: aggregation weights that make the generalization gaps of all clients equal.
 
-Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 1 and Eq. 8 to 11. One GA
-step perturbs all weights at once. The change of each gap gives its slope K, and the slopes give the final
-weights.
+Zhang, Fan, Yao, Zhang, Wang, FFT-GP, FITEE 2024 [zhang2024fftgp], section 3.3.1, Algorithm 1 and Eq. 8 to 11.
+One GA step perturbs all weights at once. The change of each gap gives its slope K, and the slopes give the
+final weights.
 
 Differs from the paper: slopes that are zero, negative or unknown, and weights outside [0, 1] are treated by
 the rules of `fairness_aware_weights`; the paper has none. The step of the perturbation has a lower bound, so

@@ -1,7 +1,7 @@
 """GA: aggregation weights that grow with the generalization gap of the round before.
 
-Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023, Eq. 5, and
-the released code.
+Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023 [zhang2023ga], section
+3, by its released code.
 
 Differs from the code: gaps are of losses instead of accuracies; the step is d / M instead
 of d / 3, with M clients; it decreases over T rounds instead of T + 1.

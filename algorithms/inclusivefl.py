@@ -1,7 +1,7 @@
 """InclusiveFL: clients train the first blocks, with momentum distillation from larger to smaller models.
 
-Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022, section
-3.3, as the baseline of FedRA (Su et al., 2024).
+Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022
+[liu2022inclusivefl], section 3.3, as the baseline of FedRA [su2024fedra], section 4.1.
 
 Differs from the released codes, in which the momentum is computed but never added (KDD) or never computed
 (FedRA): here it is added. `md=false` gives the behaviour of the released codes, averaging without momentum.

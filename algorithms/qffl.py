@@ -1,9 +1,9 @@
 """q-FFL (q-FedAvg): clients with a larger loss have a larger share in the mean update.
 
-Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2, with the
-loss of the received model. As in the paper's code, clients are not weighted by their data: q=0 gives the
-unweighted mean. Running means and variances of BatchNorm are no parameters: they are not in the norm, and the
-unweighted mean of the clients' values is used.
+Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020 [li2020qffl], Algorithm
+2, with the loss of the received model. As in the paper's code, clients are not weighted by their data: q=0
+gives the unweighted mean. Running means and variances of BatchNorm are no parameters: they are not in the
+norm, and the unweighted mean of the clients' values is used.
 
 Differs from the paper: the default is `norm=l2_sum`. The squared norm assumes that updates are gradients. An
 adaptive optimizer changes every parameter by about the learning rate, so that the squared norm is very large

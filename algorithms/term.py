@@ -1,7 +1,7 @@
 """TERM: clients with a larger loss get exponentially larger weights.
 
-Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021, section 2, at the level of
-clients: weights proportional to p_k exp(t F_k), with the share p_k of the data and the loss F_k.
+Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021 [li2021term], section 2, at the
+level of clients: weights proportional to p_k exp(t F_k), with the share p_k of the data and the loss F_k.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Domains with very different numbers of clients, and clients with very different numbers of samples.
 
-Gong et al., FedGCR, AAAI 2024: the domain imbalance factor (DIF) is the number of clients of the largest
-domain divided by that of the smallest. Numbers of clients and of samples fall geometrically.
+Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section 4.1: the domain imbalance factor (DIF) is the
+number of clients of the largest domain divided by that of the smallest. Numbers of clients and of samples
+fall geometrically.
 """
 
 from __future__ import annotations

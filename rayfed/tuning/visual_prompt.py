@@ -1,7 +1,8 @@
 """Visual prompts: learned tokens in addition to those of the image, and the head.
 
-Jia et al., Visual Prompt Tuning, ECCV 2022, section 3.2, VPT-shallow. The prompts are added once, after the
-position embedding and before the first block that runs; the classifier reads the tokens of the image.
+Jia et al., Visual Prompt Tuning, ECCV 2022 [jia2022vpt], section 3.2, VPT-shallow. The prompts are added
+once, after the position embedding and before the first block that runs; the classifier reads the tokens of
+the image.
 
 Differs from the paper: the prompts come after the patches instead of before them, which does not matter to
 attention, and by default their start values are normally distributed (`init=uniform`: as there).

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,8 +36,10 @@ HEAVY = (
     "pandas",
     "pyarrow.parquet",
     "hydra",
-    "hypothesis",
 )
+ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+# Plugins are loaded before the fork, so that pytest cannot rewrite their assertions.
+ARGUMENTS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 FAILED = 1
 """Exit code of pytest where a test failed; others mean that the tests could not be run."""
 
@@ -107,9 +110,12 @@ def run_here(tree: Path, tests: Sequence[str], output: Path) -> None:
             os.environ["PYTHONPATH"] = str(tree)
             import pytest
 
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]))
+            code = int(pytest.main([*ARGUMENTS, *tests]))
+    except BaseException:  # the parent reads what is printed
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
