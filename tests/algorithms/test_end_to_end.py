@@ -242,7 +242,7 @@ def gap_rounds(rounds, train, o):
             )
 
         if o.get("every") and number % o["every"] == 0:
-            b = ga(a, gaps(a), number, 0.05)
+            b = ga(a, gaps(a), number, o.get("floor", 0.05))
             a = faa(a, gaps(a), b, gaps(b))
             theta = a @ own
             out.append((theta, a))
@@ -261,11 +261,12 @@ def gap_rounds(rounds, train, o):
         (FairnessAware(gap_split="train"), MetaLocal(), bgp, {"every": 1, "split": "train"}),
         (FairnessAware(), MetaLocal(meta_update="fo_restore"), bgp, {"every": 1, "update": "fo_restore"}),
         (FairnessAware(), Local(), plain, {"every": 1}),
+        (FairnessAware(step_floor=0.6), MetaLocal(), bgp, {"every": 1, "floor": 0.6}),
         (GeneralizationAdjustment(), Local(), plain, {}),
         (GeneralizationAdjustment(center=True), Local(), plain, {"center": True}),
         (GeneralizationAdjustment(), MetaLocal(meta_update="none"), bgp, {"update": "none"}),
     ],
-    ids=["fft_gp", "every2", "on_training_images", "restore", "faa", "ga", "ga_centred", "only_da"],
+    ids=["fft_gp", "every2", "on_training_images", "restore", "faa", "floor", "ga", "ga_centred", "only_da"],
 )
 def test_three_rounds_of_fft_gp(server, local, train, o):
     size = {"batch_size": 2} if train is bgp else {}
