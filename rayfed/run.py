@@ -64,7 +64,9 @@ def work(args: argparse.Namespace) -> None:
 
         say(matrix_of(args.overrides))
         return
-    from rayfed.config.schema import load_config, to_yaml
+    with shown_on(screen_of(args.quiet or args.print_config, args.json)):
+        stage("reading the config", passing=True)
+        from rayfed.config.schema import compatible_parts, load_config, to_yaml
 
         config = load_config(args.overrides, args.config)
         if args.print_config:

@@ -176,6 +176,7 @@ class Worker:
         train_mode(model)
         splits = world.splits[call.client]
         data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
+        rate = world.train.rate(sent.round, world.rounds)
         personal = world.personal_split if world.scores_personal(sent.round) else ""
         return Client(
             call.client,

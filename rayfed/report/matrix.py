@@ -7,8 +7,10 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
+from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.report.table import Table
+from rayfed.tuning.base import TUNINGS
 
 ADAPTIVE = ("adam", "adamw")
 
@@ -74,7 +76,11 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
         data += f", {config.data.held_out} held out"
     elif config.protocol == "leave_one_out":
         data += ", each domain held out"
-    tuning = ", ".join(f"{key} {value}" for key, value in config.tuning.items() if key != "name")
+    if config.capacity is not None:
+        data += f", blocks {config.capacity}"
+    usual = plain(TUNINGS.load(config.tuning["name"])())
+    own = ((key, value) for key, value in config.tuning.items() if key != "name")
+    tuning = ", ".join(f"{key} {value}" for key, value in own if value != usual.get(key))
     method = ", ".join(changed(config))
     return (
         f"{config.algorithm} ({method})" if method else config.algorithm,
@@ -87,10 +93,10 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
 
 def changed(config: Config) -> list[str]:
     """Hyperparameters of the two halves that are not those the algorithm has without an experiment."""
-    plain = load_config([f"algorithm={config.algorithm}"])
+    bare = load_config([f"algorithm={config.algorithm}"])
     texts = []
     for section in ("server", "local"):
-        own, usual = getattr(config, section), getattr(plain, section)
+        own, usual = getattr(config, section), getattr(bare, section)
         texts += [f"{section}.{key} {own[key]}" for key in own if own[key] != usual.get(key)]
     return texts
 
