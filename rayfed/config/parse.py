@@ -45,7 +45,7 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
     _check_keys(cls, values, where)
     try:
-        return cast(T, _validator(cls).validate_python(dict(values)))
+        return cast(T, _validator(cls).validate_python(dict(values)))  # type: ignore[arg-type]
     except ValidationError as err:
         raise ConfigError(_explain(err, where)) from err
 
