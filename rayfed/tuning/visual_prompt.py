@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -57,7 +57,8 @@ class VisualPrompt:
 
 def uniform_bound(model: Backbone) -> float:
     """Largest start value of uniform prompts, by Xavier's rule for patch embeddings; VPT's released code."""
-    height, width = model.net.patch_embed.patch_size
+    embedding: Any = model.net.patch_embed
+    height, width = embedding.patch_size
     return math.sqrt(6 / (3 * height * width + model.width))
 
 
