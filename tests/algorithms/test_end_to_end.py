@@ -64,7 +64,7 @@ def objective(w, k, r, known, o):
     every = np.stack([cosine(h, c) for c in others], axis=1) / o.get("tau", 0.5)
     models = (known["before" if o.get("z0_model") == "stale" else "received"], known["trained"][k])
     pair = np.stack([cosine(z, encode(v, rows)[0]) for v in models], axis=1) / o.get("tau_alignment", 0.5)
-    weights = (0.5, 0.1)
+    weights = (0.5, o.get("lambda2", 0.1))
     if o.get("lambda_mode") == "authors":
         weights = (0.1 * (0.5 + 0.5 * (r - 1) / 10), 0.05)
     gc = contrast(every[:, o.get("groups", GROUPS)[k]], every)
@@ -126,6 +126,9 @@ SERVER = {
         {"loss": "running"},
         {"loss": "accumulated", "rep_model": "local"},
         {"z0_model": "stale"},
+        {"lambda2": 300.0},
+        {"z0_model": "stale", "lambda2": 300.0},
+        {"tau_alignment": 1.0, "lambda2": 300.0},
         {"first_loss": "both"},
         {"lambda_mode": "authors"},
         {"tau_alignment": 1.0, "tau": 0.3},
