@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
-from algorithms._losses import RECEIVED, LossWeighted
+from algorithms._losses import RECEIVED, LossKind, LossWeighted, fit_watched
 from rayfed.devices import numbers, total
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client import Client
@@ -79,7 +79,9 @@ class GroupingServer(LossWeighted):
         return replace(message, shared={**message.shared, **private})
 
     def visit(self, local: Local) -> Task:
-        return partial(fit_represented, local=local, when=self.rep_model, batches=self.rep_batches)
+        return partial(
+            fit_represented, local=local, when=self.rep_model, batches=self.rep_batches, loss=self.loss
+        )
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         state = self.group(state, cohort, updates)
@@ -194,8 +196,9 @@ def fit_represented(
     local: Local,
     when: Literal["received", "local"] = "received",
     batches: int | None = None,
+    loss: LossKind = "received",
 ) -> Update:
-    """As `fit`, and also returns the loss of the received model and the client's representation.
+    """As `fit`, and also returns the client's representation, the loss of the received model, and `loss`.
 
     Args:
         client: The client; its model holds `sent.params`.
@@ -203,16 +206,17 @@ def fit_represented(
         local: Client half of the method.
         when: Model that computes the representation: the received or the trained one.
         batches: Number of random batches to use; None: the whole training split.
+        loss: Kind of loss by which the server weights, as of `LossWeighted`.
     """
     local.prepare(client, sent)
-    loss, representation = loss_and_representation(client, batches if when == "received" else None)
-    update = fit(client, sent, local)
+    before, representation = loss_and_representation(client, batches if when == "received" else None)
+    update = fit(client, sent, local) if loss == "received" else fit_watched(client, sent, local, loss)
     if when == "local":
         client.load(update.params)
         representation = loss_and_representation(client, batches)[1]
     return replace(
         update,
-        metrics={**update.metrics, RECEIVED: loss},
+        metrics={**update.metrics, RECEIVED: before},
         extra={**update.extra, REPRESENTATION: representation},
     )
 

@@ -1,7 +1,7 @@
 """FedCLIP: trains a small adapter on a frozen CLIP model, with a symmetric contrastive loss.
 
-Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
-Engineering Bulletin 2023, Algorithm 1 and Eq. 7 to 9.
+Lu, Hu, Wang, Xie, FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
+Engineering Bulletin 2023 [lu2023fedclip], Algorithm 1 and Eq. 7 to 9.
 """
 
 from dataclasses import dataclass, replace

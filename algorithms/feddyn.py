@@ -1,9 +1,9 @@
 """FedDyn: dynamic regularisation of the local loss, and a correction on the server.
 
-Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. State is kept by
-global name, so that clients may hold different blocks in each round. Every server of `algorithms/_blocks.py`
-has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines it with InclusiveFL or
-AllSmall.
+Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 [acar2021feddyn], Algorithm 1.
+State is kept by global name, so that clients may hold different blocks in each round. Every server of
+`algorithms/_blocks.py` has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines
+it with InclusiveFL or AllSmall.
 
 Differs from the paper: each name is averaged over the clients that hold it, and h changes by the sum of their
 changes divided by the number N of all clients.

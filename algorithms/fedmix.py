@@ -1,7 +1,7 @@
 """FedMix: mixup with averaged images of other clients, in a first-order approximation.
 
-Yoon, Shin, Hwang, Yang, FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
-Eq. 6 and Algorithm 2.
+Yoon, Shin, Hwang, Yang, FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021
+[yoon2021fedmix], Eq. 6 and Algorithm 2.
 
 Differs from the baseline of the FedGCR authors, which uses the client's own labels in the second term
 (`labels=own`) and pairs every image with every averaged image in the third term (`pairing=all`).

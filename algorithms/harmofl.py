@@ -1,8 +1,9 @@
 """HarmoFL: amplitude normalisation of the images of all clients, and local steps with weight perturbation.
 
 Jiang, Wang, Dou, HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images, AAAI 2022. In the released code the replaced window of the spectrum has half-width 0, so that only the
-constant component changes. This is a shift of each channel and needs no Fourier transform.
+Images, AAAI 2022 [jiang2022harmofl], section 3. In the released code the replaced window of the spectrum has
+half-width 0, so that only the constant component changes. This is a shift of each channel and needs no
+Fourier transform.
 
 Differs from the released code: the amplitude of a client is the mean over all its training images instead of
 its first batch (`amplitude=first_batch`), and the server weights clients by their number of examples.

@@ -1,9 +1,10 @@
 """SCAFFOLD: control variates on the server and on every client correct each local step.
 
-Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
-The new control variate of a client is the mean gradient of its K local steps. With plain SGD that is option
-II, c_i - c + (x - y_i) / (K eta_l). With momentum, Adam, weight decay or clipping option II is no gradient,
-so the mean gradient is used there too. Blocks that a client cannot hold keep their values.
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
+[karimireddy2020scaffold], Algorithm 1. The new control variate of a client is the mean gradient of its K
+local steps. With plain SGD that is option II, c_i - c + (x - y_i) / (K eta_l). With momentum, Adam, weight
+decay or clipping option II is no gradient, so the mean gradient is used there too. Blocks that a client
+cannot hold keep their values.
 """
 
 from collections.abc import Sequence

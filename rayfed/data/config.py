@@ -32,6 +32,11 @@ class PartitionConfig:
         within: Under `imbalanced`: `ratio`: from client to client of a domain, sizes fall by the same ratio
             as the numbers of clients from domain to domain (Digit-Five, DomainNet); `factor`: the largest
             client has `factor` times the samples of the smallest (PACS).
+        pool_size: Under `imbalanced`: number of samples of the first domain of which its clients get
+            theirs; that of each further domain is 1 / ratio of the domain before. None: all training samples
+            of the first domain.
+        pool_share: Under `imbalanced`: share in (0, 1] of these samples that the clients of a domain get;
+            the others are not used.
         split_test: Under `imbalanced`: distribute the test samples of a domain to its clients in proportion
             to their sizes, instead of sharing them (FedGCR's spread over clients at factor 1).
         by_group: Assign samples of a group (slices of a patient) to the same client and split; all numbers
@@ -48,6 +53,8 @@ class PartitionConfig:
     factor: float = 5
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
+    pool_size: int | None = None
+    pool_share: float = 1.0
     split_test: bool = False
     by_group: bool = True
     pooled: bool = False
@@ -153,10 +160,18 @@ def _check_partition(partition: PartitionConfig) -> None:
             f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
             "have test samples of their own where data.test is a fraction"
         )
+    _check_pool(partition)
     _check_effect(partition)
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
+
+
+def _check_pool(partition: PartitionConfig) -> None:
+    if partition.pool_size is not None and partition.pool_size < 1:
+        raise ConfigError(f"data.partition.pool_size: {partition.pool_size} must be at least 1, or null")
+    if not 0 < partition.pool_share <= 1:
+        raise ConfigError(f"data.partition.pool_share: {partition.pool_share} is not a share in (0, 1]")
 
 
 ONLY = {
@@ -165,6 +180,8 @@ ONLY = {
     "min_samples": ("dirichlet",),
     "factor": ("imbalanced",),
     "order": ("imbalanced",),
+    "pool_size": ("imbalanced",),
+    "pool_share": ("imbalanced",),
 }
 """Keys of a partition that count under some schemes only. `within` is not among them: data sets set it."""
 

@@ -116,6 +116,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         shard=Path(dataset.path),
         splits=all_splits(partition),
         personal_every=config.evaluation.every if personal else 0,
+        personal_split=config.evaluation.personal_split,
         rounds=config.rounds,
         resident=config.data.resident,
         resident_bytes=config.data.resident_memory * GB,

@@ -52,6 +52,7 @@ class World:
         objective: Loss and scores of the task.
         augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
+        personal_split: Split of a client on which they are scored.
         rounds: Number of planned rounds.
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
         resident_bytes: Most bytes of examples that `resident=auto` copies.
@@ -70,6 +71,7 @@ class World:
     objective: Objective = field(default_factory=Objective)
     augment: AugmentConfig | None = None
     personal_every: int = 0
+    personal_split: str = "test"
     rounds: int = 1
     resident: Resident = "auto"
     resident_bytes: float = 0.0
@@ -218,7 +220,7 @@ class Worker:
         train_mode(model)
         data = ClientData(id, self._examples, world.splits[id], self._normalize)
         rate = world.train.rate(sent.round, world.rounds)
-        personal = "test" if world.scores_personal(sent.round) else ""
+        personal = world.personal_split if world.scores_personal(sent.round) else ""
         return Client(
             id,
             model,
