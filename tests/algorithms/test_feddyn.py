@@ -37,6 +37,9 @@ class Quadratic(nn.Module):
     def optimizer(self):
         return torch.optim.SGD([self.x], lr=V4.inputs["rate"])
 
+    def backward(self, loss, batch):
+        loss(batch).backward()
+
     def clip_gradients(self):
         pass
 
