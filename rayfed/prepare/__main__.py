@@ -98,7 +98,7 @@ def _clean_all(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
     from rayfed.config.compose import compose
     from rayfed.config.parse import parse
-    from rayfed.config.schema import spelled_out
+    from rayfed.config.paths import spelled_out
     from rayfed.data.cache import clean
     from rayfed.data.config import DataConfig
     from rayfed.prepare import output
