@@ -15,6 +15,7 @@ import torch
 from rayfed.data.client_data import ClientData, Normalizer, Splits
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
+from rayfed.executors.features import FeatureFolder, feature_folder
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.executor import Call
 from rayfed.models.backbone import Backbone
@@ -48,6 +49,8 @@ class World:
         rounds: Number of planned rounds.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
+        features: Digest of the frozen weights, where frozen features are also kept on disk for other workers
+            and experiments; empty: they are kept in memory only.
     """
 
     seed: int
@@ -63,6 +66,7 @@ class World:
     rounds: int = 1
     threads: int = 1
     deterministic: bool = False
+    features: str = ""
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
@@ -110,7 +114,12 @@ class Worker:
         self._images = dataset.images
         self._targets = np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
-        self.cache: dict[Any, torch.Tensor] = {}
+        self.cache: dict[Any, torch.Tensor] = self._features() if world.features else {}
+
+    def _features(self) -> FeatureFolder:
+        world = self._world
+        numbers = (world.train.eval_batch_size, world.threads, self._device)
+        return feature_folder(world.shard, world.splits, world.features, world.model, *numbers)
 
     def start_params(self) -> Params:
         """The tensors that are sent and trained, with their initial values."""
