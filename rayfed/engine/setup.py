@@ -15,6 +15,7 @@ from rayfed.data.partition.make import Partition
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import check_counts, check_memory, measurable
+from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
@@ -26,10 +27,9 @@ from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import dump, skeleton
+from rayfed.models.sharing import skeleton
 from rayfed.objective import CLASSIFICATION, objective
-from rayfed.tuning.base import export
-from rayfed.types import Params, num_bytes
+from rayfed.types import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,16 @@ class Setup:
     dataset: Dataset
 
 
-def prepare(config: Config, build: Callable[[World], Backbone] = World.build) -> Setup:
+def prepare(
+    config: Config, build: Callable[[World], Backbone] = World.build, shared: Shared | None = None
+) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
         config: The experiment.
         build: Builds the tuned model; a sweep passes a function that reuses weights in memory.
+        shared: What was made for other experiments of the same command; then frozen features are kept on
+            disk, where these find them. None: this experiment is alone.
 
     Raises:
         ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
@@ -68,28 +72,43 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     bare = replace(config.model, pretrained=False)
     check_counts(config)
     shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
-    dataset = load(config.data, shape.size, shape.task)
+    known = shared or Shared()
+    where = (config.data, shape.size, shape.task)
+    dataset = known.once("data", where, lambda: load(config.data, shape.size, shape.task))
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
-    partition = partition_of(dataset, config.data, config.seed)
+    partition = known.once(
+        "partition", (where, config.seed), lambda: partition_of(dataset, config.data, config.seed)
+    )
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
     pixels = shape.size if world.objective.pixels else 0
     check_memory(config, measurable(config, world.skeleton), pixels, partition)
-    model = build(world)
-    if dataset.task == CLASSIFICATION:
-        _check_input(config.model, model)
-    _check_cache(config.train, model)
-    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
-    start = export(model, buffers=config.train.batch_norm == "average")
+    model = known.once(
+        "model", _model_key(world), lambda: _built(config, dataset.task, build(world), shared is not None)
+    )
     return Setup(
-        experiment=experiment,
-        world=world,
-        weights=dump(model),
-        start=start,
+        experiment=replace(_experiment(config, parts, partition, model), faults=faults),
+        world=replace(world, features=model.features) if shared else world,
+        weights=model.weights,
+        start=model.start,
         partition=partition,
         dataset=dataset,
     )
+
+
+def _model_key(world: World) -> tuple[object, ...]:
+    """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
+    own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
+    return *own, world.train.batch_norm, world.train.cache_features
+
+
+def _built(config: Config, task: str, model: Backbone, shares: bool) -> Built:
+    if task == CLASSIFICATION:
+        _check_input(config.model, model)
+    _check_cache(config.train, model)
+    keeps = shares and config.train.cache_features is not False
+    return Built.of(model, config.train.batch_norm == "average", keeps)
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
@@ -156,9 +175,9 @@ def _faults(config: Config, dataset: Dataset, partition: Partition, train: Train
     return plan_faults(config.faults, clients, work, dataset.domains, config.seed)
 
 
-def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:
+def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Experiment:
     trainers = partition.trainers
-    depth = len(model.stack) if parts.server.by_block else model.num_blocks
+    depth = model.stack if parts.server.by_block else model.blocks
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
         raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")
@@ -176,13 +195,5 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         validate=config.evaluation.validation,
         depth=depth,
         capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
-        block_bytes=_block_bytes(model),
+        block_bytes=model.block_bytes,
     )
-
-
-def _block_bytes(model: Backbone) -> tuple[int, ...]:
-    sizes = [0] * model.num_blocks
-    for slot in model.tensors().values():
-        if slot.block is not None and not slot.is_trained:
-            sizes[slot.block] += num_bytes(slot.tensor)
-    return tuple(sizes)
