@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rayfed.errors import ConfigError, PartsFailedError, one_line
 from rayfed.experiment.alone import run_alone
 from rayfed.experiment.begin import tell_clients
@@ -21,6 +19,7 @@ from rayfed.record import claim as folders
 from rayfed.record.files import write_text
 
 if TYPE_CHECKING:
+    from rayfed.data.partition.partition import ClientSplit
     from rayfed.engine.session import Session
     from rayfed.record.claim import Claim
 
@@ -156,12 +155,16 @@ def _describe_all(plan: Plan, show: Show) -> None:
         whole = partition_of(setups[0].dataset, data, plan.config.seed)
     except ConfigError:
         return
-    known = {client.id: client for client in whole.clients}
-    for setup in setups:
-        for client in setup.partition.clients:
-            same = known.get(client.id)
-            splits = ("train", "val", "test")
-            if same is None or any(not np.array_equal(getattr(same, s), getattr(client, s)) for s in splits):
-                return
+    known = {_examples(client) for client in whole.clients}
+    if not all(_examples(client) in known for setup in setups for client in setup.partition.clients):
+        return
     show.tell(describe(whole, setups[0].dataset))
+    names = {client.id for client in whole.clients}
+    if any(client.id not in names for setup in setups for client in setup.partition.clients):
+        show.tell("in each fold, the clients of the other domains are numbered anew")
     show.described.update(setup.partition.digest for setup in setups)
+
+
+def _examples(client: ClientSplit) -> tuple[object, ...]:
+    """Domain and examples of a client, to find it under another id."""
+    return client.domain, *(tuple(getattr(client, split)) for split in ("train", "val", "test"))

@@ -34,7 +34,7 @@ def command(tmp_path, cache):
 
 def test_exactly_what_is_listed_runs_and_is_shown_once(command, tmp_path, capsys):
     run = tmp_path / "run"
-    assert command("compare=[fedavg,afl]") == 0
+    assert command("compare=[fedavg,afl]", "figures=true") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "comparing fedavg, afl (2 rounds each)"
     assert sum(line.startswith("client ") for line in lines) == 1
@@ -144,7 +144,7 @@ def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
 def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, capsys):
     run = tmp_path / "run"
     folds = ("protocol=leave_one_out", "data.val=4")
-    assert command("compare=[fedavg,afl]", "rounds=1", *folds) == 0
+    assert command("compare=[fedavg,afl]", "rounds=1", "figures=true", *folds) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "holding out plain, street in turn: fedavg, afl (1 round each)"
     assert sum(line.startswith("client ") for line in lines) == 1
