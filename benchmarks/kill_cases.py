@@ -36,6 +36,7 @@ class Ending:
         lines: What was on standard error.
         left: Titles of processes that stayed.
         same: Whether tensors and tables are those of an undisturbed run; None: there was nothing to resume.
+        average: Load average of the machine over the minute before the end.
     """
 
     case: str
@@ -44,14 +45,15 @@ class Ending:
     lines: list[str]
     left: list[str]
     same: bool | None
+    average: float
 
     @property
     def good(self) -> bool:
-        """One line or none, every process gone, and the same bytes after `resume`."""
+        """One error line or none, every process gone, and the same bytes after `resume`."""
         goes_on = self.case.startswith(SURVIVED)
         fast = self.seconds <= LIMIT or goes_on or self.code == 0
         told = self.code == 0 or len(self.errors) == (0 if self.case.startswith("the command") else 1)
-        quiet = goes_on or self.lines == self.errors  # a replaced actor is said in a warning
+        quiet = self.code == 0 or self.lines == self.errors  # a replaced actor or file is said in a warning
         return told and quiet and fast and not self.left and self.same is not False
 
     @property
@@ -68,15 +70,17 @@ def cases() -> list[str]:
 def markdown(endings: Sequence[Ending]) -> str:
     """The table of docs/recovery.md."""
     lines = [
-        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` |"
+        "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` "
+        "| load average |"
     ]
-    lines.append("|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|")
     words = {None: "nothing to resume", True: "the same bytes", False: "**other bytes**"}
     for one in endings:
         said = one.errors[0] if one.errors else (one.lines[0] if one.lines else "")
         cut = said.split("; continue with")[0].replace("|", "\\|")[:110]
         more = f" (and {len(one.lines) - 1} more)" if len(one.lines) > 1 else ""
-        cells = (one.case, one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        ending = (one.code, f"{one.seconds:.0f}", cut + more, len(one.left), words[one.same])
+        cells = (one.case, *ending, f"{one.average:.0f}")
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     good = sum(one.good for one in endings)
     left = len(cases()) - len(endings)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,8 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
+import rayfed.resume
+import rayfed.run
 from benchmarks.kill_cases import LIMIT, TITLES, Ending, cases, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -38,8 +42,15 @@ RUN = (
     "model.options={depth: 4}",
     "model.pretrained=false",
     "tuning.rank=2",
+    "figures=false",
 )
-ON_RAY = ("cluster.actors=2", "cluster.num_cpus=2")
+ON_RAY = ("cluster.actors=2", "cluster.num_cpus=2", "cluster.dashboard=false")
+LOADED = {"RAY_worker_niceness": "0"}
+"""On a loaded machine Ray's workers get the priority of the busy loops. With Ray's own nice 15 they get a
+thirtieth of it, and a case takes minutes."""
+SIGN = "RAYFED_KILL_TABLE"  # variable in the environment of all processes of a bench
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+TRIES = 3  # attempts to find the moment of a case
 
 
 class Bench:
@@ -47,6 +58,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sign = str(folder)
         self.cache = folder / "cache"
         self.whole = folder / "whole"
         done = self.command([*RUN, "cluster=inline", f"output={self.whole}"]).wait(PATIENCE)
@@ -62,57 +74,84 @@ class Bench:
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                env={**os.environ, "OMP_NUM_THREADS": "1", SIGN: self.sign, **(env or {})},
             )
 
     def kill(self, what: str, when: str, machine: str) -> Ending:
-        """Run, kill, wait for the end, resume and compare."""
+        """Run, kill, wait for the end, resume and compare.
+
+        Raises:
+            TimeoutError: The moment to kill did not come, in several runs.
+        """
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(TimeoutError):
+                return self._kill(what, when, machine)
+        return self._kill(what, when, machine)
+
+    def _kill(self, what: str, when: str, machine: str) -> Ending:
         run = self.folder / "killed"
         shutil.rmtree(run, ignore_errors=True)
         with load() if machine == "loaded" else contextlib.nullcontext():
-            command = self.command([*RUN, *ON_RAY, f"output={run}"])
-            await_moment(when, what, command.pid, run)
-            started = descendants(command.pid)
-            for process in victims(what, command.pid):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            began = time.monotonic()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                command.wait(PATIENCE)
-            code = command.poll()
-            _, alive = psutil.wait_procs(started, timeout=LIMIT)
-        seconds = time.monotonic() - began
-        left = [title(process) for process in alive]
-        for process in [*alive, *([psutil.Process(command.pid)] if code is None else [])]:
+            command = self.command(
+                [*RUN, *ON_RAY, f"output={run}"], env=LOADED if machine == "loaded" else None
+            )
+            try:
+                await_moment(when, what, command, run)
+                for process in victims(what, command.pid):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+                began = time.monotonic()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    command.wait(PATIENCE)
+                code = command.poll()
+                ended = time.monotonic()
+                while self.alive() and time.monotonic() < ended + LIMIT:
+                    time.sleep(0.1)
+                seconds = time.monotonic() - began
+            finally:
+                left = [title(process) for process in self.alive()]
+                for process in self.alive():
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+        case = f"{what}, {when}, {machine}"
+        command.wait(PATIENCE)
+        average = os.getloadavg()[0]
+        return Ending(case, code, seconds, self.errors(), left, self.resumed(run), average)
+
+    def alive(self) -> list[psutil.Process]:
+        """Processes of this bench's commands, found by their environment."""
+        found = []
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                process.kill()
-        return Ending(f"{what}, {when}, {machine}", code, seconds, self.errors(), left, self.resumed(run))
+                if process.environ().get(SIGN) == self.sign and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def errors(self) -> list[str]:
-        text = (self.folder / "stderr").read_text(errors="replace")
+        text = COLOURS.sub("", (self.folder / "stderr").read_text(errors="replace"))
         return [line for line in text.splitlines() if line.strip()]
 
     def resumed(self, run: Path) -> bool | None:
         """Whether what `resume` leaves is what the undisturbed run left; None: the run had not begun."""
         if not (run / "config.yaml").exists():
             return None
-        if not (run / "checkpoints").exists():  # before its first round: there is nothing to go on from
-            shutil.rmtree(run)
-            again = self.command([*RUN, "cluster=inline", f"output={run}"])
-        else:
-            again = self.command([str(run), "cluster=inline", "--quiet"], module="rayfed.resume")
-        return again.wait(PATIENCE) == 0 and contents(run) == contents(self.whole)
+        with contextlib.redirect_stdout(io.StringIO()):
+            if not (run / "checkpoints").exists():  # before its first round: there is nothing to go on from
+                shutil.rmtree(run)
+                code = rayfed.run.main([*RUN, "cluster=inline", f"output={run}", f"data.cache={self.cache}"])
+            else:
+                code = rayfed.resume.main([str(run), "cluster=inline", "--quiet"])
+        return code == 0 and contents(run) == contents(self.whole)
 
     def place(self, what: str) -> Ending:
         """Run where something of the machine is not as it should be."""
         run, env = self.folder / "odd" / "run", {}
         shutil.rmtree(run.parent, ignore_errors=True)
         run.parent.mkdir()
-        overrides = [*RUN, f"output={run}"]
+        overrides = [*RUN, *ON_RAY, f"output={run}"]
         if what == "full disk":
-            rounds = [key.replace("rounds=6", "rounds=500") for key in RUN]
-            overrides = [*rounds, "cluster=inline", f"output={run}"]
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run.parent], check=True)
+            overrides = [*RUN, "cluster=inline", f"output={run}"]
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", run.parent], check=True)
         elif what == "read-only output":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.parent], check=True)
         elif what == "cache file of garbage":
@@ -122,12 +161,16 @@ class Bench:
             env = {what.removeprefix("no "): str(self.folder / "missing")}
         began = time.monotonic()
         command = self.command(overrides, env=env)
+        if what == "full disk":
+            await_moment("in a round", what, command, run)
+            began = time.monotonic()
+            fill(run.parent / "filler", command)
         code = command.wait(PATIENCE)
         seconds = time.monotonic() - began
-        same = contents(run) == contents(self.whole) if code == 0 else None
+        same = contents(run) == contents(self.whole) if code == 0 else self.resumed(run)
         if what in ("full disk", "read-only output"):
             subprocess.run(["umount", run.parent], check=True)
-        return Ending(f"{what}, quiet", code, seconds, self.errors(), [], same)
+        return Ending(f"{what}, quiet", code, seconds, self.errors(), [], same, os.getloadavg()[0])
 
 
 def contents(run: Path) -> dict[str, object]:
@@ -140,6 +183,17 @@ def contents(run: Path) -> dict[str, object]:
     tensors = run / "model" / "params.safetensors"
     found["tensors"] = tensors.read_bytes() if tensors.exists() else b""
     return found
+
+
+def fill(file: Path, command: subprocess.Popen[bytes]) -> None:
+    """Keep a disk full until the command ends, then free it."""
+    with file.open("wb", buffering=0) as stream:
+        while command.poll() is None:
+            try:
+                stream.write(bytes(4096))
+            except OSError:
+                time.sleep(0.001)
+    file.unlink()
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -163,7 +217,7 @@ def victims(what: str, pid: int) -> list[psutil.Process]:
     return found[:1] if what == "one client actor" else found
 
 
-def await_moment(when: str, what: str, pid: int, run: Path) -> None:
+def await_moment(when: str, what: str, command: subprocess.Popen[bytes], run: Path) -> None:
     """Wait for the moment to kill.
 
     Raises:
@@ -171,8 +225,8 @@ def await_moment(when: str, what: str, pid: int, run: Path) -> None:
     """
     deadline = time.monotonic() + PATIENCE
     wanted = 2 if what == "all client actors" else 1
-    while not _has_come(when, what, pid, run, wanted):
-        if time.monotonic() > deadline or not psutil.pid_exists(pid):
+    while not _has_come(when, what, command.pid, run, wanted):
+        if time.monotonic() > deadline or command.poll() is not None:
             raise TimeoutError(f"{what}, {when}: the moment did not come")
         time.sleep(0.05 if when == "at the start" else 0.001)
 
@@ -180,7 +234,7 @@ def await_moment(when: str, what: str, pid: int, run: Path) -> None:
 def _has_come(when: str, what: str, pid: int, run: Path, wanted: int) -> bool:
     if when == "at the start":
         return len(victims("gcs_server" if what == "the command" else what, pid)) >= wanted
-    result = run / "result.json"
+    result = run / "rounds.jsonl"
     if not result.exists() or len(result.read_text().splitlines()) < 2:
         return False
     if when == "in a round":
@@ -193,7 +247,8 @@ def _has_come(when: str, what: str, pid: int, run: Path, wanted: int) -> bool:
 @contextlib.contextmanager
 def load() -> Iterator[None]:
     """A busy loop on each core."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    busy = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends with the bench
+    loops = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:

@@ -6,7 +6,7 @@
 
 Each case is one run of `python -m rayfed.run` in a process of its own, which imports the package of the
 checkout. Compared are the sha256 of the final tensors of every run that a case writes, every column of
-result.json but the wall-clock times, and the scores of every client. The exit code is 1 if any of these
+rounds.jsonl but the wall-clock times, and the scores of every client. The exit code is 1 if any of these
 differs, if a case fails or is gone, or if nothing could be compared. A method that the saved file does not
 name is shown as new.
 
@@ -42,7 +42,7 @@ Case: TypeAlias = dict[str, str]
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSORS = "model/params.safetensors"
-ROWS = ("result.json", "rounds.jsonl")
+ROWS = ("rounds.jsonl", "result.json")
 SHARED = Path(os.environ.get("RAYFED_SHARED", ROOT.parent / "shared")).resolve()
 PACKAGES = ("torch", "numpy", "scikit-learn", "timm", "peft", "open_clip_torch")
 PATIENCE = 900  # seconds for one case

@@ -52,7 +52,7 @@ def waits(path: Path, overrides: list[str]) -> list[float]:
     waited = []
     for number in range(TRIALS):
         run = trial_folder(path, number) / "seed-0"
-        seconds = json.loads((run / "result.json").read_text().splitlines()[0])["seconds"]
+        seconds = json.loads((run / "rounds.jsonl").read_text().splitlines()[0])["seconds"]
         waited.append((run / "history" / "000001.json.gz").stat().st_mtime - seconds - ends[number])
     return waited
 

@@ -7,6 +7,7 @@ Every file and every override of a user is read with these functions, and so are
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -143,12 +144,20 @@ def user_path(text: str | Path, key: str) -> Path:
         key: Config key or option that holds it, for errors.
 
     Raises:
-        ConfigError: `~` stands for no home folder.
+        ConfigError: `~` stands for no home folder, or the system allows no such path.
     """
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
     except RuntimeError as err:
         raise ConfigError(f"{key}: {str(text)!r} names no home folder; write the path out") from err
+    try:
+        path.lstat()
+    except (OSError, ValueError) as err:
+        if getattr(err, "errno", None) == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"{key}: {shown(str(text))} is not a path: {os.strerror(errno.ENAMETOOLONG)}"
+            ) from err
+    return path
 
 
 def user_folder(text: str) -> Path:

@@ -91,6 +91,10 @@ class PartsFailedError(RayFedError):
     """Some methods of a comparison, or some folds, failed; what the others finished is kept."""
 
 
+class OutputClosedError(RayFedError):
+    """The program that read the output, such as `head`, has ended."""
+
+
 class StoppedError(RayFedError):
     """The run was asked to end, for example by a signal."""
 

@@ -12,6 +12,7 @@ from rayfed.config.changes import HARMLESS, changes
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rayfed.record.claim import claim_again
 
         check_run_folder(args.run)
-        with claim_again(args.run) as claim:
+        with shown_on(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
+            stage("reading the config", passing=True)
             config = continued(args.run, args.overrides)
             simulate(config, args.quiet, as_json=args.json, claim=claim)
 

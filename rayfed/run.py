@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
 USAGE = """\
@@ -53,15 +54,21 @@ def work(args: argparse.Namespace) -> None:
 
         show(args.json)
         return
-    from rayfed.config.schema import load_config, to_yaml
+    with shown_on(screen_of(args.quiet or args.print_config, args.json)):
+        stage("reading the config", passing=True)
+        from rayfed.config.schema import compatible_parts, load_config, to_yaml
 
-    config = load_config(args.overrides, args.config)
-    if args.print_config:
-        say(to_yaml(config).rstrip("\n"))
-        return
-    from rayfed.experiment.simulate import simulate
+        config = load_config(args.overrides, args.config)
+        if args.print_config:
+            from rayfed.engine.setup import without_values
 
-    simulate(config, args.quiet, as_json=args.json)
+            compatible_parts(config)
+            without_values(config)
+            say(to_yaml(config).rstrip("\n"))
+            return
+        from rayfed.experiment.simulate import simulate
+
+        simulate(config, args.quiet, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs, shape (B, ...), and targets, shape (B,) or, for segmentation, (B, H, W)."""
 
 Row: TypeAlias = dict[str, Any]
-"""A row of a table, such as that of a round in result.json: values by column."""
+"""A row of a table, such as that of a round in rounds.jsonl: values by column."""
 
 Positive: TypeAlias = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative: TypeAlias = Annotated[float, Ge(0), Lt(float("inf"))]

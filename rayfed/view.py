@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
-from rayfed.record.readers import read_rows, read_yaml, reading
+from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.console import follow, say, teller
 from rayfed.terminal.guard import guarded, parser_of
 
@@ -71,15 +70,6 @@ def planned(path: Path) -> int:
         folds = ", ".join(sorted(p.parent.name for p in path.glob("*/config.yaml")))
         raise ConfigError(f"{path}: holds a run for each domain; look at one of {folds}")
     return rounds
-
-
-def rows_so_far(path: Path) -> list[Row]:
-    """The rows of all finished rounds; empty before the first round is finished.
-
-    Raises:
-        ConfigError: result.json is damaged.
-    """
-    return read_rows(path) if os.path.lexists(path / "result.json") else []
 
 
 def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:

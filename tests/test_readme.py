@@ -1,6 +1,9 @@
 """The README says what is there."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +36,59 @@ def test_the_transcript_is_of_the_default_run():
     config = load_config([])
     assert f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}" in shown
     assert f"/{config.rounds} " in shown
+
+
+POINTS, LOSS = 3.0, 0.1
+"""By how much scores of a run, in percentage points, and its losses may differ from those of the transcript,
+because another kind of processor rounds the last bits differently."""
+
+VARYING = (
+    (r"(?<=runs/fedgcr-digits-five-mini-seed0)\S*:", ":"),  # time and process
+    (r"sha256 [0-9a-f]{16}", "sha256 HEX"),
+    (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\d+(\.\d+)? s\b", "SECONDS"),
+    (r"slowest c\d\d-\w+", "slowest CLIENT"),
+    (r"(?<=worst domain )\w+|(?<=\()(plain|inverted|blended|street|fonts)(?=\))", "DOMAIN"),
+)
+
+
+def parts(text):
+    """The words of a transcript, and its numbers of scores and losses with the allowed difference."""
+    for pattern, word in VARYING:
+        text = re.sub(pattern, word, text)
+    limits = [LOSS if key == "loss" else POINTS for key, _ in re.findall(SCORE, text)]
+    numbers = [float(value) for _, value in re.findall(SCORE, text)]
+    words = [" ".join(line.split()) for line in re.sub(SCORE, r"\1 NUMBER", text).splitlines()]
+    return [line for line in words if not line.startswith("preparing ")], numbers, limits
+
+
+SCORE = re.compile(
+    r"(?m)(accuracy|worst|loss|clients|domains|sigma_\w+|DOMAIN|^\w+ +\d+ +\d+ +\d+) +(\d+\.\d+)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_transcript_is_what_a_run_prints(tmp_path):
+    command = [sys.executable, "-m", "rayfed.run", "cluster.num_cpus=2", "cluster.num_gpus=0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    words, numbers, _ = parts(done.stdout)
+    wanted, before, limits = parts(section("transcript").strip("`\n"))
+    assert words == wanted
+    assert len(numbers) == len(before) > 50
+    for now, then, limit in zip(numbers, before, limits, strict=True):
+        assert abs(now - then) <= limit
+
+
+def test_a_transcript_with_other_words_or_numbers_would_be_noticed():
+    shown = section("transcript")
+    words, numbers, _ = parts(shown)
+    assert parts(re.sub(r"runs/(\S+):", r"runs/\1-20261122-033411-99:", shown))[0] == words
+    assert parts(shown.replace("actors ready", "all ready"))[0] != words
+    assert parts(shown.replace("up 1.8 MB", "up 1.9 MB"))[0] != words
+    assert parts(shown.replace("  156   17", "  155   17"))[0] != words
+    assert parts(re.sub(r"accuracy  35\.9", "accuracy  55.9", shown))[1] != numbers
 
 
 def test_the_catalogue_lists_everything():

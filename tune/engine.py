@@ -24,6 +24,7 @@ from rayfed.executors.connection import connection
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say
+from rayfed.terminal.stages import stage
 from tune.checks import Search, check_sweep, continued, describe, new_folder
 from tune.figures import draw_figures
 from tune.progress import Progress
@@ -120,6 +121,7 @@ def run_sweep(
             frozen=put_frozen([setup.world for setup in setups]),
         )
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
+        stage("running the trials")
         grid = run_trials(make_tuner(found, trainable, most))
         outcomes = read_outcomes(found.path, found.sweep, found.base, found.seeds)
         table = write(outcomes)

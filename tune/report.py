@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import yaml
 
 from rayfed.config.schema import to_dict
 from rayfed.record.files import write_parquet, write_text
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import rows_so_far
 from rayfed.report.table import Table
 from rayfed.types import Row
 from tune.folder import trial_folder
@@ -20,6 +20,9 @@ from tune.space import SCALARS
 
 SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
 """Columns of a round that the table of the best trial shows, beside the objectives."""
+
+MOST_SHOWN = 5
+"""Number of trials that the table of a sweep with one objective shows, the best ones."""
 
 
 def write(outcomes: Outcomes) -> Table | None:
@@ -36,8 +39,7 @@ def write(outcomes: Outcomes) -> Table | None:
         for seed, folder in zip(
             outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
         )
-        if (folder / "result.json").exists()
-        for row in read_rows(folder)
+        for row in rows_so_far(folder)
     ]
     if rounds:
         write_parquet(path / "rounds.parquet", rounds)
@@ -74,7 +76,7 @@ def _cell(value: Any, options: Sequence[Any]) -> Any:
 
 
 def table(outcomes: Outcomes) -> Table | None:
-    """Table of the best trial and the paper's default, or with several objectives of the Pareto front.
+    """Table of the five best trials and the paper's default, or with several objectives of the Pareto front.
 
     None where no trial is finished.
     """
@@ -82,7 +84,7 @@ def table(outcomes: Outcomes) -> Table | None:
     default = outcomes.default
     if best is None:
         return None
-    shown = [best] if len(outcomes.sweep.objectives) == 1 else outcomes.front
+    shown = outcomes.ranked[:MOST_SHOWN] if len(outcomes.sweep.objectives) == 1 else outcomes.front
     columns = {_heading(t, best, default): t for t in shown}
     if default is not None and default not in shown and default.row:
         columns[_heading(default, best, default)] = default
@@ -93,6 +95,7 @@ def table(outcomes: Outcomes) -> Table | None:
         rows.append((parameter.key, *map(number, values)))
     counts = {state: sum(t.state == state for t in outcomes.trials) for state in STATES.values()}
     notes = (
+        *_ties(outcomes, shown),
         f"{len(outcomes.trials)} trials: {', '.join(f'{n} {state}' for state, n in counts.items() if n)}; "
         f"round {best.rounds}, {len(outcomes.seeds)} seed(s) each",
         f"repeat the best: python -m rayfed.run --config {outcomes.path / 'best.yaml'}",
@@ -100,6 +103,24 @@ def table(outcomes: Outcomes) -> Table | None:
     )
     goals = ", ".join(f"{direction} {name}" for name, direction in outcomes.sweep.objectives.items())
     return Table(f"{outcomes.sweep.name}: {goals}", ("", *columns), tuple(rows), notes)
+
+
+def _ties(outcomes: Outcomes, shown: Sequence[Outcome]) -> Iterator[str]:
+    """Notes on trials with the same score as one that is shown, and on scores that say nothing yet."""
+    name = next(iter(outcomes.sweep.objectives))
+    groups = [group for group in outcomes.ties if any(t in shown for t in group)]
+    for group in groups:
+        *most, last = (str(t.number) for t in group)
+        yield (
+            f"trials {', '.join(most)} and {last} have the same {name}, "
+            f"{number(group[0].row[name])}; the earliest of them comes first"
+        )
+    best = outcomes.ranked[0]
+    if any(best in group for group in groups) and best.rounds == 1:
+        yield (
+            "warning: one round cannot tell the best trials apart, so the best one is hardly more than the "
+            "first one; search again with more rounds, for example rounds=10"
+        )
 
 
 def _heading(trial: Outcome, best: Outcome, default: Outcome | None) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
 from rayfed.record.folder import finished
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import rows_so_far
 from rayfed.types import Row
 from tune.experiment import Base
 from tune.folder import ERROR, trial_folder
@@ -84,11 +85,23 @@ class Outcomes:
         ]
 
     @property
-    def best(self) -> Outcome | None:
-        """The best finished trial by the first objective, the earlier of equal ones; None: there is none."""
+    def ranked(self) -> list[Outcome]:
+        """Finished trials, the best one by the first objective first, and of equal ones the earlier first."""
         name, direction = next(iter(self.sweep.objectives.items()))
         sign = 1 if direction == "max" else -1
-        return max(self.finished, key=lambda t: (sign * t.row[name], -t.number), default=None)
+        return sorted(self.finished, key=lambda t: (-sign * t.row[name], t.number))
+
+    @property
+    def best(self) -> Outcome | None:
+        """The first of the ranked trials; None where no trial is finished."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def ties(self) -> list[list[Outcome]]:
+        """Ranked trials in groups of the same score, for every score that several trials have."""
+        name = next(iter(self.sweep.objectives))
+        groups = (list(group) for _, group in groupby(self.ranked, key=lambda t: t.row[name]))
+        return [group for group in groups if len(group) > 1]
 
     @property
     def default(self) -> Outcome | None:
@@ -129,7 +142,7 @@ def _outcome(
 ) -> Outcome:
     folder = trial_folder(path, trial.number)
     state = STATES[trial.state]
-    rows = [read_rows(f) if (f / "result.json").exists() else [] for f in seed_folders(folder, seeds)]
+    rows = [rows_so_far(f) for f in seed_folders(folder, seeds)]
     done = min(map(len, rows))
     scored = [mean_of([r[i] for r in rows], whole[1]) for i in range(done)]
     full = [row for row in scored if all(name in row for name in whole[1])]

@@ -11,6 +11,7 @@ from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.terminal.supervisor import note_advice, supervised
 
 USAGE = """\
@@ -60,7 +61,8 @@ def work(args: argparse.Namespace) -> None:
     advice = f"continue with: python -m tune.run resume={found.path}"
     note_advice(advice)
     try:
-        _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
+        with shown_on(screen_of(args.quiet or args.json)):
+            _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt as err:
         err.add_note(f"finished rounds of all trials are kept; {advice}")
         raise

@@ -179,7 +179,9 @@ def load_sweep(arguments: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         else:
             rest.append(text)
     if not name:
-        raise ConfigError(f"sweep: missing; set sweep=NAME, one of: {', '.join(sweep_names())}")
+        raise ConfigError(
+            f"sweep: missing; set sweep=NAME, one of: {', '.join(sweep_names())}, or the path of a YAML file"
+        )
     tree = read_sweep(name)
     for key, value in own.items():
         _put(tree, key, value)
@@ -204,7 +206,7 @@ def read_sweep(name: str) -> dict[str, Any]:
     own = name.endswith((".yaml", ".yml"))
     path = user_path(name, "sweep") if own else folder() / "sweep" / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(unknown("sweep", name, sweep_names()))
+        raise ConfigError(f"{unknown('sweep', name, sweep_names())}, or give the path of a YAML file")
     return {"name": path.stem, **read_file(path, "sweep")}
 
 

@@ -25,6 +25,7 @@ from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.record.files import write_parquet
+from rayfed.terminal.stages import stage
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
 
@@ -92,10 +93,12 @@ def features(folder: Path, images: int) -> list[dict[str, Any]]:
     executor = InlineExecutor(replace(run.setup.world, splits=splits), run.setup.weights)
     task = partial(represent, local=run.setup.experiment.local)
     calls = [Call(domain, task, "features", run.state.broadcast()) for domain in shown]
+    stage("computing the features")
     answers = [answer for answer in executor.map(calls) if answer is not None]
     x = torch.cat([answer.extra["features"] for answer in answers]).double().numpy()
     domains = [answer.client for answer in answers for _ in answer.extra["labels"]]
     labels = torch.cat([answer.extra["labels"] for answer in answers]).tolist()
+    stage(f"computing t-SNE of {len(x)} images")
     places = in_plane(x)
     rows = [
         {"domain": domain, "unseen": shown[domain][0], "label": label, "x": px, "y": py, "features": own}

@@ -28,6 +28,7 @@ from rayfed.federation.params import mean_by_name, subtract
 from rayfed.federation.visit import fit
 from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_table
+from rayfed.terminal.stages import counted, stage
 from rayfed.types import Params, ServerState, Update, is_statistic
 
 Vectors: TypeAlias = npt.NDArray[np.float64]
@@ -179,9 +180,17 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     executor = InlineExecutor(world, run.setup.weights)
     experiment = run.setup.experiment
     cohort = replace(make_cohort(experiment, executor, run.state.round).everyone, ledger=Ledger())
+    stage("training all clients once more")
     names, models, centre = trained_once_more(run, cohort)
     plane = plane_through(centre, models)
-    rows = losses(plane, names, points, partial(loss_on, experiment, cohort, run.state))
+    with counted("models scored", 1 + len(models) + points**2) as advance:
+
+        def loss(params: Params) -> float:
+            found = loss_on(experiment, cohort, run.state, params)
+            advance()
+            return found
+
+        rows = losses(plane, names, points, loss)
     write_parquet(folder / "landscape.parquet", rows)
     return rows
 

@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from rayfed.config.schema import Config, load_run
 from rayfed.data.client_data import Splits
+from rayfed.documents import check_run_folder
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
+from rayfed.record.folder import how_to_go_on
 from rayfed.record.readers import DamagedError, read_bytes, read_json, read_tensors, reading
 from rayfed.types import Params, ServerState, is_statistic
 
@@ -48,8 +50,10 @@ def reopen(folder: Path) -> Finished:
     tensors = folder / "model" / "params.safetensors"
     if not tensors.is_file():
         folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
-        hint = f"; give one of its runs: {', '.join(folds)}" if folds else ""
-        raise ConfigError(f"{str(folder)!r} is not the folder of a finished run: no {tensors.name}{hint}")
+        if not folds:
+            check_run_folder(folder)
+        hint = f"give one of its runs: {', '.join(folds)}" if folds else how_to_go_on(folder)
+        raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {hint}")
     config = load_run(folder)
     setup = prepare(config)
     facts = read_json(folder / "environment.json", dict)

@@ -38,11 +38,12 @@ MEANINGS: Mapping[str, str] = {
 """Keys that other programs have, and ours."""
 
 
-def advice(key: str, whole: type[Any], tree: Mapping[str, Any]) -> str:
-    """The message for a key that exists in another section; empty where there is none.
+def advice(key: str, message: str, whole: type[Any], tree: Mapping[str, Any]) -> str:
+    """The message for a key that does not exist: where a key of that name or meaning is, if there is one.
 
     Args:
         key: The full name of the key that does not exist.
+        message: The message that lists the keys of its section.
         whole: The dataclass of a whole config.
         tree: The config that has the key.
     """
@@ -54,7 +55,32 @@ def advice(key: str, whole: type[Any], tree: Mapping[str, Any]) -> str:
         found = [MEANINGS[leaf]]
     else:
         found = [name for name in every if name.rpartition(".")[2] == leaf and name != key]
-    return f"{key}: no such key; did you mean {' or '.join(found)}?" if found else ""
+    if found:
+        return f"{key}: no such key; did you mean {' or '.join(found)}?"
+    return _of_other_methods(key, leaf, tree) or message.replace("Keys here", f"Keys {_whose(key, tree)}", 1)
+
+
+def _whose(key: str, tree: Mapping[str, Any]) -> str:
+    """Whose keys a section has, where that depends on what was chosen."""
+    section = key.partition(".")[0]
+    chosen = tree.get(section)
+    if section not in ("server", "local", "tuning") or not isinstance(chosen, Mapping):
+        return "here"
+    name = chosen.get("name", tree.get("algorithm"))
+    return f"of {'tuning' if section == 'tuning' else 'algorithm'}={name}"
+
+
+def _of_other_methods(key: str, leaf: str, tree: Mapping[str, Any]) -> str:
+    """The message for a hyperparameter of methods that were not chosen; empty where no method has it."""
+    owners: dict[str, list[str]] = {}
+    for name in METHODS.names():
+        method = METHODS.load(name)
+        for half, cls in (("server", method.server), ("local", method.local)):
+            if leaf in {field.name for field in dataclasses.fields(cls)}:
+                owners.setdefault(f"{half}.{leaf}", []).append(name)
+    found = {name: methods for name, methods in owners.items() if key in (leaf, name)}
+    where = "; ".join(f"{name} is a key of algorithm={'|'.join(each)}" for name, each in found.items())
+    return f"{key}: no such key with algorithm={tree.get('algorithm')}; {where}" if found else ""
 
 
 def _keys(cls: type[Any], where: str = "") -> Iterator[str]:

@@ -15,7 +15,7 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """`data.partition: path` written in full, as `data.partition.file: path`, and `~` in every path.
 
     Raises:
-        ConfigError: A path begins with `~` and names no home folder.
+        ConfigError: A path begins with `~` and names no home folder, or the system allows no such path.
     """
     data = tree.get("data")
     if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
@@ -26,11 +26,12 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
-    """The tree with the home folder written out in one value, where that is a path that begins with `~`."""
+    """The tree with the home folder written out in one value, where that is a path; the path is checked."""
     name, *rest = path
     value = tree.get(name)
     if rest:
         return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
-    if isinstance(value, str) and value.startswith("~"):
-        return {**tree, name: str(user_path(value, key))}
+    if isinstance(value, str):
+        there = user_path(value, key)
+        return {**tree, name: str(there)} if value.startswith("~") else tree
     return tree

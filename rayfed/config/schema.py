@@ -24,7 +24,7 @@ from rayfed.config.paths import spelled_out
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
-from rayfed.documents import read_file
+from rayfed.documents import check_run_folder, read_file
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.client import TrainConfig
@@ -195,9 +195,8 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The folder holds no config, or it is not valid.
     """
+    check_run_folder(folder)
     file = folder / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"{folder}: holds no run (there is no config.yaml)")
     return resolve(compose(overrides, with_new_names(read_file(file, str(folder)))))
 
 
@@ -213,7 +212,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         check_listed_once(config.compare)
         parts = build_parts(config)
     except UnknownKeyError as err:
-        raise ConfigError(advice(err.key, Config, tree) or str(err)) from err
+        raise ConfigError(advice(err.key, str(err), Config, tree)) from err
     return dataclasses.replace(
         config,
         server=_named(config.server.get("name", config.algorithm), parts.server),

@@ -28,6 +28,7 @@ from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.errors import ConfigError, DataError
 from rayfed.objective import objective
+from rayfed.terminal.stages import counted
 
 FORMAT = 1
 """Version of the file format; must be raised when the same data give another file."""
@@ -79,6 +80,8 @@ def prepare(
         return path
     with _lock(path.with_suffix(".lock")):
         if not _is_whole(path):
+            if path.exists():
+                log.warning("%s is damaged and is prepared again", path)
             # Only the process with the lock writes these files, so they are left from one that was killed.
             for stale in temporaries(path):
                 stale.unlink(missing_ok=True)
@@ -102,8 +105,7 @@ def _is_whole(path: Path) -> bool:
         return False
     try:
         open_dataset(path)
-    except DataError as err:
-        log.warning("preparing the data again: %s", err)
+    except DataError:
         return False
     return True
 
@@ -205,8 +207,11 @@ class _Preparation:
     def decoded(self) -> Iterator[tuple[int, Decoded]]:
         """Index and arrays of each image that can be decoded, in order."""
         skipped = 0
-        with contextlib.closing(self.decoding()) as pending:
+        what = f"preparing {self.source.name}, {objective(task_of(self.source)).examples} decoded"
+        counting = counted(what, len(self.listing.labels))
+        with contextlib.closing(self.decoding()) as pending, counting as advance:
             for index, future in pending:
+                advance()
                 try:
                     yield index, future.result()
                     if self.watch:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rayfed.documents import to_json
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
 python -m rayfed.doctor [overrides] [--config FILE] [--json] [--debug]
@@ -43,7 +44,8 @@ def work(args: argparse.Namespace) -> int:
     from rayfed.doctor.diagnosis import diagnose
     from rayfed.doctor.output import report
 
-    found = diagnose(load_config(args.overrides, args.config))
+    with shown_on(screen_of(as_json=args.json)):
+        found = diagnose(load_config(args.overrides, args.config))
     say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found))
     for problem in found.problems:
         say(f"error: {problem}", sys.stderr)

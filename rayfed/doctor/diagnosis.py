@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError
 from rayfed.terminal.console import size
+from rayfed.terminal.stages import stage
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -113,6 +114,7 @@ def diagnose(config: Config) -> Diagnosis:
             found = plan_actors(config.cluster, setup.experiment, nodes)
         except ConfigError as err:
             problems.append(str(err))
+    stage("running one client in a new process")
     measured = measure(setup.experiment, setup.world, on_gpu=bool(found and found.gpus))
     if found:
         problems += _memory_problems(config, setup, found, measured, nodes)

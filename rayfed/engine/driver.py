@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ class DriverActor:
         actors: Mapping[str, dict[str, Any]],
         policy: Policy,
         labels: Mapping[str, str] | None,
-    ) -> float:
+    ) -> Iterator[int]:
         """Start the client actors, or change those that run to this experiment, and wait for their models.
 
         Args:
@@ -50,8 +49,8 @@ class DriverActor:
             policy: What is done when a client or an actor fails.
             labels: Labels of the metrics for Prometheus; None: no metrics.
 
-        Returns:
-            Seconds that this took.
+        Yields:
+            The number of actors that are ready, once for each of them.
         """
         import torch
 
@@ -59,7 +58,6 @@ class DriverActor:
         from rayfed.executors.metrics import Metrics
 
         torch.set_num_threads(world.threads)
-        began = time.perf_counter()
         self._experiment = experiment
         self._ended = threading.Event()
         self._executor = RayExecutor(
@@ -67,11 +65,10 @@ class DriverActor:
         )
         self._watch: Watch | None = Metrics(labels) if labels else None
         try:
-            self._executor.wait_until_up()
-        except BaseException:
+            yield from self._executor.starting()
+        except BaseException:  # `stop` waits for this; GeneratorExit is raised where the command has ended
             self._ended.set()
             raise
-        return time.perf_counter() - began
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
         """Run and record all rounds; yields a row per round, then the digest of the final tensors."""

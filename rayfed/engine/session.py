@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
@@ -15,6 +16,7 @@ from rayfed.engine.recorded import Keeping
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, one_line
 from rayfed.executors.lane import namespace
+from rayfed.terminal.stages import counted, stage
 from rayfed.types import Row
 
 if TYPE_CHECKING:
@@ -94,21 +96,16 @@ class Session:
         labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
         again = self._place(setup, config, name, notify, link)
         try:
-            weights = [self._reference(setup)]
-            started = self._driver.start.remote(
-                setup.experiment, setup.world, weights, self._named, config.failures, labels
+            began = time.perf_counter()
+            given = (setup.experiment, setup.world, [self._reference(setup)], self._named)
+            start = self._driver.start.options(num_returns="streaming")
+            _wait_for_actors(
+                start.remote(*given, config.failures, labels), len(self._named), again, link.health
             )
-            link.health.wait(started)
-            seconds = ray.get(started)
             if not again:
-                notify(f"actors ready after {seconds:.1f} s")
-            rows = self._driver.rounds.options(num_returns="streaming").remote(pack(setup.start), keeping)
-            while True:
-                link.health.wait(rows)
-                row = next(rows, None)
-                if row is None:
-                    return
-                yield ray.get(row)
+                notify(f"actors ready after {time.perf_counter() - began:.1f} s")
+            rows = self._driver.rounds.options(num_returns="streaming")
+            yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
         except (KeyboardInterrupt, GeneratorExit):
             # The driver ends the running exchange and saves the last finished round.
             with suppress(ray.exceptions.RayError, ClusterError):
@@ -160,6 +157,31 @@ class Session:
         self._driver = None
         self._put = None
         self._actors.close()
+
+
+def _wait_for_actors(results: Any, total: int, again: bool, health: Health) -> None:
+    """Wait until all actors are ready, and count them; those that run already are ready at once."""
+    if again:
+        stage("loading the model of this run into the actors", passing=True)
+        for _ in _streamed(results, health):
+            pass
+        return
+    stage(f"starting {'1 actor' if total == 1 else f'{total} actors'}", passing=True)
+    with counted("actors started", total) as advance:
+        for _ in _streamed(results, health):
+            advance()
+
+
+def _streamed(results: Any, health: Health) -> Iterator[Any]:
+    """The values of a streaming call, as they arrive."""
+    import ray
+
+    while True:
+        health.wait(results)
+        reference = next(results, None)
+        if reference is None:
+            return
+        yield ray.get(reference)
 
 
 def _numbers(count: int) -> Iterator[str]:

@@ -29,6 +29,7 @@ from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import skeleton
 from rayfed.objective import CLASSIFICATION, objective
+from rayfed.terminal.stages import stage
 from rayfed.types import Params
 
 
@@ -68,10 +69,9 @@ def prepare(
         ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
     """
     parts = compatible_parts(config)
-    # A model without values gives the input size; the real model needs the classes of the data.
-    bare = replace(config.model, pretrained=False)
     check_counts(config)
-    shape = measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
+    shape = without_values(config)
+    stage(f"loading the data {config.data.name} and the model {config.model.name}")
     known = shared or Shared()
     where = (config.data, shape.size, shape.task)
     dataset = known.once("data", where, lambda: load(config.data, shape.size, shape.task))
@@ -95,6 +95,12 @@ def prepare(
         partition=partition,
         dataset=dataset,
     )
+
+
+def without_values(config: Config) -> Backbone:
+    """The model of a config without values, which tells the input size before the classes are known."""
+    bare = replace(config.model, pretrained=False)
+    return measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
 
 
 def _model_key(world: World) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -233,13 +233,18 @@ class RayExecutor(LaneExecutor):
         actor = ray.remote(ClientActor).options(**lane.ray_options)
         lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
 
-    def wait_until_up(self) -> None:
-        """Wait until every actor has its model.
+    def starting(self) -> Iterator[int]:
+        """Wait until every actor has its model; yields the number of those that have, whenever it has grown.
 
         Raises:
             ClusterError: No actor could be started.
         """
-        Exchange([], self).wait_until_up()
+        return Exchange([], self).starting()
+
+    def wait_until_up(self) -> None:
+        """Wait until every actor has its model, as `starting` does."""
+        for _ in self.starting():
+            pass
 
     def close(self) -> None:
         for lane in self.lanes:

@@ -16,7 +16,15 @@ from urllib.parse import urlsplit
 import ray
 
 from rayfed.errors import ClusterError, ConfigError, one_line
-from rayfed.executors.local_ray import Health, loopback_only, quiet_ray, require_token
+from rayfed.executors.local_ray import (
+    GCS_START,
+    GCS_START_SECONDS,
+    Health,
+    loopback_only,
+    quiet_ray,
+    require_token,
+)
+from rayfed.terminal.stages import stage
 from rayfed.terminal.supervisor import note_ending
 
 # The first bytes of an HTTP/2 connection (preface and empty settings), to which every server replies.
@@ -72,6 +80,7 @@ def connection(
     if joined:
         yield Connection(str(getattr(ray.get_runtime_context(), "dashboard_url", "") or ""), health)
         return
+    stage("starting Ray on this machine" if where == "local" else f"joining Ray at {where}")
     on_terminate = signal.getsignal(signal.SIGTERM)
     quiet_ray()
     if where == "local":
@@ -110,6 +119,7 @@ def _join(where: str) -> Any:
 
 def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
     require_token()
+    os.environ.setdefault(GCS_START, GCS_START_SECONDS)
     try:
         with loopback_only():
             return ray.init(
@@ -121,7 +131,7 @@ def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: 
             )
     except Exception as err:  # Ray raises errors of several classes here
         cause = f"{type(err).__name__}: {one_line(err)}"
-        raise ClusterError(health.lost or f"Ray could not be started on this machine: {cause}") from err
+        raise ClusterError(health.reason(f"Ray could not be started on this machine: {cause}")) from err
 
 
 def probe(address: str, timeout: float) -> None:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
@@ -79,14 +79,22 @@ class Exchange:
                 lane.busy = 0
         return [self._answers[i] for i in range(len(self._calls))]
 
-    def wait_until_up(self) -> None:
+    def starting(self) -> Iterator[int]:
         """Wait until every actor has started; one that dies meanwhile is replaced, as in a round.
+
+        Yields:
+            The number of actors that have started, whenever it has grown.
 
         Raises:
             ClusterError: No actor is left.
         """
+        seen = 0
         while any(lane.starting is not None for lane in self._pool.lanes):
             self._wait()
+            up = sum(lane.starting is None for lane in self._pool.lanes)
+            if up > seen:
+                seen = up
+                yield up
 
     def _enqueue(self, i: int) -> None:
         lane = self._pool.home.get(self._calls[i].client)

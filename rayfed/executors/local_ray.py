@@ -26,6 +26,11 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 and then every process of Ray listens there only. `_node_ip_address="127.0.0.1"` does not do that: Ray
 replaces it by the address of a network interface."""
 
+GCS_START = "RAY_gcs_server_port_wait_time_s"
+GCS_START_SECONDS = "20"
+"""Ray's variable for the seconds in which the gcs_server must start, and our value. Python code, such as the
+watch on Ray's processes, cannot run during this wait; Ray's own value is 30."""
+
 PILLARS = ("gcs_server", "raylet")  # processes without which Ray cannot continue
 LOOK_EVERY = 0.25  # seconds between two checks of them
 BY_RAY = re.compile(
@@ -127,7 +132,7 @@ class Health:
                     f"Ray's {gone} ended, without which nothing can go on (a raylet also ends when one "
                     f"of its agents does; `dmesg` says whether memory was short)"
                 )
-                note_ending(self.lost)
+                note_ending(self.lost, lost=True)
                 return
 
     def _gone(self) -> str:

@@ -81,7 +81,7 @@ COLUMNS = {
     "sigma_client": "rayfed_sigma_client",
     "cluster_accuracy": "rayfed_cluster_accuracy",
 }
-"""Columns of result.json that are exported unchanged, and their metrics."""
+"""Columns of rounds.jsonl that are exported unchanged, and their metrics."""
 
 WEIGHTED = ("aggregation", "fairness")
 """Tables of a round that hold the aggregation weights."""
@@ -159,7 +159,7 @@ class Metrics:
         """Set the metrics of a finished round.
 
         Args:
-            row: Its row in result.json.
+            row: Its row in rounds.jsonl.
             ledger: Its traffic, missing clients and tables.
             scores: Evaluations by model.
             visits: Timings of its answered calls.

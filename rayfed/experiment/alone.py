@@ -13,6 +13,7 @@ from rayfed.experiment.begin import begin, check_continuable
 from rayfed.experiment.show import Show
 from rayfed.record.files import write_bytes
 from rayfed.record.folder import finished, how_to_go_on
+from rayfed.record.layout import rows_file
 from rayfed.record.readers import read_tensors
 from rayfed.terminal.console import follow
 from rayfed.terminal.guard import STOP
@@ -72,7 +73,7 @@ def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool
                 note_advice(advice(path, show))
                 _raise_if_asked_to_stop()
     except ConfigError:
-        if not (path / "result.json").exists():  # nothing ran, so the same output can be used again
+        if not rows_file(path).exists():  # nothing ran, so the same output can be used again
             claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt) as err:

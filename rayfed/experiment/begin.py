@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rayfed.config.schema import Config, to_dict
@@ -14,6 +15,8 @@ from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
 from rayfed.record.files import write_table
 from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
+from rayfed.record.readers import DamagedError, read_json
+from rayfed.terminal.arguments import command_line
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
@@ -43,11 +46,15 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
     }
+    commands: list[str] = []
     if resume:
+        with suppress(DamagedError):
+            commands = list(read_json(path / "environment.json", dict).get("commands") or [])
         check_same_inputs(path, facts)
         check_continuable(config, setup, path)
         claim.take_over()
-    describe_run(path, to_dict(config), facts)
+    commands += [command_line()] if command_line() else []
+    describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell_clients(setup, tell)
 

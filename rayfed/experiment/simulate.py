@@ -33,7 +33,7 @@ class Result:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per round: the lines of result.json."""
+        """One row per round: the lines of rounds.jsonl."""
         import pandas as pd
 
         from rayfed.record.readers import read_rows
@@ -100,7 +100,7 @@ def simulate(
     path = Path(config.output) if config.output else _new_folder(config)
     check_own_folder(path)
     seen = folders.look(path, config.overwrite)
-    plan = make_plan(config, path)
+    plan = make_plan(config, path, replaces=bool(seen))
     with folders.claim(path, seen, config.overwrite) as own, Session() as session:
         return Result(path, run(plan, own, show, False, session))
 

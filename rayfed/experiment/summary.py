@@ -26,16 +26,18 @@ def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> No
     """
     from rayfed.record.layout import COMPARE
     from rayfed.report.comparison import table_of_methods
+    from rayfed.report.document import document
     from rayfed.report.run_tables import RunTables
     from rayfed.report.table import final_table
 
+    inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
     with reading(path):
         # The main method of a comparison may have failed in its first round.
         tables = [final_table(path)] if RunTables(path).rounds or not others else []
         if others:
-            tables.insert(0, table_of_methods([path, *(path / COMPARE / name for name in others)]))
-        pictures = _pictures(path) if figures else ""
-    write_text(path / "report.md", "\n".join(table.markdown() for table in tables) + pictures)
+            tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
+        text = document(path, tables, _drawn(path, figures), inside)
+    write_text(path / "report.md", text)
     tell("\n" + tables[0].text())
 
 
@@ -48,18 +50,19 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
         folds: Folders of the finished folds by held-out domain.
         tell: Called with the tables as text.
     """
+    from rayfed.report.document import document
     from rayfed.report.leave_one_out import table_of
 
+    inside = {fold.name: f"the run with {name} held out" for name, fold in folds.items()}
     with reading(path):
-        table = table_of(config, folds)
-        pictures = _pictures(path) if config.figures else ""
-    write_text(path / "report.md", table.markdown() + pictures)
-    tell("\n" + table.text())
+        tables = table_of(config, folds)
+        text = document(path, tables.parts, _drawn(path, config.figures), inside)
+    write_text(path / "report.md", text)
+    tell("\n" + tables.text())
 
 
-def _pictures(path: Path) -> str:
-    """Draw the figures of a run; returns the lines of report.md that show them."""
+def _drawn(path: Path, figures: bool) -> Mapping[str, Path]:
+    """Draw the figures of a run if they are wanted; returns their files by title."""
     from rayfed.report.figures import draw_figures
 
-    drawn = draw_figures(path).items()
-    return "".join(f"\n![{title}](figures/{file.name})\n" for title, file in drawn)
+    return draw_figures(path) if figures else {}

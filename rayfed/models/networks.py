@@ -124,8 +124,9 @@ def _timm_config(name: str) -> Any:
         names = [*BUILDERS, *timm.list_models()]
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-        own = ", ".join(sorted(BUILDERS))
-        raise ConfigError(f"model.name: {name!r} does not exist{hint} Choose {own} or a model of timm")
+        raise ConfigError(
+            f"model.name: {name!r} does not exist{hint} Choose one that `rayfed list` shows, or any of timm"
+        )
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         raise ConfigError(

@@ -5,28 +5,30 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayfed.documents import user_folder
-from rayfed.errors import ConfigError, shown
+from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on
 
 if TYPE_CHECKING:
     from rayfed.data.published import PublishedDataset
 
 USAGE = """\
-python -m rayfed.prepare NAME --root DIR [--image-size N] [--cache DIR] [--plot FILE] [--json] [--clean]
-                                [overrides] [--debug]
+python -m rayfed.prepare NAME --root DIR [model=NAME | --image-size N] [--cache DIR] [--plot FILE]
+                                [--json] [--clean] [overrides] [--debug]
 python -m rayfed.prepare --clean
 
 Compares domains, classes and images of a data set with those that its authors published, decodes all images
-once into the cache, and says what is missing and where to download it. Overrides are those of rayfed.run:
-  python -m rayfed.prepare pacs --root PACS --plot clients.png data.partition.scheme=dirichlet seed=1
+once into the cache, in the size that the model takes, and says what is missing and where to download it.
+Overrides are those of rayfed.run:
+  python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224 --plot clients.png seed=1
 """
 
 
@@ -47,7 +49,7 @@ def _parser() -> Arguments:
     parser.add_argument("name", nargs="?", help="a data set: a file name in configs/data")
     parser.add_argument("overrides", nargs="*", help="key=value, as for rayfed.run")
     parser.add_argument("--root", type=user_folder, help="folder of the data set")
-    parser.add_argument("--image-size", type=int, default=224, help="side of the prepared images (224)")
+    parser.add_argument("--image-size", type=int, help="side of the images, instead of the model's")
     parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
     parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw the labels of each client")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -67,20 +69,13 @@ def work(args: argparse.Namespace) -> int:
 
     if args.name is None:
         return _clean_all(args)
-    if not 1 <= args.image_size <= 4096:
+    if args.image_size is not None and not 1 <= args.image_size <= 4096:
         raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
     return _prepare(args, PUBLISHED.get(args.name))
 
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _seed(tree: Mapping[str, Any]) -> int:
-    seed = tree.get("seed", 0)
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"seed: {shown(seed)} is not a whole number >= 0")
-    return seed
 
 
 def _clean_all(args: argparse.Namespace) -> int:
@@ -96,23 +91,24 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
-    from rayfed.config.compose import compose
-    from rayfed.config.parse import parse
-    from rayfed.config.paths import spelled_out
+    from rayfed.config.schema import load_config
     from rayfed.data.cache import clean
-    from rayfed.data.config import DataConfig
+    from rayfed.engine.setup import without_values
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 
-    tree = spelled_out(compose([f"data={args.name}", *args.overrides]))
-    config = parse(DataConfig, tree["data"], "data")
+    whole = load_config([f"data={args.name}", *args.overrides])
+    config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
-    found = examine(args.name, config, args.image_size, quiet=args.json)
-    output.tell(found, published, as_json=args.json)
+    size = args.image_size or without_values(whole).size
+    with shown_on(screen_of(quiet=args.json)):
+        found = examine(args.name, config, size)
+    model = "" if args.image_size else whole.model.name
+    output.tell(found, published, model, size, as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        output.plot(config, _seed(tree), found.shard, args.plot)
+        output.plot(config, whole.seed, found.shard, args.plot)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from rayfed.data.preparation import prepare
 from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.source import BadImageError, Listing, Source, make_source
 from rayfed.errors import ConfigError, one_line
-from rayfed.terminal.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ class Findings:
         return self.shard is not None
 
 
-def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False) -> Findings:
+def examine(name: str, config: DataConfig, image_size: int) -> Findings:
     """Check a data set and prepare it if nothing is missing.
 
     Raises:
@@ -68,7 +64,7 @@ def examine(name: str, config: DataConfig, image_size: int, quiet: bool = False)
     shard: Path | None = None
     seconds = 0.0
     if not inventory.problems:
-        shard, seconds = _prepare(source, listing, image_size, config, unreadable, quiet)
+        shard, seconds = _prepare(source, listing, image_size, config, unreadable)
     return Findings(
         name=name,
         root=config.root,
@@ -85,7 +81,6 @@ def _prepare(
     image_size: int,
     config: DataConfig,
     unreadable: list[str],
-    quiet: bool,
 ) -> tuple[Path | None, float]:
     """Prepare the data set; add unreadable images to `unreadable`.
 
@@ -94,21 +89,19 @@ def _prepare(
     """
     began = time.perf_counter()
     decoded = False
-    with _progress(f"preparing {listing.name}", len(listing.keys), quiet) as advance:
 
-        def watch(index: int, error: BadImageError | None) -> None:
-            nonlocal decoded
-            decoded = True
-            advance()
-            if error:
-                unreadable.append(f"{listing.keys[index]} ({_why_unreadable(error)})")
+    def watch(index: int, error: BadImageError | None) -> None:
+        nonlocal decoded
+        decoded = True
+        if error:
+            unreadable.append(f"{listing.keys[index]} ({_why_unreadable(error)})")
 
-        try:
-            path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
-        except ConfigError:
-            if not unreadable:
-                raise
-            return None, time.perf_counter() - began
+    try:
+        path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)
+    except ConfigError:
+        if not unreadable:
+            raise
+        return None, time.perf_counter() - began
     return path, time.perf_counter() - began if decoded else 0.0
 
 
@@ -118,29 +111,6 @@ def _why_unreadable(error: BadImageError) -> str:
     if isinstance(cause, FileNotFoundError):
         return "no such file"
     return "unknown image format" if isinstance(cause, UnidentifiedImageError) else one_line(cause)
-
-
-@contextlib.contextmanager
-def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """Show progress: a bar on a terminal, elsewhere a line for every tenth of the images."""
-    if quiet:
-        yield lambda: None
-    elif sys.stdout.isatty():
-        from rich.progress import Progress
-
-        with Progress(transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
-    else:
-        done = 0
-
-        def advance() -> None:
-            nonlocal done
-            done += 1
-            if done * 10 // total > (done - 1) * 10 // total:
-                say(f"{what}: {done:,} of {total:,} images")
-
-        yield advance
 
 
 def _hint(root: str | None, published: PublishedDataset | None) -> str:

@@ -21,7 +21,18 @@ NAMED = 10
 """Largest number of unreadable files that are listed."""
 
 
-def tell(found: Findings, published: PublishedDataset | None, as_json: bool) -> None:
+def tell(
+    found: Findings, published: PublishedDataset | None, model: str, size_of_input: int, as_json: bool
+) -> None:
+    """Show the findings.
+
+    Args:
+        found: What was found.
+        published: What the authors published; None for other data sets.
+        model: The model for which the data set was prepared; empty where the user gave a size.
+        size_of_input: Side of the prepared images in pixels, or characters in a window.
+        as_json: Write a JSON object instead of text.
+    """
     if as_json:
         say(json.dumps(_as_json(found), indent=1, allow_nan=False))
         return
@@ -43,6 +54,8 @@ def tell(found: Findings, published: PublishedDataset | None, as_json: bool) -> 
     if found.shard:
         how = f"prepared in {found.seconds:.1f} s" if found.seconds else "prepared before"
         say(f"{how}: {found.shard} ({size(found.shard.stat().st_size)})")
+        if model:
+            say(f"for model={model}, with inputs of size {size_of_input}; for another model, add model=NAME")
 
 
 def _complaints(found: Findings) -> Iterator[str]:

@@ -28,6 +28,9 @@ from rayfed.record.clearing import (
     remove_empty,
     remove_kept,
 )
+from rayfed.record.folder import TENSORS
+from rayfed.record.history import HISTORY
+from rayfed.record.layout import rows_file
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
 from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
 from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
@@ -78,9 +81,8 @@ class Claim:
             mark = mark_of(self.path)
             forget_names(self.path)
             names = names_of(self.path)
-            lost = mark is None or any(
-                (self.path / name).exists() and not names.has(name) for name in earlier.ALWAYS
-            )
+            always = (*earlier.ALWAYS, rows_file(self.path).name)
+            lost = mark is None or any((self.path / n).exists() and not names.has(n) for n in always)
             if lost:
                 names.adopt(earlier.names(self.path))
             adopted = lost or (mark is not None and mark.adopted)
@@ -99,6 +101,8 @@ class Claim:
 
 def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     """Check, without changing anything, whether a run may begin in a folder.
+
+    A run without a finished round is overwritten, because nothing of it is of use.
 
     Returns:
         Token of the run in the folder, which will be overwritten; empty if there is none.
@@ -121,13 +125,8 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
             f"output: {str(path)!r} is not empty and holds no {kind} ({_few(found)}); choose another folder, "
             f"or move these files away"
         )
-    if not overwrite:
-        held = mark.kind if mark else "run"
-        again = {"run": "set overwrite=true, or continue it with python -m rayfed.resume "}
-        raise ConfigError(
-            f"output: {str(path)!r} already holds a {held}; choose another folder, "
-            f"{again.get(held, 'or continue it with python -m tune.run resume=')}{path}"
-        )
+    if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
+        raise ConfigError(_already_held(path, mark.kind if mark else "run"))
     if mark is None or mark.adopted:
         raise ConfigError(
             f"output: {str(path)!r} holds a run of an earlier version, which kept no list of its files, so "
@@ -136,6 +135,26 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     if mark.kind != kind:
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
+
+
+def _already_held(path: Path, kind: str) -> str:
+    """Message: the folder holds a run or a sweep, and what can be done."""
+    ways = ["choose another folder"]
+    if kind == "run":
+        ways.append("set overwrite=true")
+        if any(path.glob("checkpoints/round-*")) or any(path.glob("*/checkpoints/round-*")):
+            ways.append(f"continue it with python -m rayfed.resume {path}")
+    else:
+        ways.append(f"continue it with python -m tune.run resume={path}")
+    return f"output: {str(path)!r} already holds a {kind}; {', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _is_unbegun(path: Path, mark: Mark | None) -> bool:
+    """Whether a folder holds a run without a finished round, also in its parts: nothing of it is of use."""
+    made = (rows_file(path), path / HISTORY, path / "checkpoints", path / TENSORS)
+    if mark is None or mark.adopted or mark.kind != "run" or any(map(os.path.lexists, made)):
+        return False
+    return all(_is_unbegun(part, mark_of(part)) for part in parts(path))
 
 
 @contextmanager
@@ -215,6 +234,8 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
 
 
 def _check_run(path: Path, kind: str) -> None:
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path}: there is no such folder; give the folder of a {kind}")
     mark = mark_of(path)
     if mark is None and kind == "run":
         earlier.check_run(path)

@@ -21,10 +21,11 @@ from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
+from rayfed.record.layout import FORMER_ROWS, ROWS
 from rayfed.record.lock import WRITER, locked
 from rayfed.record.marker import read_mark
 from rayfed.record.ownership import note, remove
-from rayfed.record.readers import DamagedError, read_bytes, read_json, read_rows, read_tensors, reading
+from rayfed.record.readers import DamagedError, read_bytes, read_json, read_tensors, reading, rows_so_far
 from rayfed.record.round import Round
 from rayfed.record.tensorboard import Board, Ending
 from rayfed.record.trackers import KINDS, Tracker
@@ -47,23 +48,23 @@ def finished(path: Path, rounds: int) -> str:
     """SHA-256 digest of the final tensors of a run that has all its rounds; empty for any other folder.
 
     Raises:
-        ConfigError: The run has its final tensors, but result.json or the tensors cannot be read.
+        ConfigError: The run has its final tensors, but rounds.jsonl or the tensors cannot be read.
     """
     try:
-        rows = read_rows(path) if (path / "result.json").exists() else []
+        rows = rows_so_far(path)
     except DamagedError:
         if (path / TENSORS).exists():
             raise
-        return ""  # result.json is written again from the history
+        return ""  # rounds.jsonl is written again from the history
     if not rows or rows[-1]["round"] < rounds or not (path / TENSORS).exists():
         return ""
     return digest(read_tensors(path / TENSORS))
 
 
 def rounds_on_disk(path: Path) -> int:
-    """Number of finished rounds, according to result.json and the history."""
+    """Number of finished rounds, according to rounds.jsonl and the history."""
     try:
-        rows = len(read_rows(path))
+        rows = len(rows_so_far(path))
     except DamagedError:
         rows = 0
     return max(rows, sum(1 for _ in (path / HISTORY).glob("*.json.gz")))
@@ -77,7 +78,7 @@ def how_to_go_on(path: Path) -> str:
         return (
             "finished rounds are kept, but no checkpoint (checkpoint.every), so that it cannot be continued"
         )
-    return "no round was finished; start the run again with overwrite=true"
+    return "no round was finished; run the same command again"
 
 
 def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -170,11 +171,14 @@ class RunFolder:
         """Keep the first `rounds` rounds that are on disk and remove the later ones."""
         remove(self.path / TENSORS)  # a run with this file counts as finished
         self._rows = self.history.cut(rounds)
+        if (self.path / FORMER_ROWS).exists():
+            self._write_rows()
+            remove(self.path / FORMER_ROWS)
         for writer in self._writers:
             writer.begin(self.history.entries())
 
     def add(self, done: Round) -> None:
-        """Append a round to result.json and progress.csv, and write its tables into the history."""
+        """Append a round to rounds.jsonl and progress.csv, and write its tables into the history."""
         number = done.row["round"]
         tables = {
             "rounds": [done.row],
@@ -186,12 +190,14 @@ class RunFolder:
         tables = without_nonfinite(tables)
         self.history.write(number, done.row, tables)
         self._rows.append(done.row)
-        write_text(
-            self.path / "result.json", "".join(json.dumps(row, allow_nan=False) + "\n" for row in self._rows)
-        )
+        self._write_rows()
         write_text(self.path / "progress.csv", _csv(self._rows))
         for writer in self._writers:
             writer.add({"row": done.row, "tables": tables})
+
+    def _write_rows(self) -> None:
+        lines = (json.dumps(row, allow_nan=False) + "\n" for row in self._rows)
+        write_text(self.path / ROWS, "".join(lines))
 
     def event(self, event: Event) -> None:
         """Append a failure to events.jsonl at once, because the process may end right after it."""

@@ -1,4 +1,20 @@
 """Names in the folder of a run."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 COMPARE = "compare"
 """The folders of the other runs of `compare` are in here, one for each algorithm."""
+
+ROWS = "rounds.jsonl"
+"""One JSON object for each finished round."""
+
+FORMER_ROWS = "result.json"
+"""The same in the folders of earlier versions, which are still read."""
+
+
+def rows_file(folder: Path) -> Path:
+    """The file with the rounds of a run, which need not exist: rounds.jsonl, or result.json of old runs."""
+    former = folder / FORMER_ROWS
+    return former if former.exists() and not (folder / ROWS).exists() else folder / ROWS

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
+from rayfed.record.layout import rows_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,12 +108,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of result.json, one per round, checked to be rounds 1, 2, 3 and so on."""
-    path = folder / "result.json"
+    """The rows of rounds.jsonl, one per round, checked to be rounds 1, 2, 3 and so on."""
+    path = rows_file(folder)
     rows = read_lines(path)
     if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
         raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run")
     return rows
+
+
+def rows_so_far(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all finished rounds; none before the first one is finished.
+
+    Raises:
+        DamagedError: rounds.jsonl is damaged.
+    """
+    return read_rows(folder) if os.path.lexists(rows_file(folder)) else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Round:
 
     Attributes:
         state: State of the server after the round.
-        row: Its row in result.json.
+        row: Its row in rounds.jsonl.
         ledger: Its traffic, metrics of clients and tables of the method.
         scores: Evaluations by model (`global`, `personal`); only of models that were scored.
     """

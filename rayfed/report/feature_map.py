@@ -15,6 +15,7 @@ from rayfed.report import style
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
 python -m rayfed.report.feature_map RUN [RUN ...] [--images 300] [--debug]
@@ -79,8 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.images < 50:
             raise ConfigError(f"--images: {args.images} is too few for t-SNE; at least 50")
-        for folder in args.runs:
-            say(f"{folder}: proxy A-distance {distance(features(folder, args.images)):.2f}")
+        with shown_on(screen_of()):
+            for folder in args.runs:
+                say(f"{folder}: proxy A-distance {distance(features(folder, args.images)):.2f}")
         picture = panels([RunTables(run) for run in args.runs]).save(args.runs[0])
         mention(args.runs[0], TITLE, picture)
         say(str(picture))

@@ -18,6 +18,7 @@ from rayfed.report.partition_figure import partition_map
 from rayfed.report.run_tables import RunTables
 from rayfed.report.score_figures import score_by_client, score_by_cost, score_by_domain, time_to_accuracy
 from rayfed.report.style import Drawing
+from rayfed.terminal.stages import stage
 
 FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
     "methods that are compared": comparison,
@@ -47,6 +48,7 @@ OF_FOLDS: Mapping[str, Callable[[RunTables], Drawing | None]] = {
 
 def draw_figures(folder: Path) -> dict[str, Path]:
     """Draw all figures for which a run has tables; returns the files by title."""
+    stage("drawing the figures")
     run = RunTables(folder)
     drawn = {title: figure(run) for title, figure in {**FIGURES, **OF_FOLDS}.items()}
     return {title: drawing.save(folder) for title, drawing in drawn.items() if drawing}

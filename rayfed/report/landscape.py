@@ -16,6 +16,7 @@ from rayfed.report import style
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
 python -m rayfed.report.landscape RUN [--points 11] [--images 100] [--debug]
@@ -86,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.points < 2 or args.images < 1:
             raise ConfigError("--points: at least 2, --images: at least 1")
-        survey(args.run, args.points, args.images)
+        with shown_on(screen_of()):
+            survey(args.run, args.points, args.images)
         if drawing := landscape(RunTables(args.run)):
             picture = drawing.save(args.run)
             mention(args.run, TITLE, picture)

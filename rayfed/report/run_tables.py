@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.objective import SEGMENTATION
-from rayfed.record.readers import read_json, read_parquet, read_rows, read_table, read_yaml
+from rayfed.record.readers import read_json, read_parquet, read_table, read_yaml, rows_so_far
 from rayfed.report.style import UNKNOWN, Look, looks
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunTables:
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """The row of every round; none before the first."""
-        return read_rows(self.path) if (self.path / "result.json").exists() else []
+        return rows_so_far(self.path)
 
     @cached_property
     def manifest(self) -> pa.Table | None:

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from rayfed.errors import ConfigError, one_line, shown
+
+_command = ""
+
+
+def command_line() -> str:
+    """The command that is being run, as it can be typed again; empty in calls from Python."""
+    return _command
+
+
+def forget_command() -> None:
+    """Forget the command when it has ended, because its process may go on."""
+    global _command
+    _command = ""
 
 
 class Arguments(argparse.ArgumentParser):
@@ -23,7 +38,9 @@ class Arguments(argparse.ArgumentParser):
         Raises:
             SystemExit: They are not allowed (code 2), or --help was asked for (code 0).
         """
+        global _command
         found = self.parse_intermixed_args(args)
+        _command = shlex.join(["python", "-m", self.prog, *(sys.argv[1:] if args is None else args)])
         try:
             refuse_repeated(getattr(found, "overrides", ()))
         except ConfigError as err:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rayfed.objective import metric_of
+from rayfed.terminal.stages import Screen, erase, shown_on, write
 
 if TYPE_CHECKING:
     from rayfed.types import Row
@@ -28,10 +29,8 @@ ADVICE = "a smaller train.lr or train.clip_norm=1 may help; on_nonfinite=raise e
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Write a line to a stream (standard output by default); escape characters that its encoding lacks."""
-    stream = stream or sys.stdout
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    stream.flush()
+    erase()
+    write(text + "\n", stream or sys.stdout)
 
 
 def teller(quiet: bool = False, as_json: bool = False) -> Callable[[str], None]:
@@ -108,14 +107,16 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    erase()
     # A new console, because rich's shared one keeps the width that the terminal had at its first use.
     with Progress(*columns, console=Console(), transient=True) as progress:
-        task = progress.add_task("starting client actors", total=rounds)
-        for row in rows:
-            if "round" in row:
-                progress.console.print(line(row, rounds), highlight=False)
-                progress.update(task, completed=row["round"], description=headline(row, rounds))
-            yield row
+        task = progress.add_task("starting", total=rounds)
+        with shown_on(Screen(lambda text: progress.update(task, description=text), live=True)):
+            for row in rows:
+                if "round" in row:
+                    progress.console.print(line(row, rounds), highlight=False)
+                    progress.update(task, completed=row["round"], description=headline(row, rounds))
+                yield row
 
 
 def headline(row: Row, rounds: int) -> str:

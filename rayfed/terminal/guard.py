@@ -10,13 +10,24 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
-from rayfed.errors import ConfigError, RayFedError, one_line
-from rayfed.terminal.arguments import Arguments
+from rayfed.errors import ConfigError, OutputClosedError, RayFedError, one_line
+from rayfed.terminal.arguments import Arguments, forget_command
 from rayfed.terminal.console import say
+from rayfed.terminal.stages import erase
 
+CLOSED = 141  # exit code of a command that a closed pipe ends, as of other programs
 STOP = threading.Event()
 """Set when SIGINT or SIGTERM was received."""
+
+
+class _Log(logging.StreamHandler[TextIO]):
+    """Writes messages to standard error, after the text of the stage was removed from the screen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        erase()
+        super().emit(record)
 
 
 def parser_of(command: str, usage: str) -> Arguments:
@@ -42,15 +53,22 @@ def guarded(
         interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command and the exception has no notes.
 
     Returns:
-        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption. In the
-        last three cases one line on standard error gives the reason.
+        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption, 141 if
+        nobody reads the output any more. In these cases one line on standard error gives the reason; in the
+        last one only if a run ended with it.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[_Log()]
+    )
     # Threads of OpenMP that wait in a loop slow each other down when processes share cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with stoppable():
             return work() or 0
+    except OutputClosedError as err:
+        if notes := getattr(err, "__notes__", ()):  # a run has ended with it
+            say("; ".join([f"error: {one_line(err)}", *notes]), sys.stderr)
+        return CLOSED
     except RayFedError as err:
         if debug:
             traceback.print_exc()
@@ -59,6 +77,8 @@ def guarded(
     except KeyboardInterrupt as err:
         say("; ".join(["interrupted", *(getattr(err, "__notes__", ()) or [interrupted])]), sys.stderr)
         return 130
+    finally:
+        forget_command()
 
 
 @contextmanager

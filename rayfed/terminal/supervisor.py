@@ -1,14 +1,19 @@
-"""Runs a command in a child process, so that every end of it is reported and all its processes are ended.
+"""Runs a command so that every end of it is reported and all its processes are ended.
 
-If its raylet or its gcs_server ends, Ray ends the process that uses it from C++, without an exception or a
-message. A small parent process therefore forwards signals, waits for the exit code of the child, reports the
-reason if the child could not, and kills all processes that the child has left.
+A command consists of three processes, each the child of the one before: the command that the user started,
+the supervisor, and the worker process, which does the work and uses Ray. If its raylet or its gcs_server
+ends, Ray ends the worker from C++, without an exception or a message. The supervisor therefore forwards
+signals, waits for the exit code of the worker, reports the reason if the worker could not, and kills all
+processes that the worker has left. It does the same if the command is killed; if the supervisor is killed,
+the command kills what is left. Both become the parent of all orphans among their descendants, so that they
+find every process that was started for the run, and none of another one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import select
 import signal
@@ -23,23 +28,39 @@ from typing import NoReturn
 
 from rayfed.terminal.console import say
 
-END_PATIENCE = 15.0  # seconds in which the child must end after it reported that the run is lost
+END_PATIENCE = 15.0  # seconds in which the child must end after it reported why the run ends
+LOST_PATIENCE = 5.0  # the same if Ray is gone, so that there is nothing left to end in order
 EXIT_PATIENCE = 5.0  # seconds in which it must end after it sent its exit code
 SWEEP_PATIENCE = 5.0  # seconds to wait for the end of killed processes
+ADVICE_BYTES = 4096  # largest length of an advice
 TICK = 0.2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
-_pipe: int | None = None  # the end of the pipe in the child
+_pipe: int | None = None  # the end of the pipe in the worker process
+_shared: mmap.mmap | None = None  # memory that command, supervisor and worker share: the advice
 
 
 def note_advice(text: str) -> None:
-    """Send the supervisor an advice for the user, for the case that this process ends without a message."""
-    _send({"advice": text})
+    """Keep an advice for the user, for the case that this process ends without a message."""
+    if _shared is not None:
+        _shared[:] = text.encode()[:ADVICE_BYTES].ljust(ADVICE_BYTES, b"\0")
 
 
-def note_ending(reason: str, code: int = 1) -> None:
-    """Send the supervisor the reason why the run ends; it kills this process if that takes too long."""
-    _send({"reason": reason, "code": code})
+def _error(text: str) -> str:
+    """An error line with the last advice."""
+    advice = "" if _shared is None else _shared[:].rstrip(b"\0").decode(errors="ignore")
+    return "error: " + "; ".join(part for part in (text, advice) if part)
+
+
+def note_ending(reason: str, code: int = 1, lost: bool = False) -> None:
+    """Send the supervisor the reason why the run ends; it kills this process if that takes too long.
+
+    Args:
+        reason: The error line, without `error:`.
+        code: Exit code.
+        lost: Ray is gone; this process is killed after LOST_PATIENCE, not END_PATIENCE.
+    """
+    _send({"reason": reason, "code": code, "patience": LOST_PATIENCE if lost else END_PATIENCE})
 
 
 def _send(message: dict[str, object]) -> None:
@@ -49,35 +70,62 @@ def _send(message: dict[str, object]) -> None:
 
 
 def supervised(main: Callable[[], int]) -> int:
-    """Run a command in a child process; returns its exit code.
+    """Run a command below a supervisor; returns its exit code.
 
     Args:
         main: The command; returns its exit code or raises SystemExit.
     """
     if not sys.platform.startswith("linux"):
         return main()
+    global _shared
+    _shared = mmap.mmap(-1, ADVICE_BYTES)
+    command = os.getpid()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans among the descendants become children of this process
+    # A signal that comes before this process can forward it waits; it would end this process alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.setpgid(0, 0)  # Ctrl-C reaches the command only, which forwards it once
+        sys.exit(_supervise(main, command))
+    _forward_to(supervisor)
+    _, status = os.waitpid(supervisor, 0)
+    _sweep()
+    if os.WIFSIGNALED(status):
+        say(_error(f"the supervisor of the run ended: {_how(status)}"), sys.stderr)
+        return 1
+    return os.waitstatus_to_exitcode(status)
+
+
+def _forward_to(child: int) -> None:
+    """Forward signals to a child from now on; also those that came since they were blocked."""
+
+    def forward(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+        if number == signal.SIGTSTP:  # Ctrl-Z: all stop, and `fg` wakes all
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def _supervise(main: Callable[[], int], command: int) -> int:
+    """Run the worker process of the command with this process id; returns the exit code."""
     read_end, write_end = os.pipe()
     errors = _open_log()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become children of this process
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getpid()
-    # A signal that comes before the parent can forward it waits; it would end the parent alone.
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         os.close(read_end)
         _work(main, parent, write_end, errors)
     os.close(write_end)
-    supervision = _Supervision(child, read_end)
-    before = {number: signal.signal(number, supervision.forward) for number in FORWARDED}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    try:
-        code, line = supervision.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        _sweep()
-        os.close(read_end)
+    supervision = _Supervision(command, child, read_end)
+    _forward_to(child)
+    code, line = supervision.wait()
+    _sweep()
     wrote = errors is not None and supervision.was_silent and errors.stat().st_size > 0
     if line:
         say(f"{line} (what it wrote last: {errors})" if wrote else line, sys.stderr)
@@ -87,10 +135,10 @@ def supervised(main: Callable[[], int]) -> int:
 
 
 def _work(main: Callable[[], int], parent: int, pipe: int, errors: Path | None) -> NoReturn:
-    """Run the command in the child process, send its exit code, and end the process."""
+    """Do the work of the command in the worker process, send its exit code, and end the process."""
     global _pipe
     _pipe = pipe
-    os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which forwards it once
+    os.setpgid(0, 0)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -117,42 +165,37 @@ def _work(main: Callable[[], int], parent: int, pipe: int, errors: Path | None) 
 
 @dataclass
 class _Supervision:
-    """State of the child, as the parent knows it."""
+    """State of the worker process, as the supervisor knows it."""
 
+    command: int
     child: int
     pipe: int
-    advice: str = ""
     reason: str = ""
     code: int | None = None
     was_silent: bool = False
     deadline: float = float("inf")
     unread: bytes = b""
 
-    def forward(self, number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.child, signal.SIGSTOP if number == signal.SIGTSTP else number)
-        if number == signal.SIGTSTP:  # Ctrl-Z: both stop, and `fg` wakes both
-            os.kill(os.getpid(), signal.SIGSTOP)
-
     def wait(self) -> tuple[int, str]:
-        """Wait for the end of the child; returns its exit code, and an error line if it showed none."""
+        """Wait for the end of the worker; returns its exit code, and an error line if it showed none.
+
+        The worker is killed if it takes too long to end, or if the command was killed.
+        """
         exited: int | None = None
         status: int | None = None
         while status is None:
             status = _reap(self.child)
             exited = self._hear(0.0 if status is not None else TICK, exited)
-            if status is None and time.monotonic() > self.deadline:
+            orphaned = os.getppid() != self.command
+            if status is None and (orphaned or time.monotonic() > self.deadline):
                 with suppress(ProcessLookupError):
                     os.kill(self.child, signal.SIGKILL)
-        if exited is not None:
-            return exited, ""
+        if exited is not None or orphaned:
+            return exited or 0, ""
         if self.reason:
-            return self.code or 1, self._line(self.reason)
+            return self.code or 1, _error(self.reason)
         self.was_silent = True
-        return 1, self._line(f"the process of the run ended without an exception: {_how(status)}")
-
-    def _line(self, text: str) -> str:
-        return "error: " + "; ".join(part for part in (text, self.advice) if part)
+        return 1, _error(f"the process of the run ended without an exception: {_how(status)}")
 
     def _hear(self, timeout: float, exited: int | None) -> int | None:
         """Read the messages of the child; returns its exit code once it has sent one."""
@@ -163,12 +206,10 @@ class _Supervision:
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if "advice" in message:
-                self.advice = message["advice"]
-            elif "reason" in message:
+            if "reason" in message:
                 if not self.reason:
                     self.reason, self.code = message["reason"], message["code"]
-                    self.deadline = time.monotonic() + END_PATIENCE
+                    self.deadline = time.monotonic() + message["patience"]
             else:
                 exited = int(message["exit"])
                 self.deadline = time.monotonic() + (0.5 if self.reason else EXIT_PATIENCE)
@@ -200,14 +241,24 @@ def _how(status: int) -> str:
 
 
 def _sweep() -> None:
-    """Kill all processes that the child has started and left."""
-    import psutil
+    """Kill all processes below this one, until there are none."""
+    deadline = time.monotonic() + SWEEP_PATIENCE
+    while _has_children() and time.monotonic() < deadline:
+        import psutil
 
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=SWEEP_PATIENCE)
+        left = psutil.Process().children(recursive=True)
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _open_log() -> Path | None:

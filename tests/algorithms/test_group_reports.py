@@ -29,7 +29,7 @@ def test_figures_and_comparison(short):
         config = yaml.safe_load((folder / "config.yaml").read_text())
         assert (config["algorithm"], config["tuning"]["name"], config["compare"]) == (name, "gc_prompt", [])
         ours, theirs = (
-            json.loads((f / "result.json").read_text().splitlines()[-1]) for f in (folder, alone.path)
+            json.loads((f / "rounds.jsonl").read_text().splitlines()[-1]) for f in (folder, alone.path)
         )
         assert ours["accuracy"] == theirs["accuracy"]
         assert ours["loss"] == theirs["loss"]

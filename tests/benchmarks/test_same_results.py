@@ -21,7 +21,7 @@ CLIENTS = [
 ]
 
 
-def run_folder(path, tensors=None, row=ROW, clients=CLIENTS, rows_file="result.json"):
+def run_folder(path, tensors=None, row=ROW, clients=CLIENTS, rows_file="rounds.jsonl"):
     (path / "model").mkdir(parents=True)
     save_file({"w": WEIGHTS} if tensors is None else tensors, path / "model" / "params.safetensors")
     (path / rows_file).write_text(json.dumps(row) + "\n")
@@ -60,7 +60,7 @@ def test_other_rows_and_scores_differ(tmp_path):
 def test_clocks_new_columns_and_names_of_files_and_exchanges_do_not(tmp_path):
     later = {**ROW, "seconds": 9.0, "seconds_training": 8.0, "events": 0}
     renamed = [{**row, "exchange": "train_and_score"} for row in reversed(CLIENTS)]
-    assert changed(tmp_path, row=later, clients=renamed, rows_file="rounds.jsonl") == []
+    assert changed(tmp_path, row=later, clients=renamed, rows_file="result.json") == []
 
 
 def test_every_run_below_the_folder_counts(tmp_path):
@@ -104,7 +104,7 @@ folder = Path(options["output"])
 (folder / "model").mkdir(parents=True)
 moved = options["algorithm"] == Path("moved").read_text()
 save_file({"w": np.full(2, float(moved))}, folder / "model" / "params.safetensors")
-(folder / "result.json").write_text(json.dumps({"round": 1}) + "\\n")
+(folder / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\\n")
 """
 
 

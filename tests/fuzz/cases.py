@@ -216,6 +216,8 @@ def data_folder(ground: Ground, case: tuple[list[tuple[str, str, bytes]], str, s
 
 def _put(path: Path, form: str, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path) and not path.is_dir():
+        path.unlink()  # opening a fifo of the same name would wait for ever
     FORMS[form](path, content)
 
 

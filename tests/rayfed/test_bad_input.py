@@ -146,5 +146,9 @@ def test_the_printed_config_is_that_of_the_run_and_nothing_is_created(small, cap
         "mu": 0.5,
         "form": "squared",
     }
-    assert main(["algorithm=fedprx", "--print-config"]) == 2
+    for wrong in ("algorithm=fedprx", "model=vit_mni", "model.options={depht: 3}"):
+        assert main([wrong, "--print-config"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+    assert main(["algorithm=fedgcr", "tuning=lora", "--print-config"]) == 2
     assert sorted(tmp_path.rglob("*")) == before

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayfed.experiment.simulate import Result
 from rayfed.record.marker import MARKER
-from rayfed.record.ownership import NAMES
+from rayfed.record.ownership import NAMES, names_of
+from rayfed.record.readers import read_rows
 from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running
+from rayfed.view import main as view_main
 from tests.conftest import ROOT
 from tests.rayfed.record.claims import TREES, pictured, plant
 
@@ -87,7 +90,7 @@ def test_overwrite_leaves_what_others_put_into_the_folder_of_a_run(cache, tmp_pa
     contents = {name: (run / name).read_bytes() for name in foreign}
     assert command(run, cache, "rounds=1", "overwrite=true", "--quiet") == 0
     assert {name: (run / name).read_bytes() for name in foreign} == contents
-    assert len((run / "result.json").read_text().splitlines()) == 1
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 1
     assert not (run / "checkpoints" / "round-000003").exists()
     assert not (run / "compare" / "local" / "config.yaml").exists()
     with (run / NAMES).open() as file:
@@ -111,6 +114,42 @@ def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, caps
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+def replaced(output, cache, *overrides):
+    """The exit code of a run on Ray that would replace another one."""
+    keys = (f"output={output}", f"data.cache={cache}", "cluster=local", "overwrite=true")
+    return main([*TINY[:-1], *keys, *overrides])
+
+
+@pytest.mark.parametrize("also", [(), ("protocol=leave_one_out", "data.domains=[plain,street]")])
+def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys):
+    command(tmp_path / "run", cache, "rounds=1")
+    before = pictured(tmp_path)
+    assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: cluster.address: no Ray cluster answers at '127.0.0.1:1'"
+    )
+    assert pictured(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("gpus_per_actor=1", "no GPU"), ("actors=1000", "do not fit"), ("cpus_per_actor=3", "were not placed")],
+)
+def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, tmp_path, ray_cluster, capsys):
+    import ray
+
+    command(tmp_path / "run", cache, "rounds=1")
+    before = pictured(tmp_path)
+    busy = ray.util.placement_group([{"CPU": 2}])
+    ray.get(busy.ready())
+    try:
+        assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == 2
+    finally:
+        ray.util.remove_placement_group(busy)
+    assert words in capsys.readouterr().err
+    assert pictured(tmp_path) == before
+
+
 def earlier(run):
     """The folder as a version without marker and list left it."""
     for name in (MARKER, NAMES, ".writer"):
@@ -126,13 +165,13 @@ def test_a_run_of_an_earlier_version_goes_on_but_is_never_cleared(cache, tmp_pat
     assert "earlier version" in capsys.readouterr().err
     assert pictured(tmp_path) == before
     assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
-    assert len((run / "result.json").read_text().splitlines()) == 3
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 3
     before = pictured(tmp_path)
     assert command(run, cache, "overwrite=true") == 2
     assert pictured(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "result.json"])
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "rounds.jsonl"])
 def test_a_folder_that_only_resembles_an_earlier_run_is_not_adopted(name, cache, tmp_path, capsys):
     run = tmp_path / "run"
     assert command(run, cache, "rounds=1", "--quiet") == 0
@@ -179,7 +218,7 @@ def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
     winner.terminate()
     assert winner.communicate()[1].count("error:") == 0
     assert winner.returncode == 130
-    done = len((run / "result.json").read_text().splitlines())
+    done = len((run / "rounds.jsonl").read_text().splitlines())
     assert len(list((run / "history").iterdir())) == done
     assert (run / "checkpoints" / f"round-{done:06d}" / "checkpoint.json").is_file()
     assert (tmp_path / "model").read_text() == "foreign model"
@@ -189,7 +228,7 @@ def test_overwrite_never_clears_a_folder_that_is_being_written(cache, tmp_path, 
     run = tmp_path / "run"
     process = started(run, cache)
     until = time.monotonic() + 120
-    while not (run / "result.json").exists():
+    while not (run / "rounds.jsonl").exists():
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -218,3 +257,37 @@ def test_a_cache_keeps_what_is_not_a_prepared_data_set(tmp_path):
     (tmp_path / "cache" / f"{name}.17.tmp").write_text("half")
     assert prepare_main(["--clean", "--cache", str(tmp_path / "cache")]) == 0
     assert pictured(tmp_path) == {**before, f"cache/{name}.lock": b""}
+
+
+def with_former_rows(run):
+    """The folder as a version left it that wrote the rounds into result.json."""
+    (run / "rounds.jsonl").rename(run / "result.json")
+    names = run / NAMES
+    names.write_text(names.read_text().replace("rounds.jsonl", "result.json"))
+
+
+def test_a_run_with_its_rounds_in_result_json_is_read_and_continued(cache, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command(run, cache, "rounds=2", "--quiet") == 0
+    whole = Result(run, "").metrics
+    with_former_rows(run)
+    assert Result(run, "").metrics == whole
+    assert view_main([str(run), "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert resume_main([str(run), "--quiet"]) == 0  # nothing to run: tables and report only
+    assert (run / "result.json").exists()
+    assert not (run / "rounds.jsonl").exists()
+    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
+    assert not (run / "result.json").exists()
+    assert [row["round"] for row in read_rows(run)] == [1, 2, 3]
+    assert names_of(run).has("rounds.jsonl")
+    assert not names_of(run).has("result.json")
+
+
+def test_a_file_result_json_of_others_is_left_alone(cache, tmp_path):
+    run = tmp_path / "run"
+    assert command(run, cache, "rounds=1", "--quiet") == 0
+    (run / "result.json").write_text("mine")
+    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
+    assert (run / "result.json").read_text() == "mine"
+    assert [row["round"] for row in read_rows(run)] == [1, 2]

@@ -38,12 +38,25 @@ def stopped(tmp_path, cache, monkeypatch, capsys):
 
 def test_without_a_finished_round_it_is_started_again(stopped, capsys):
     path, said = stopped(0)
-    assert said == "interrupted; no round was finished; start the run again with overwrite=true"
+    assert said == "interrupted; no round was finished; run the same command again"
     assert (path / "config.yaml").exists()
-    assert run.main(stopped.arguments("overwrite=true")) == 0
+    (path / "notes.txt").write_text("mine")
+    assert run.main(stopped.arguments()) == 0
     assert (path / "report.md").exists()
+    assert (path / "notes.txt").read_text() == "mine"
     assert run.main(stopped.arguments()) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    again = f"choose another folder, set overwrite=true or continue it with python -m rayfed.resume {path}"
+    assert again in capsys.readouterr().err
+
+
+def test_leave_one_out_without_a_finished_round_is_started_again_too(stopped, capsys):
+    path, _ = stopped(0, "protocol=leave_one_out", "data.domains=[plain, street, fonts]")
+    assert any(path.glob("*/config.yaml"))
+    (path / "plain" / "rounds.jsonl").write_text("{}")
+    assert run.main(stopped.arguments()) == 2
+    assert "choose another folder or set overwrite=true\n" in capsys.readouterr().err
+    (path / "plain" / "rounds.jsonl").unlink()
+    assert run.main(stopped.arguments()) == 0
 
 
 def test_with_a_checkpoint_it_is_continued(stopped, capsys):

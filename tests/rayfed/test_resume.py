@@ -47,7 +47,7 @@ def killed(arguments, folder, rows):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    result = folder / "result.json"
+    result = folder / "rounds.jsonl"
     deadline = time.monotonic() + 240
     while not (result.exists() and len(result.read_text().splitlines()) >= rows):
         assert process.poll() is None
@@ -70,7 +70,7 @@ def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, r
     whole = rayfed.simulate([*options, "cluster.executor=inline", f"output={tmp_path / 'whole'}"])
     run = tmp_path / "killed"
     killed([*options, "cluster.actors=2"], run, 2)
-    done = len((run / "result.json").read_text().splitlines())
+    done = len((run / "rounds.jsonl").read_text().splitlines())
     assert 2 <= done < 6
     assert main([str(run), "cluster.actors=3", "--quiet"]) == 0
     assert tables(run) == tables(whole.path)

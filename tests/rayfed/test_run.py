@@ -167,7 +167,7 @@ def test_ray_job_submit(tmp_path, cache):
                 break
             time.sleep(1)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert (tmp_path / "run" / "result.json").exists()
+        assert (tmp_path / "run" / "rounds.jsonl").exists()
         bad = submit("rouds=1")
         assert bad.returncode != 0
         assert "did you mean 'rounds'" in bad.stdout + bad.stderr

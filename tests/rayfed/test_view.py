@@ -34,14 +34,14 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
         shutil.copy(run / name, live)
     assert view.main([str(live)]) == 0  # nothing yet
     assert "0 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
-    lines = (run / "result.json").read_text().splitlines(keepends=True)
+    lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     watcher = threading.Thread(target=view.view, args=(live, True))
     with RunFolder(live, {}).locked():
         watcher.start()
         for r in range(1, 3):
             (live / "history").mkdir(exist_ok=True)
             shutil.copy(run / "history" / f"{r:06d}.json.gz", live / "history")
-            (live / "result.json").write_text("".join(lines[:r]))
+            (live / "rounds.jsonl").write_text("".join(lines[:r]))
             deadline, shown = time.monotonic() + 20, ""
             while f"round {r}/3" not in shown and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -53,7 +53,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
         assert "2 of 3 rounds\n" in half
         worst = json.loads(lines[1])["worst_domain_accuracy"]
         assert f"{100 * worst:.1f}" in half
-        for name in ("result.json", "clients.parquet", "model/params.safetensors"):
+        for name in ("rounds.jsonl", "clients.parquet", "model/params.safetensors"):
             shutil.copy(run / name, live / name)
         watcher.join(20)
     assert not watcher.is_alive()
@@ -72,7 +72,7 @@ def test_a_run_that_nobody_continues_is_given_up(run, capsys, monkeypatch):
 def test_a_folder_without_a_run(content, tmp_path, capsys):
     if content is not None:
         (tmp_path / "config.yaml").write_text(content)
-        (tmp_path / "result.json").write_text("{}\n")
+        (tmp_path / "rounds.jsonl").write_text("{}\n")
     assert view.main([str(tmp_path), "--follow"]) == 2
     error = capsys.readouterr().err
     assert str(tmp_path) in error

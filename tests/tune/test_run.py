@@ -46,7 +46,7 @@ def start(*arguments):
 
 def lengths(path):
     """How many rounds of each run are on disk."""
-    files = sorted((path / "runs").glob("*/seed-*/result.json"))
+    files = sorted((path / "runs").glob("*/seed-*/rounds.jsonl"))
     return [len(file.read_text().splitlines()) for file in files]
 
 
@@ -72,7 +72,7 @@ def test_a_sweep_killed_with_9_loses_no_round_and_repeats_no_trial(snapshot, swe
     if snapshot == "cut short":  # as if Ray had been killed in the middle of writing it
         for file in path.glob("tune/experiment_state*.json"):
             file.write_text("")
-    before = {file: file.read_text() for file in sorted(path.glob("runs/*/seed-0/result.json"))}
+    before = {file: file.read_text() for file in sorted(path.glob("runs/*/seed-0/rounds.jsonl"))}
     final = path / "runs" / "0000" / "seed-0" / "model" / "params.safetensors"
     written = final.stat().st_mtime_ns
 

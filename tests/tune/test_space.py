@@ -146,7 +146,9 @@ def test_overrides_reach_the_sweep_or_the_experiment():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["sweep: missing", "fedgcr"]),
+        ([], ["sweep: missing", "fedgcr", "or the path of a YAML file"]),
+        (["sweep=fedgrc"], ["did you mean 'fedgcr'?", "fedclip", "or give the path of a YAML file"]),
+        (["sweep=mine.yaml"], ["'mine.yaml' does not exist", "or give the path of a YAML file"]),
         (["sweep=fedgrc"], ["sweep", "did you mean 'fedgcr'"]),
         (["sweep=fedgcr", "trials=0"], ["trials", "0", "at least 1"]),
         (["sweep=fedgcr", "sweep.trails=3"], ["trails", "did you mean 'trials'"]),

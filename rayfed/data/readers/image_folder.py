@@ -120,10 +120,8 @@ class ImageFolder:
         parts = path.split("/", 2)
         if len(parts) < 3:
             return None
-        domain, class_name = (
-            sys.intern(self._name(part)) for part in parts[:2]
-        )  # interned: many files share few names
-        return Place(domain, class_name, parts[2])
+        names = [sys.intern(self._name(part)) for part in parts[:2]]  # interned: many files share few names
+        return Place(names[0], names[1], parts[2])
 
     def _path(self, key: str) -> Path:
         """The file of a key, the inverse of `_place`."""

@@ -39,3 +39,9 @@ def test_what_it_brings_can_be_chosen():
     for section in SECTIONS:
         for found in brings(section).values():
             assert all(name in choices(group) for group, name in found.items()), found
+
+
+def test_every_model_of_our_own_is_listed():
+    from rayfed.models.networks import BUILDERS
+
+    assert set(BUILDERS) <= {choice.name for choice in listed("model")}

@@ -44,3 +44,30 @@ def test_a_key_that_is_nowhere_names_those_of_its_section():
 def test_the_error_can_be_sent_between_processes():
     again = pickle.loads(pickle.dumps(UnknownKeyError("lr: no such key", "lr")))
     assert (str(again), again.key) == ("lr: no such key", "lr")
+
+
+@pytest.mark.parametrize("key", ["local.mu", "mu"])
+def test_a_hyperparameter_of_other_methods_names_these(key):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["algorithm=fedgcr", f"{key}=1"])
+    message = str(caught.value)
+    assert message.startswith(
+        f"{key}: no such key with algorithm=fedgcr; local.mu is a key of algorithm=fedclip|"
+    )
+    assert "fedprox" in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("key", "whose"),
+    [
+        ("local.muu", "Keys of algorithm=fedgcr: first_loss"),
+        ("server.muu", "Keys of algorithm=fedgcr: "),
+        ("tuning.muu", "Keys of tuning=gc_prompt: "),
+        ("train.muu", "Keys here: "),
+    ],
+)
+def test_the_keys_that_are_listed_are_said_to_be_of_what_was_chosen(key, whose):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["algorithm=fedgcr", f"{key}=1"])
+    assert whose in str(caught.value)

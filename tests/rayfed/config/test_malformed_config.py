@@ -47,6 +47,10 @@ CASES = [
         "output | File name too long",
         make=lambda folder: [f"output={folder}/{'x' * 300}"],
     ),
+    *(
+        Case(f"a path no disk takes in {key}", f"{key} | File name too long", f"{key}={'x' * 300}")
+        for key in ("data.root", "data.cache", "data.partition", "faults.trace", "model.pretrained")
+    ),
     Case("terminal codes in a name", "algorithm | fed", "algorithm=fed\x1b[31mavg"),
     # Files of --config.
     Case("a binary config", "--config | not YAML", make=config(bytes(range(256)))),

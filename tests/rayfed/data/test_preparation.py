@@ -110,7 +110,7 @@ def test_a_damaged_shard_is_made_again(root, cache, length, caplog):
         open_dataset(path)
     prepare(folder(root), SIZE, cache)
     assert path.read_bytes() == whole
-    assert "preparing the data again" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [f"{path} is damaged and is prepared again"]
 
 
 @pytest.mark.parametrize(("column", "field"), [("label", "labels"), ("domain", "domain")])

@@ -73,7 +73,7 @@ FILES = (
     *(
         "config.yaml",
         "environment.json",
-        "result.json",
+        "rounds.jsonl",
         "history/000003.json.gz",
         LAST,
         "checkpoints",
@@ -121,7 +121,7 @@ def test_a_damaged_file_costs_a_round_or_is_named(file, damage, run, finished, c
         assert run.joinpath(*tensors).read_bytes() == finished.joinpath(*tensors).read_bytes()
 
 
-@pytest.mark.parametrize("file", ["environment.json", "result.json", "clients.parquet", "partition.parquet"])
+@pytest.mark.parametrize("file", ["environment.json", "rounds.jsonl", "clients.parquet", "partition.parquet"])
 @pytest.mark.parametrize("damage", ["a list", "a link to nothing", "random bytes"])
 def test_a_damaged_finished_run_is_reported_or_named(file, damage, finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
@@ -162,16 +162,16 @@ def test_a_flipped_bit_in_the_history_costs_one_round(place, run, finished, caps
 def test_a_run_without_its_checkpoints_does_not_start_again(what, run, capsys):
     for path in list(run.glob(what)):
         shutil.rmtree(path)
-    before = (run / "result.json").read_bytes()
+    before = (run / "rounds.jsonl").read_bytes()
     assert main([str(run)]) == 2
     assert "there is no checkpoint, so the 3 finished rounds cannot be continued" in assert_said(2, capsys)
-    assert (run / "result.json").read_bytes() == before
+    assert (run / "rounds.jsonl").read_bytes() == before
 
 
 def test_a_run_without_a_finished_round_starts_from_the_start(run, finished):
     for name in ("checkpoints", "history"):
         shutil.rmtree(run / name)
-    (run / "result.json").unlink()
+    (run / "rounds.jsonl").unlink()
     assert main([str(run), "--quiet"]) == 0
     tensors = ("model", "params.safetensors")
     assert run.joinpath(*tensors).read_bytes() == finished.joinpath(*tensors).read_bytes()
@@ -205,7 +205,7 @@ def test_a_digit_in_the_history_of_the_last_round_costs_this_round(run, finished
     repacked(run / "history" / "000003.json.gz", lambda entry: entry["row"].update(loss=0.0))
     assert main([str(run), "--quiet"]) == 0
     assert "history/000003.json.gz was changed" in caplog.text
-    assert json.loads((run / "result.json").read_text().splitlines()[-1])["loss"] > 0
+    assert json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])["loss"] > 0
 
 
 def test_a_digit_in_the_history_of_an_earlier_round_is_named(run, capsys):

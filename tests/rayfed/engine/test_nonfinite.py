@@ -42,7 +42,7 @@ def test_a_run_whose_loss_is_not_finite(tmp_path, cache, capsys, caplog):
     with caplog.at_level(logging.WARNING):
         assert main(arguments) == 0
     shown = [strict(line) for line in capsys.readouterr().out.splitlines()]
-    rows = [strict(line) for line in (run / "result.json").read_text().splitlines()]
+    rows = [strict(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     bad = [row["round"] for row in rows if row.get("nonfinite")]
     assert bad
     assert all(row["loss"] is None for row in rows if row["round"] in bad)
@@ -70,7 +70,7 @@ def test_raise_ends_the_run_before_the_round(tmp_path, cache, capsys):
     assert len(errors) == 1
     assert "round 2: not finite: global loss of c0-plain" in errors[0]
     assert "try a smaller train.lr" in errors[0]
-    assert [strict(line)["round"] for line in (run / "result.json").read_text().splitlines()] == [1]
+    assert [strict(line)["round"] for line in (run / "rounds.jsonl").read_text().splitlines()] == [1]
     actions = {e["action"] for e in pq.read_table(run / "events.parquet").to_pylist()}
     assert actions == {"raise"}
 

@@ -113,7 +113,7 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
 
 def test_result_json_has_the_promised_columns(small):
     result = small("data.partition.clients_per_domain=2")
-    rows = [json.loads(line) for line in (result.path / "result.json").read_text().splitlines()]
+    rows = [json.loads(line) for line in (result.path / "rounds.jsonl").read_text().splitlines()]
     promised = {
         "round",
         "accuracy",

@@ -126,10 +126,9 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
         import rayfed.engine.session as session
         class Driver(session.DriverActor):
             def start(self, *args):
-                seconds = super().start(*args)
+                yield from super().start(*args)
                 self.nodes = [lane.place["node"] for lane in self._executor.lanes]
                 print("NODES", len(set(self.nodes)), len(self.nodes), flush=True)
-                return seconds
         session.DriverActor = Driver
         import rayfed
         result = rayfed.simulate({[*SMALL, f"data.cache={cache}"]!r} + ["output={tmp_path / "run"}"])
@@ -208,10 +207,31 @@ def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     assert started
     process.send_signal(number)
     assert process.wait(60) == 130
-    assert "interrupted" in process.stderr.read()
+    run = tmp_path / "run"
+    assert process.stderr.read() == (
+        f"interrupted; finished rounds are kept; continue with: python -m rayfed.resume {run}\n"
+    )
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
-    rows = (tmp_path / "run" / "result.json").read_text().splitlines()
+    rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(rows) >= 2
     assert (tmp_path / "run" / "checkpoints" / f"round-{len(rows):06d}").is_dir()
     assert (tmp_path / "run" / "clients.parquet").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("moment", ["starting Ray", "actors started"])
+def test_a_sigterm_before_the_first_round_ends_quietly_with_one_line(moment, tmp_path, cache):
+    overrides = [*SMALL, f"data.cache={cache}", f"output={tmp_path / 'run'}", "cluster.dashboard=false"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfed.run", *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert any(line.startswith(moment) for line in process.stdout)
+    process.terminate()
+    assert process.wait(60) == 130
+    assert process.stderr.read() == "interrupted; no round was finished; run the same command again\n"

@@ -39,7 +39,7 @@ def test_its_pages_name_the_actors_of_a_running_experiment(tmp_path, cache):
         )
         try:
             deadline = time.monotonic() + 120
-            while not (tmp_path / "watched" / "result.json").exists():
+            while not (tmp_path / "watched" / "rounds.jsonl").exists():
                 assert run.poll() is None, run.stdout.read()
                 assert time.monotonic() < deadline
                 time.sleep(0.5)

@@ -113,7 +113,7 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
 def check_values(found, path, rows):
     from rayfed.executors import metrics
 
-    last = json.loads((path / "result.json").read_text().splitlines()[-1])
+    last = json.loads((path / "rounds.jsonl").read_text().splitlines()[-1])
     run = ("algorithm=fedgr", "trial=none")
     for column, name in metrics.COLUMNS.items():
         assert found[f"ray_{name}", *run] == pytest.approx(last[column], rel=1e-6), name

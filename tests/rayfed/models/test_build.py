@@ -183,7 +183,7 @@ def test_a_model_without_published_weights_says_so():
     [
         (
             {"name": "vit_bas_patch16_224"},
-            "'vit_base_patch16_224'.*Choose alexnet, alexnet_bn, char_lstm, clip_mini, mixer_mini, unet, vit",
+            "'vit_base_patch16_224'.*Choose one that `rayfed list` shows, or any of timm",
         ),
         ({"name": "resnet50.tv"}, "'resnet50' has no weights 'tv'; choose one of: .*tv_in1k"),
         ({"name": "vit_mini", "options": {"dept": 3}}, "model.options: .*dept.*do not fit 'vit_mini'"),

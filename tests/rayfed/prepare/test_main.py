@@ -12,6 +12,7 @@ from PIL import Image
 
 from rayfed.data.published import PUBLISHED
 from rayfed.prepare.__main__ import main
+from rayfed.terminal.stages import CLEAR
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 from tests.rayfed.data.test_init import CONFIGS, from_yaml
 
@@ -39,7 +40,7 @@ def test_all_well(run, root, tmp_path):
     assert (code, err) == (0, "")
     assert re.search(r"art_painting +7 +14 +2,048", out)
     assert "sample: 56 of 9,991 images" in out
-    assert "preparing pacs: 56 of 56 images" in out
+    assert "preparing pacs, images decoded: 56 of 56" in out
     (shard,) = (tmp_path / "cache").glob("*.arrow")
     assert f"{shard} (" in out
     code, out, _ = run("pacs", "--root", str(root))
@@ -239,9 +240,27 @@ def test_bad_input(argv, words, capsys, tmp_path):
 
 def test_a_bar_on_a_terminal(run, root, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     code, out, _ = run("pacs", "--root", str(root))
     assert code == 0
-    assert "preparing pacs: 5" not in out
+    assert f"{CLEAR}preparing pacs, images decoded: 56 of 56{CLEAR}" in out
+
+
+def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path, capsys):
+    from rayfed.config.schema import load_config
+    from rayfed.data import load
+    from rayfed.engine.setup import without_values
+
+    place = [f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]
+    assert main(["pacs", *place]) == 0
+    assert "for model=vit_mini, with inputs of size 32; for another model, add model=NAME" in (
+        capsys.readouterr().out
+    )
+    config = load_config(["data=pacs", *place])
+    load(config.data, without_values(config).size)
+    assert len(list((tmp_path / "cache").glob("*.arrow"))) == 1
+    assert main(["pacs", *place, "model=vit_base_patch16_224"]) == 0
+    assert len(list((tmp_path / "cache").glob("pacs-224-*.arrow"))) == 1
 
 
 def test_everything_published_has_a_config():

@@ -10,7 +10,7 @@ from rayfed.errors import StorageError
 from rayfed.record.claim import KEPT, claim, look
 from rayfed.record.files import write_text
 
-OURS = ("config.yaml", "result.json", "model/params.safetensors", "figures/a.png", "history/000001.json.gz")
+OURS = ("config.yaml", "rounds.jsonl", "model/params.safetensors", "figures/a.png", "history/000001.json.gz")
 NAME = st.sampled_from(
     [
         "model",

@@ -129,6 +129,13 @@ def test_a_line_of_the_list_that_was_cut_off_costs_only_itself(tmp_path):
     assert not [name for name in names_of(tmp_path / "run").all() if "b.p" in name]
 
 
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_a_folder_that_does_not_exist_cannot_be_continued(kind, tmp_path):
+    with pytest.raises(ConfigError, match="there is no such folder"), claim_again(tmp_path / "none", kind):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_a_killed_process_was_writing_goes_when_the_run_goes_on(tmp_path):
     run = tmp_path / "run"
     with claim(run, ""):
@@ -139,7 +146,7 @@ def test_what_a_killed_process_was_writing_goes_when_the_run_goes_on(tmp_path):
 
         with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
             patch.setattr(Path, "unlink", lambda *args, **options: None)
-            write_whole(run / "result.json", killed)
+            write_whole(run / "rounds.jsonl", killed)
     assert list(run.glob(".rayfed-*.tmp"))
     with claim_again(run) as own:
         own.take_over()

@@ -36,7 +36,7 @@ def test_a_yaml_file_that_users_may_not_write_is_damaged(tmp_path, text, cause):
     ],
 )
 def test_a_json_file_is_damaged_in_each_of_its_forms(tmp_path, text, cause):
-    plain = tmp_path / "result.json"
+    plain = tmp_path / "rounds.jsonl"
     packed = tmp_path / "000001.json.gz"
     plain.write_text(text)
     packed.write_bytes(gzip.compress(text.encode()))

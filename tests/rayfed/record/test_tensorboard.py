@@ -29,7 +29,7 @@ def test_every_number_of_a_round_is_there_once_also_after_a_resume(small):
     assert {step for _, step in events(run)} == {1, 2, 3}
     assert main([str(run), "rounds=+1", "--quiet"]) == 0
     found = events(run)
-    for text in (run / "result.json").read_text().splitlines():
+    for text in (run / "rounds.jsonl").read_text().splitlines():
         row = json.loads(text)
         for name in ("accuracy", "sigma_type", "loss", "bytes_up", "seconds", "held_out_accuracy"):
             assert found[name, row["round"]] == pytest.approx(row[name], rel=1e-6)

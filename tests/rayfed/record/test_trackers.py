@@ -78,7 +78,7 @@ def plain(tmp_path_factory, cache):
 
 
 def rows(run):
-    return [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
 def assert_equal(found, run):

@@ -126,7 +126,7 @@ def write_rounds(path, rounds, rng):
         }
         for r in range(rounds)
     ]
-    write_text(path / "result.json", "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def surface(own, rng):

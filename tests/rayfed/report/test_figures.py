@@ -217,7 +217,12 @@ def test_proxy_a_distance_tells_apart_what_differs():
 
 def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):
     assert landscape.main([str(tmp_path)]) == 2
-    assert "not the folder of a finished run" in capsys.readouterr().err
+    assert "holds no run (there is no config.yaml)" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("rounds: 1")
+    assert landscape.main([str(tmp_path)]) == 2
+    said = "is not the folder of a finished run; no round was finished; run the same command again"
+    assert said in capsys.readouterr().err
+    (tmp_path / "config.yaml").unlink()
     assert landscape.main([str(run.parent)]) == 2
     assert "give one of its runs: run" in capsys.readouterr().err
     plain = small("rounds=1").path

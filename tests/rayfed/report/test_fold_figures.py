@@ -31,7 +31,7 @@ def run(tmp_path):
                 {"round": r, "val_accuracy": v, "accuracy": score / 2, "held_out_accuracy": score + 0.01 * r}
                 for r, v in ((1, 0.2), (2, 0.9), (3, 0.5))
             ]
-            write_text(folder / "result.json", "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(folder / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return RunTables(tmp_path)
 
 

@@ -38,7 +38,7 @@ def test_json_has_an_object_a_round_and_nothing_else_on_standard_output(quiet, c
     assert run.main([*options, "--json", *extra]) == 0
     out, err = capsys.readouterr()
     *rows, last = objects(out)
-    kept = objects((path / "result.json").read_text())
+    kept = objects((path / "rounds.jsonl").read_text())
     assert {row.pop("run") for row in rows} == {last["run"]} == {str(path)}
     assert all(row.pop("slowest_client").startswith("c") and row.pop("slowest_seconds") > 0 for row in rows)
     assert rows == kept

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, OutputClosedError, RayFedError
+from rayfed.terminal.console import say
 from rayfed.terminal.guard import STOP, guarded
 
 COMMANDS = {
@@ -83,3 +84,23 @@ def test_the_exit_code_and_the_line(work, code, line, capsys, handlers):
 def test_a_mistake_in_the_code_keeps_its_traceback(handlers):
     with pytest.raises(ZeroDivisionError):
         guarded(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("note", ["", "finished rounds are kept"])
+def test_output_that_nobody_reads_ends_a_command_quietly(note, capsys, handlers, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def work():
+        try:
+            say("a line")
+        except OutputClosedError as err:
+            if note:
+                err.add_note(note)
+            raise
+
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        assert guarded(work) == 141
+        say("dropped")  # as is what Python writes when it ends
+    assert capsys.readouterr().err == (f"error: nobody reads the output any more; {note}\n" if note else "")

@@ -1,4 +1,4 @@
-"""The command as a parent and a child: whatever ends the child, the parent says it and clears up."""
+"""The command, its supervisor and the worker: whatever ends, the others say it and end what was started."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def main():
 {body}
 
 import rayfed.terminal.supervisor as supervisor
-supervisor.END_PATIENCE = 1.0
+supervisor.END_PATIENCE = supervisor.LOST_PATIENCE = 1.0
 sys.exit(supervised(main))
 """
 
@@ -81,9 +81,11 @@ def test_what_c_writes_is_kept_in_a_file_and_not_on_the_screen(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [file]  # a run that ended well leaves none
 
 
-def test_a_child_that_does_not_end_after_its_reason_is_ended():
+@pytest.mark.parametrize(("lost", "other"), [(True, "END_PATIENCE"), (False, "LOST_PATIENCE")])
+def test_a_child_that_does_not_end_after_its_reason_is_ended(lost, other):
+    body = f"supervisor.{other} = 600.0; note_ending('its cluster is gone', lost={lost}); time.sleep(600)"
     began = time.monotonic()
-    code, _, err = ended("note_ending('its cluster is gone'); time.sleep(600)")
+    code, _, err = ended(body)
     assert time.monotonic() - began < 30
     assert (code, err) == (1, "error: its cluster is gone; continue with: this\n")
 
@@ -99,13 +101,34 @@ def test_what_the_child_started_ends_with_it():
     assert not psutil.pid_exists(int(out.split()[0]))
 
 
-def test_the_child_ends_when_the_command_is_killed():
-    command = start("print(os.getpid(), flush=True); time.sleep(600)")
-    child = psutil.Process(int(command.stdout.readline()))
-    assert child.pid != command.pid
-    command.kill()
-    command.wait(10)
-    child.wait(10)
+LEAVING = """
+    print(os.getppid(), os.getpid(), flush=True)
+    first = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    orphan = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    subprocess.run([sys.executable, "-c", orphan])
+    print(first.pid, flush=True)
+    time.sleep(600)
+"""
+"""Starts what Ray starts: processes of their own sessions, some of them without their parent."""
+
+
+@pytest.mark.parametrize("killed", ["the command", "the supervisor", "the worker"])
+def test_all_processes_end_when_one_of_the_three_is_killed(killed):
+    command = start(LEAVING)
+    pids = " ".join(command.stdout.readline() for _ in range(3)).split()
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    three = {"the command": command, "the supervisor": processes[0], "the worker": processes[1]}
+    assert len({command.pid, *(process.pid for process in processes)}) == 5
+    three[killed].kill()
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    _, err = command.communicate(timeout=10)
+    if killed == "the command":
+        assert err == ""
+    else:
+        assert command.returncode == 1
+        assert err.startswith("error: the ")
+        assert err.endswith("signal 9 (Killed); continue with: this\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -128,12 +151,12 @@ def test_a_signal_reaches_the_child_once(number):
     assert (command.returncode, out) == (130, f"[{int(number)}]\n")
 
 
-def test_ctrl_z_stops_both_and_fg_wakes_both():
-    command = start("print(os.getpid(), flush=True); time.sleep(1); return 0")
-    child = psutil.Process(int(command.stdout.readline()))
+def test_ctrl_z_stops_all_and_fg_wakes_all():
+    command = start("print(os.getppid(), os.getpid(), flush=True); time.sleep(1); return 0")
+    pids = [command.pid, *map(int, command.stdout.readline().split())]
     command.send_signal(signal.SIGTSTP)
     deadline = time.monotonic() + 10
-    while {child.status(), psutil.Process(command.pid).status()} != {psutil.STATUS_STOPPED}:
+    while {psutil.Process(pid).status() for pid in pids} != {psutil.STATUS_STOPPED}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.send_signal(signal.SIGCONT)
