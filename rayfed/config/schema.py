@@ -27,10 +27,10 @@ from rayfed.data.config import DataConfig
 from rayfed.documents import check_run_folder, read_file
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS, check_compatible
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import dump
+from rayfed.models.trunk import has_trained_norms
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
 
@@ -49,6 +50,7 @@ class Built:
         blocks: Number of blocks of the backbone.
         stack: Number of blocks that capacities count, those of a text tower included.
         block_bytes: Bytes of the frozen tensors of each block.
+        whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         features: SHA-256 digest of the weights, where the features of frozen parts are kept; else empty.
     """
 
@@ -57,6 +59,7 @@ class Built:
     blocks: int
     stack: int
     block_bytes: tuple[int, ...]
+    whole_batch: str
     features: str
 
     @classmethod
@@ -70,8 +73,15 @@ class Built:
             blocks=model.num_blocks,
             stack=len(model.stack),
             block_bytes=_block_bytes(model),
+            whole_batch=_of_whole_batches(model),
             features=digest_of(weights) if keeps_features else "",
         )
+
+
+def _of_whole_batches(model: Backbone) -> str:
+    if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
+        return "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
+    return ""
 
 
 def digest_of(weights: Mapping[str, npt.NDArray[Any]]) -> str:
