@@ -38,8 +38,9 @@ def test_exactly_what_is_listed_runs_and_is_shown_once(command, tmp_path, capsys
     assert command("compare=[fedavg,afl]", "figures=true") == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("loading the data") for line in lines) == 1
-    assert lines[1] == "comparing fedavg, afl (2 rounds each)"
-    assert sum(line.startswith("client ") for line in lines) == 1
+    headings = [number for number, line in enumerate(lines) if line.startswith("client ")]
+    assert len(headings) == 1
+    assert lines.index("comparing fedavg, afl (2 rounds each)") < headings[0]
     assert [line for line in lines if line.startswith("method ")][:2] == [
         "method 1 of 2: fedavg",
         "method 2 of 2: afl",
@@ -150,7 +151,7 @@ def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, c
     folds = ("protocol=leave_one_out", "data.val=4")
     assert command("compare=[fedavg,afl]", "rounds=1", "figures=true", *folds) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "holding out plain, street in turn: fedavg, afl (1 round each)"
+    assert lines.count("holding out plain, street in turn: fedavg, afl (1 round each)") == 1
     assert sum(line.startswith("client ") for line in lines) == 1
     assert sum(line.startswith("held out") and "algorithm" in line for line in lines) == 1
     assert sum(line.startswith("comparing") for line in lines) == 0
