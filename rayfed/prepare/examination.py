@@ -45,6 +45,12 @@ class Findings:
 def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "squash") -> Findings:
     """Check a data set and prepare it if nothing is missing.
 
+    Args:
+        name: Name of the data set in `data=NAME`.
+        config: The config section `data`.
+        image_size: Height and width of the prepared images in pixels.
+        resize: How images become squares under `data.resize=auto`.
+
     Raises:
         ConfigError: The folder does not exist, holds no images, or has lists that cannot be read.
     """

@@ -25,6 +25,8 @@ def test_cosine_from_the_full_rate_towards_zero():
     half = math.sqrt(0.5)
     expected = [0.4, 0.2 * (1 + half), 0.2, 0.2 * (1 - half)]
     assert rates(4, schedule="cosine") == pytest.approx(expected)
+    config = TrainConfig(schedule="cosine")
+    assert config.rate(4, 4) == config.rate(3, 4) > 0  # the round that analyses of a finished run train
 
 
 def test_a_step_at_eighty_percent_or_elsewhere():
@@ -86,6 +88,17 @@ def test_the_rate_of_each_round_is_used_and_recorded(small):
     for name, value in first.params.items():
         assert value.allclose(run.params[name], atol=1e-6), name  # later rounds did not move anything
     assert "lr" not in small("rounds=1").history
+
+
+def test_rates_that_a_method_sets_itself_follow_the_schedule():
+    from rayfed.engine.loop import run_rounds
+    from rayfed.executors.inline import InlineExecutor
+
+    options = ("train.schedule=step", "train.step_at=0", "train.step_factor=1e-9", "rounds=1")
+    setup = small_setup("algorithm=fedgcr", "local.optimizer=authors", "data.domains=[plain]", *options)
+    executor = InlineExecutor(setup.world, setup.weights)
+    *_, last = run_rounds(setup.experiment, executor, setup.start)
+    assert all(value.allclose(last.state.params[name], atol=1e-7) for name, value in setup.start.items())
 
 
 def test_a_run_with_a_schedule_continues_to_the_same_bytes_and_gets_no_longer(small, capsys):

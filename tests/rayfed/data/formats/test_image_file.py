@@ -13,6 +13,7 @@ from rayfed.data.formats.image_file import decode_image
 from rayfed.data.shards import open_dataset
 from rayfed.engine.setup import prepare as prepare_run
 from rayfed.errors import ConfigError
+from rayfed.prepare.examination import examine
 from tests.rayfed.data.folders import make_folder
 
 
@@ -95,6 +96,13 @@ def test_the_default_is_what_the_own_transform_of_the_model_does(wide, tmp_path,
     setup = prepare_run(load_config([*common, *data, *model]))
     wanted = load(config(root=wide, cache=tmp_path, resize=how), 32)
     assert np.array_equal(setup.dataset.images[0], wanted.images[0])
+
+
+def test_the_command_that_prepares_makes_the_file_that_a_run_uses(wide, tmp_path):
+    settings = config(root=wide, cache=tmp_path)
+    for how in ("crop", "squash"):
+        found = examine("image_folder", settings, 16, how)
+        assert str(found.shard) == str(load(settings, 16, resize=how).path)
 
 
 def test_a_reader_without_image_files_refuses_it(tmp_path):
