@@ -121,7 +121,8 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
 
 def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
     runs = [path for path in (folder, *inside) if (path / "environment.json").exists()]
-    commands = read_json(runs[0] / "environment.json", dict).get("commands") or []
+    described = [read_json(path / "environment.json", dict) for path in runs]
+    commands = dict.fromkeys(command for facts in described for command in facts.get("commands") or [])
     if commands:
         yield "".join(f"    {command}\n" for command in commands) + "\n"
     yield f"Repeat it: `python -m rayfed.run --config {folder}/config.yaml output=NEW`\n"
