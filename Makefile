@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?=
+DEVICE ?= cuda
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-steady test-slow lint fmt bench clean
+.PHONY: run test test-steady test-slow mutants lint fmt bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
@@ -15,6 +16,9 @@ test: $(VENV)/.tested  ## all tests that are not slow; those that start a cluste
 
 test-steady: $(VENV)/.tested  ## the slow tests that CI runs too: placement, recovery, two nodes, docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and steady"
+
+mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of which their tests must notice; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants.kill
 
 test-slow: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
@@ -32,6 +36,9 @@ fmt: $(VENV)/.tested
 bench: $(VENV)/.tested  ## the speeds we claim
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/shared_weights.py
+
+gpu-check: $(VENV)/.installed  ## this machine's GPU: results, speed, memory; DEVICE=cpu rehearses the same code
+	PYTHONPATH=. OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(BIN)/python benchmarks/gpu_check.py --device $(DEVICE)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -17,11 +17,10 @@ def draw_allocation(
 ) -> Matrix:
     """A random allocation matrix, shape (clients, layers), with exactly depths[i] entries in row i.
 
-    Su et al., FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous
-    Clients, ECCV 2024, section 3. Without `cover` each row is an independent uniform subset (Eq. 3: a layer
-    that no client holds keeps its value). With `cover` the matrix is uniform over all matrices without an
-    empty column (Eq. 4); where the depths sum to less than `num_layers`, rows are disjoint, which covers as
-    many columns as possible.
+    Su et al. [su2024fedra], section 3.5. Without `cover` each row is an independent uniform subset (Eq. 3: a
+    layer that no client holds keeps its value). With `cover` the matrix is uniform over all matrices without
+    an empty column (Eq. 4); where the depths sum to less than `num_layers`, rows are disjoint, which covers
+    as many columns as possible.
 
     Args:
         depths: Number of layers each client holds.

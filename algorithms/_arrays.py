@@ -13,10 +13,8 @@ Array: TypeAlias = Any
 
 
 def to_numpy(values: Array) -> npt.NDArray[np.float64]:
-    """A float64 array, detached, on the CPU."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-    return np.asarray(values, dtype=np.float64)
+    """A float64 array of numbers on the CPU, where the server's are."""
+    return np.asarray(values.detach() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def like(result: npt.NDArray[np.float64], *inputs: Array) -> Array:
@@ -32,5 +30,5 @@ def to_tensors(*values: Array) -> tuple[tuple[Tensor, ...], Callable[[Tensor], A
     if not any(isinstance(value, Tensor) for value in values):
         return tuple(torch.from_numpy(to_numpy(v)) for v in values), lambda result: result.numpy()[()]
     first = values[0] if isinstance(values[0], Tensor) else torch.from_numpy(to_numpy(values[0]))
-    rest = (torch.as_tensor(value).to(first.device, first.dtype) for value in values[1:])
+    rest = (torch.as_tensor(value, dtype=first.dtype, device=first.device) for value in values[1:])
     return (first, *rest), lambda result: result

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.cohort import Cohort, Ledger
+from rayfed.federation.cohort import TRAINING, Cohort, Ledger
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
@@ -36,8 +36,27 @@ class GapServer(Server):
     weighting: Literal["data_size", "uniform"] = "uniform"
     gap_split: Literal["val", "train"] = "val"
 
+    def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
+        state = local.exchange(state, cohort)
+        updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
+        return self.aggregate(state, cohort, updates, local)
+
     def visit(self, local: Local) -> Task:
         return partial(fit, local=local, end=self.gap_split)
+
+    def aggregate(
+        self, state: ServerState, cohort: Cohort, updates: Sequence[Update], local: Local | None = None
+    ) -> ServerState:
+        """Combine the updates; see `Server.aggregate`.
+
+        Args:
+            state: State before the round.
+            cohort: Clients of the round.
+            updates: Answers of the training exchange.
+            local: Client half, whose `prepare` is called before the mean model is scored, as it is before the
+                client's own model is; None: inputs are used as they are.
+        """
+        raise NotImplementedError
 
     def weights(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> Vector:
         """Weights of the clients of these updates, scaled to sum 1."""
@@ -70,7 +89,13 @@ class GapServer(Server):
         return {cid: size / total for cid, size in sizes.items()}
 
     def gaps(
-        self, state: ServerState, cohort: Cohort, updates: Sequence[Update], counted: bool, tag: str
+        self,
+        state: ServerState,
+        cohort: Cohort,
+        updates: Sequence[Update],
+        local: Local | None,
+        tag: str,
+        counted: bool = True,
     ) -> Vector:
         """Loss of the mean model minus the loss of a client's own model, one per update; NaN where unknown.
 
@@ -78,15 +103,16 @@ class GapServer(Server):
             state: State whose `params` are the mean model.
             cohort: Clients of the round.
             updates: Answers of the training exchange, with the loss of each client's own model.
+            local: Client half, as of `aggregate`.
+            tag: Name of the exchange.
             counted: Whether this broadcast counts as traffic. It does not where the same model begins the
                 next round, because its broadcast is counted there.
-            tag: Name of the exchange.
         """
         target = cohort if counted else replace(cohort, ledger=Ledger())
         sent = {u.client: state.broadcast(blocks=cohort.prefix(u.client)) for u in updates}
         answers: Sequence[Update] = ()
         with suppress(NobodyAnsweredError):  # the trained updates are still averaged
-            answers = target.run(partial(evaluate, split=self.gap_split), sent, tag=tag)
+            answers = target.run(partial(evaluate, split=self.gap_split, local=local), sent, tag=tag)
         metrics = {answer.client: answer.metrics for answer in answers}
         gaps = [_loss(metrics.get(u.client, {}), "loss") - _loss(u.metrics, "end/loss") for u in updates]
         return np.array(gaps)

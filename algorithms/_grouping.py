@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
-from algorithms._losses import RECEIVED, LossWeighted
+from algorithms._losses import RECEIVED, LossKind, LossWeighted, fit_watched
+from rayfed.devices import numbers, total
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING, Cohort
@@ -78,7 +79,9 @@ class GroupingServer(LossWeighted):
         return replace(message, shared={**message.shared, **private})
 
     def visit(self, local: Local) -> Task:
-        return partial(fit_represented, local=local, when=self.rep_model, batches=self.rep_batches)
+        return partial(
+            fit_represented, local=local, when=self.rep_model, batches=self.rep_batches, loss=self.loss
+        )
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         state = self.group(state, cohort, updates)
@@ -112,7 +115,7 @@ class GroupingServer(LossWeighted):
 
         Records the purity of the groups with respect to domains as `cluster_accuracy`.
         """
-        new = {u.client: u.extra[REPRESENTATION].cpu().clone() for u in updates}
+        new = {u.client: u.extra[REPRESENTATION].clone() for u in updates}
         known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **new}
         ordered = [cid for cid in cohort.all_ids if cid in known]
         h: Matrix = torch.stack([known[cid] for cid in ordered]).double().numpy()
@@ -159,7 +162,7 @@ def sample_representations(client: Client, sent: Broadcast, most: int) -> Update
     x, y = client.batch("train", chosen)
     h = client.model.encode(x)[1]
     train_mode(client.model)
-    return Update(client=client.id, extra={REPRESENTATION: h.cpu(), "labels": y.cpu()})
+    return Update(client=client.id, extra={REPRESENTATION: h, "labels": y})
 
 
 def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:
@@ -193,8 +196,9 @@ def fit_represented(
     local: Local,
     when: Literal["received", "local"] = "received",
     batches: int | None = None,
+    loss: LossKind = "received",
 ) -> Update:
-    """As `fit`, and also returns the loss of the received model and the client's representation.
+    """As `fit`, and also returns the client's representation, the loss of the received model, and `loss`.
 
     Args:
         client: The client; its model holds `sent.params`.
@@ -202,16 +206,17 @@ def fit_represented(
         local: Client half of the method.
         when: Model that computes the representation: the received or the trained one.
         batches: Number of random batches to use; None: the whole training split.
+        loss: Kind of loss by which the server weights, as of `LossWeighted`.
     """
     local.prepare(client, sent)
-    loss, representation = loss_and_representation(client, batches if when == "received" else None)
-    update = fit(client, sent, local)
+    before, representation = loss_and_representation(client, batches if when == "received" else None)
+    update = fit(client, sent, local) if loss == "received" else fit_watched(client, sent, local, loss)
     if when == "local":
         client.load(update.params)
         representation = loss_and_representation(client, batches)[1]
     return replace(
         update,
-        metrics={**update.metrics, RECEIVED: loss},
+        metrics={**update.metrics, RECEIVED: before},
         extra={**update.extra, REPRESENTATION: representation},
     )
 
@@ -225,26 +230,26 @@ def loss_and_representation(client: Client, batches: int | None = None) -> tuple
         batches: Number of random batches for the representation; None: the whole training split.
 
     Returns:
-        The loss, and the representation, shape (D,), on the CPU.
+        The loss, and the representation, shape (D,).
     """
     model = client.model
-    total = 0.0
+    losses = []
     rows = []
     labels = []
     model.eval()
     for x, y in client.batches(shuffle=False):
         features, h = model.encode(x)
         output = model.classify(features) if model.exits is None else model.predict(model(x))
-        total += client.objective.scores(output, y)["loss"]
+        losses.append(client.objective.sums(output, y)["loss"])
         rows.append(h)
         labels.append(y)
     every = torch.cat(rows)
     classes = torch.cat(labels)
     if batches is not None:
         order = torch.randperm(len(every), generator=client.rng)[: batches * client.config.batch_size]
-        chosen = order.to(every.device)
+        chosen = client.to_device(order)
         representation = client_representation(every[chosen], classes[chosen])
     else:
         representation = client_representation(every, classes)
     train_mode(model)
-    return total / len(classes), representation.cpu()
+    return total(numbers(losses)) / len(classes), representation

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ from rayfed.federation.visit import fit
 from rayfed.types import Batch, Broadcast, Update
 
 SMALLEST = 1e-10
-RECEIVED, RUNNING = "start/loss", "running/loss"
+LossKind: TypeAlias = Literal["received", "running", "accumulated"]
+RECEIVED, RUNNING, ACCUMULATED = "start/loss", "running/loss", "accumulated/loss"
+KEYS: dict[LossKind, str] = {"received": RECEIVED, "running": RUNNING, "accumulated": ACCUMULATED}
+"""Name of the metric of each kind of loss."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,16 @@ class LossWeighted(Server):
     """FedAvg whose weights depend on the clients' losses; override `weigh`.
 
     Attributes:
-        loss: Which loss of a client counts: that of the received model on its training split, in evaluation
-            mode, or the mean over the batches of this round's training.
+        loss: Which loss of a client counts: `received`: that of the received model on its training split, in
+            evaluation mode; `running`: the mean of the local objective over the batches of this round's
+            training; `accumulated`: its sum over the examples of the last local epoch, as Algorithm 1 of
+            FedGCR returns it. The sum grows with the number of examples.
     """
 
-    loss: Literal["received", "running"] = "received"
+    loss: LossKind = "received"
 
     def visit(self, local: Local) -> Task:
-        return partial(fit, local=local, start="train") if self.loss == "received" else watching(local)
+        return partial(fit_with_loss, local=local, loss=self.loss)
 
     def losses(self, cohort: Cohort, updates: Sequence[Update]) -> list[float]:
         """One loss per update, at least SMALLEST.
@@ -49,7 +54,7 @@ class LossWeighted(Server):
         Raises:
             NonFiniteClientError: A loss is NaN or infinite.
         """
-        key = RECEIVED if self.loss == "received" else RUNNING
+        key = KEYS[self.loss]
         for update in updates:
             if not math.isfinite(update.metrics[key]):
                 cause = f"its loss is {update.metrics[key]}; a smaller train.lr may help, or look at its data"
@@ -57,26 +62,59 @@ class LossWeighted(Server):
         return [max(update.metrics[key], SMALLEST) for update in updates]
 
 
-def watching(local: Local) -> Task:
-    """A visit that also reports the mean loss over the training batches."""
-    return partial(fit_watched, local=local)
+def fit_with_loss(client: Client, sent: Broadcast, local: Local, loss: LossKind) -> Update:
+    """As `fit`, and returns a loss of the client as the metric `KEYS[loss]`.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method.
+        loss: Kind of loss, as of `LossWeighted`.
+    """
+    if loss == "received":
+        return fit(client, sent, local, start="train")
+    return fit_watched(client, sent, local, loss)
 
 
-def fit_watched(client: Client, sent: Broadcast, local: Local) -> Update:
-    """As `fit`, and measures running/loss: the mean of everything `local.loss` returned."""
+def fit_watched(client: Client, sent: Broadcast, local: Local, loss: LossKind = "running") -> Update:
+    """As `fit`, and measures what `local.loss` returned during training.
+
+    The metric is running/loss, the mean of these values, or accumulated/loss, their sum over the examples of
+    the last epoch.
+    """
     kind: type[Local] = type(local)
+    seen: list[tuple[Tensor, int]] = []
 
     class Watched(kind):  # type: ignore[valid-type, misc]  # the class of `local` is known only here
         def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
             value: Tensor = super().loss(client, sent, batch)
-            client.measure(**{RUNNING: value})
+            seen.append((value.detach(), len(batch[1])))
             return value
 
     values = {field.name: getattr(local, field.name) for field in fields(local) if field.init}
     update = fit(client, sent, Watched(**values))
-    if RUNNING not in client.measured:
-        client.measure(**{RUNNING: 0.0})  # there was no batch
+    if loss == "accumulated":
+        client.measure(**{ACCUMULATED: last_epoch_sum(seen, client.data.size("train"))})
+    else:
+        client.measure(**{RUNNING: sum(float(value) for value, _ in seen) / max(len(seen), 1)})
     return update
+
+
+def last_epoch_sum(seen: Sequence[tuple[Tensor, int]], num_examples: int) -> float:
+    """Sum of the loss over the examples of the last batches that together make one epoch.
+
+    Args:
+        seen: Mean loss and number of examples of each batch, in the order of training.
+        num_examples: Number of training examples; with fewer examples in all batches, all are summed.
+    """
+    total = 0.0
+    left = num_examples
+    for value, size in reversed(seen):
+        if left <= 0:
+            break
+        total += float(value) * size
+        left -= size
+    return total
 
 
 def checked(losses: Array) -> npt.NDArray[np.float64]:

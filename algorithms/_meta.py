@@ -1,7 +1,8 @@
 """Meta-learning updates of two steps: a step on one batch, then a step with the gradient after it."""
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,7 +36,9 @@ def meta_step(
         inner_lr: Learning rate of the first step; None: that of the optimizer.
         clip: Called before each step; it may scale the gradients.
         inner: Optimizer of the first step: `client` for `optimizer`, or plain SGD. `second_order` always uses
-            plain SGD.
+            plain SGD. With `sequential` both steps share the state of `optimizer`, because both move the
+            parameters that are kept. With `fo_restore` the first step neither uses nor changes its momentum,
+            and changes no moment of Adam, because that step is taken back.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     start = [p.detach().clone() for p in params]
@@ -45,8 +48,11 @@ def meta_step(
     clip()
     if update == "second_order" or inner == "plain_sgd":
         _descend(params, rate)
-    else:
+    elif update == "sequential":
         _step_at(optimizer, rate)
+    else:
+        with _state_kept(optimizer):
+            _step_at(optimizer, rate)
     optimizer.zero_grad()
     second().backward()
     if update != "sequential":
@@ -65,6 +71,28 @@ def _step_at(optimizer: torch.optim.Optimizer, rate: float) -> None:
     optimizer.step()
     for group, lr in zip(optimizer.param_groups, own, strict=True):
         group["lr"] = lr
+
+
+@contextmanager
+def _state_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Steps inside use no momentum, and leave momentum buffers and moments as they were."""
+    state = {p: {k: _copy(v) for k, v in values.items()} for p, values in optimizer.state.items()}
+    momenta = [group.get("momentum") for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        if "momentum" in group:
+            group["momentum"] = 0.0
+    try:
+        yield
+    finally:
+        for group, momentum in zip(optimizer.param_groups, momenta, strict=True):
+            if momentum is not None:
+                group["momentum"] = momentum
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rayfed.devices import same_draws
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.types import Batch, Broadcast
@@ -26,10 +27,9 @@ class PerturbedLocal(Local):
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         live = list(client.trainable().values())
-        devices = {p.device for p in live if p.device.type == "cuda"}
         loss = partial(self.loss, client, sent)
         optimizer.zero_grad()
-        with torch.random.fork_rng(devices=devices):
+        with same_draws(client.device):
             client.backward(loss, batch)
         before = perturb(live, self.radius)
         optimizer.zero_grad()

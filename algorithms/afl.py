@@ -1,7 +1,7 @@
 """AFL: minimax weights of the clients, by projected gradient ascent on their losses.
 
-Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019, Algorithm 1 (the lambda step), with FedAvg's
-local training.
+Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019 [mohri2019afl], Algorithm 1 (the lambda step),
+with FedAvg's local training.
 
 Differs from the paper: clients train for local epochs, and the result is the last model instead of the mean
 of the iterates.

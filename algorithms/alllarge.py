@@ -1,4 +1,7 @@
-"""AllLarge: FedAvg in which all clients hold all blocks, whatever their capacity; upper bound for FedRA."""
+"""AllLarge: FedAvg in which all clients hold all blocks, whatever their capacity; upper bound for FedRA.
+
+Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.1.
+"""
 
 from dataclasses import dataclass
 

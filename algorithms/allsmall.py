@@ -1,4 +1,7 @@
-"""AllSmall: FedAvg of a model with only as many blocks as the smallest client can hold."""
+"""AllSmall: FedAvg of a model with only as many blocks as the smallest client can hold.
+
+Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.1.
+"""
 
 from dataclasses import dataclass, replace
 

@@ -1,8 +1,9 @@
 """BGP: local meta-learning with two steps, the second one with alignment to the global model's features.
 
-Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 2. The alignment loss is
-CORAL in the form of DomainBed, on means and covariances. It compares image features; where only text prompts
-are trained, it compares the features of the class prompts. For segmentation, each pixel is a sample.
+Zhang, Fan, Yao, Zhang, Wang, FFT-GP, FITEE 2024 [zhang2024fftgp], section 3.3.2, Algorithm 2. The alignment
+loss is CORAL in the form of DomainBed [gulrajani2021domainbed], on means and covariances. It compares image
+features; where only text prompts are trained, it compares the features of the class prompts. For
+segmentation, each pixel is a sample.
 """
 
 from collections.abc import Iterator

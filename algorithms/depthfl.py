@@ -1,7 +1,8 @@
 """DepthFL: clients train the first blocks, with several exits that learn from each other by distillation.
 
-Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023, Eq. 3 and 4, as the
-baseline of FedRA (Su et al., 2024). The tuning `exits` decides where the exits are and which of them predict.
+Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023 [kim2023depthfl], Eq. 3
+and 4, as the baseline of FedRA [su2024fedra], section 4.1. The tuning `exits` decides where the exits are and
+which of them predict.
 
 Differs from the paper: exits are linear layers on the frozen final norm; optimiser, steps and rounds are
 those of the config.

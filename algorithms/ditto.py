@@ -1,7 +1,7 @@
 """Ditto: each client trains a personal model, regularised towards the global model.
 
-Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
-Algorithm 1. The global and the personal model are trained on the same batches.
+Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021
+[li2021ditto], Algorithm 1. The global and the personal model are trained on the same batches.
 
 Differs from the released code: the server weights clients by their number of examples instead of equally.
 

@@ -1,8 +1,8 @@
 """FAA: aggregation weights that make the generalization gaps of all clients equal.
 
-Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithm 1 and Eq. 8 to 11. One GA
-step perturbs all weights at once. The change of each gap gives its slope K, and the slopes give the final
-weights.
+Zhang, Fan, Yao, Zhang, Wang, FFT-GP, FITEE 2024 [zhang2024fftgp], section 3.3.1, Algorithm 1 and Eq. 8 to 11.
+One GA step perturbs all weights at once. The change of each gap gives its slope K, and the slopes give the
+final weights.
 
 Differs from the paper: slopes that are zero, negative or unknown, and weights outside [0, 1] are treated by
 the rules of `fairness_aware_weights`; the paper has none. The step of the perturbation has a lower bound, so
@@ -11,6 +11,7 @@ that slopes are not dominated by noise at the end of a run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import Vector, all_known, clipped, outside
 from algorithms.ga import GeneralizationAdjustment, record_gaps
 from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.types import Count, NonNegative, ServerState, Update
 
@@ -47,24 +49,27 @@ class FairnessAware(GeneralizationAdjustment):
     k_negative: NegativeSlope = "zero"
     compare: bool = False
 
-    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, cohort: Cohort, updates: Sequence[Update], local: Local | None = None
+    ) -> ServerState:
         if (cohort.round + 1) % self.every:
-            return super().aggregate(state, cohort, updates)
+            return super().aggregate(state, cohort, updates, local)
+        measure = partial(self._measure, state, cohort, updates, local)
         before = self.weights(state, cohort, updates)
-        gaps = self._measure(state, cohort, updates, before, "gap")
+        gaps = measure(before, "gap")
         moved = self.adjust(cohort, updates, before, gaps, self.step_floor)
         after = before
         slopes = np.zeros_like(before)
         if not np.array_equal(moved, before):
-            gaps_moved = self._measure(state, cohort, updates, moved, "gap_ga")
+            gaps_moved = measure(moved, "gap_ga")
             if all_known(gaps_moved, [u.client for u in updates]):
                 after = fairness_aware_weights(before, gaps, moved, gaps_moved, self.k_negative)
                 slopes = slopes_of(before, gaps, moved, gaps_moved, self.k_negative)
                 cohort.measure(**guards(before, gaps, moved, gaps_moved, slopes))
         self._log(cohort, updates, slopes, after)
         if self.compare:
-            self._measure(state, cohort, updates, np.array(data_shares(updates)), "gap_fedavg", counted=False)
-            self._measure(state, cohort, updates, after, "gap_faa", counted=False)
+            measure(np.array(data_shares(updates)), "gap_fedavg", counted=False)
+            measure(after, "gap_faa", counted=False)
         self.record_weights(cohort, updates, after.tolist())
         return self.store(self.average(state, updates, after.tolist()), cohort, updates, after)
 
@@ -73,13 +78,14 @@ class FairnessAware(GeneralizationAdjustment):
         state: ServerState,
         cohort: Cohort,
         updates: Sequence[Update],
+        local: Local | None,
         weights: Vector,
         name: str,
         counted: bool = True,
     ) -> Vector:
         """Gaps of the mean model under these weights, recorded under `name`."""
         mean = self.average(state, updates, weights.tolist())
-        gaps = self.gaps(mean, cohort, updates, counted, name)
+        gaps = self.gaps(mean, cohort, updates, local, name, counted)
         record_gaps(cohort, updates, gaps, name)
         return gaps
 

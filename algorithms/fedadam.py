@@ -1,7 +1,8 @@
 """FedAdam: Adam on the server, with the mean update of the clients in place of the gradient.
 
-Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2. As in the paper, the moments have no
-bias correction, and v is initialised with tau^2. `server.weighting=uniform` is the mean of the paper.
+Reddi et al., Adaptive Federated Optimization, ICLR 2021 [reddi2021fedadam], Algorithm 2. As in the paper, the
+moments have no bias correction, and v is initialised with tau^2. `server.weighting=uniform` is the mean of
+the paper.
 """
 
 from collections.abc import Sequence

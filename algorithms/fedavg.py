@@ -1,7 +1,7 @@
 """FedAvg: weighted mean of locally trained parameters; both halves are the defaults.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-Algorithm 1.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017
+[mcmahan2017fedavg], Algorithm 1.
 """
 
 from rayfed.federation.method import Method

@@ -1,7 +1,7 @@
 """FedCLIP: trains a small adapter on a frozen CLIP model, with a symmetric contrastive loss.
 
-Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
-Engineering Bulletin 2023, Algorithm 1 and Eq. 7 to 9.
+Lu, Hu, Wang, Xie, FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
+Engineering Bulletin 2023 [lu2023fedclip], Algorithm 1 and Eq. 7 to 9.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
+from rayfed.devices import numbers
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
@@ -96,15 +97,15 @@ def gate_statistics(client: Client) -> dict[str, float]:
     if not isinstance(gate, AttentionAdapter):
         return {}
     statistics = {
-        "gate/inner_norm": float(gate.inner.weight.norm()),
-        "gate/outer_norm": float(gate.outer.weight.norm()),
+        "gate/inner_norm": gate.inner.weight.norm(),
+        "gate/outer_norm": gate.outer.weight.norm(),
     }
     if model.net_is_frozen:
         x, _ = next(client.batches("train", shuffle=False))
         attention = gate.attention(model.frozen_features(x))
         spread = attention.std(dim=1, correction=0) / attention.mean(dim=1)
-        statistics["gate/attention_variation"] = float(spread.mean())
-    return statistics
+        statistics["gate/attention_variation"] = spread.mean()
+    return dict(zip(statistics, numbers([*statistics.values()]), strict=True))
 
 
 def symmetric_loss(image_features: Array, text_features: Array, labels: Array, scale: Array) -> Array:

@@ -1,9 +1,9 @@
 """FedDyn: dynamic regularisation of the local loss, and a correction on the server.
 
-Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1. State is kept by
-global name, so that clients may hold different blocks in each round. Every server of `algorithms/_blocks.py`
-has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines it with InclusiveFL or
-AllSmall.
+Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 [acar2021feddyn], Algorithm 1.
+State is kept by global name, so that clients may hold different blocks in each round. Every server of
+`algorithms/_blocks.py` has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines
+it with InclusiveFL or AllSmall.
 
 Differs from the paper: each name is averaged over the clients that hold it, and h changes by the sum of their
 changes divided by the number N of all clients.
@@ -45,7 +45,7 @@ class DynamicRegularization(Local):
         update = super().train(client, sent)
         g = dict(client.store.get("g", {}))
         alpha = float(sent.shared[FEDDYN_ALPHA])
-        for name, move in subtract({n: update.params[n] for n in start}, _on_cpu(start)).items():
+        for name, move in subtract({n: update.params[n] for n in start}, start).items():
             g[name] = g[name] - alpha * move if name in g else -alpha * move
         client.store["g"] = g
         return update
@@ -56,14 +56,10 @@ class DynamicRegularization(Local):
         alpha = float(sent.shared[FEDDYN_ALPHA])
         loss = super().loss(client, sent, batch)
         if sent.params:
-            start = {name: value.to(loss.device) for name, value in sent.params.items() if name in live}
+            start = {name: value for name, value in sent.params.items() if name in live}
             loss = loss + alpha / 2 * sq_distance({name: live[name] for name in start}, start)
-        linear = [(g[name].to(loss.device) * value).sum() for name, value in live.items() if name in g]
+        linear = [(g[name] * value).sum() for name, value in live.items() if name in g]
         return loss - torch.stack(linear).sum() if linear else loss
-
-
-def _on_cpu(params: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in params.items()}
 
 
 METHOD = Method(server=DynamicServer, local=DynamicRegularization)

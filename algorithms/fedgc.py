@@ -1,7 +1,8 @@
 """FedGC: group customisation of prompts and features at the clients.
 
-Gong et al., FedGCR, AAAI 2024, section "Group customization", Eq. 6-8; the authors' ablation "FedGC only":
-clients are grouped in every round, but weighted by their number of examples. Needs `tuning=gc_prompt`.
+Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], sections 3.1 and 3.3, Eq. 6 to 8; the row
+FedGC of Table 5: clients are grouped in every round, but weighted by their number of examples. Needs
+`tuning=gc_prompt`.
 
 Differs from the authors' code: the defaults follow the paper where it is explicit; the options select the
 behaviour of the code.
@@ -71,7 +72,7 @@ class GroupCustomization(Local):
         update = client.update()
         client.store[TRAINED] = update.params
         if self.z0_model == "stale":
-            client.store[RECEIVED_BEFORE] = {n: v.detach().cpu().clone() for n, v in sent.params.items()}
+            client.store[RECEIVED_BEFORE] = {n: v.detach().clone() for n, v in sent.params.items()}
         return update
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:

@@ -1,7 +1,6 @@
 """FedGCR: group customisation at the clients and group reweighting on the server.
 
-Gong et al., FedGCR: Achieving Performance and Fairness for Federated Learning with Distinct Client Types via
-Group Customization and Reweighting, AAAI 2024, Algorithm 1.
+Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3 and Algorithm 1.
 """
 
 from algorithms._grouping import client_representation

@@ -1,7 +1,7 @@
 """FedGR: aggregation weights that grow with the loss of a client and of its group.
 
-Gong et al., FedGCR, AAAI 2024, section "Group reweighting", Eq. 3 and 5; the authors' ablation "FedGR only".
-It can be combined with any local half and tuning.
+Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3.2, Eq. 3 and 5; the row FedGR
+of Table 5. It can be combined with any local half and tuning.
 
 Differs from the paper: the weights are normalised, which Algorithm 1, line 8, leaves out; and the loss is the
 mean, not the sum, of the received model's cross entropy over the client's examples.

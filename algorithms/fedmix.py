@@ -1,7 +1,7 @@
 """FedMix: mixup with averaged images of other clients, in a first-order approximation.
 
-Yoon, Shin, Hwang, Yang, FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021,
-Eq. 6 and Algorithm 2.
+Yoon, Shin, Hwang, Yang, FedMix: Approximation of Mixup under Mean Augmented Federated Learning, ICLR 2021
+[yoon2021fedmix], Eq. 6 and Algorithm 2.
 
 Differs from the baseline of the FedGCR authors, which uses the client's own labels in the second term
 (`labels=own`) and pairs every image with every averaged image in the third term (`pairing=all`).
@@ -82,8 +82,8 @@ class MeanAugmented(Local):
         if not self.lam or not len(pool):
             return super().loss(client, sent, batch)
         x = batch[0]
-        chosen = torch.randint(len(pool), (len(x),), generator=client.rng)
-        other = (sent.shared[key][chosen].to(x.device) for key in (IMAGES, LABELS))
+        chosen = client.to_device(torch.randint(len(pool), (len(x),), generator=client.rng))
+        other = (sent.shared[key][chosen] for key in (IMAGES, LABELS))
         first, second, third = mixed_loss(client.model, batch, (*other,), self.lam, self.labels, self.pairing)
         return first + second + third
 
@@ -134,8 +134,8 @@ def mash(client: Client, sent: Broadcast, size: int) -> Update:
     labels = []
     for rows in groups:
         x, y = client.data.batch("train", rows)
-        images.append(x.mean(0).cpu())
-        labels.append(F.one_hot(y, classes).float().mean(0).cpu())
+        images.append(x.mean(0))
+        labels.append(F.one_hot(y, classes).float().mean(0))
     pixels = (3, client.model.size, client.model.size)
     extra = {
         IMAGES: torch.stack(images) if images else torch.empty(0, *pixels),

@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a proximal term in the local loss.
 
-Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2. `form=norm` uses the
-distance instead of its square, as in the code of FedCLIP's authors.
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 [li2020fedprox], Eq. 2. `form=norm`
+uses the distance instead of its square, as in the code of FedCLIP's authors.
 """
 
 from dataclasses import dataclass

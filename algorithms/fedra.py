@@ -1,7 +1,7 @@
 """FedRA: each client trains a random subset of the blocks; a block is averaged over its holders.
 
 Su, Li, Xue, FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous
-Clients, ECCV 2024, Algorithm 1.
+Clients, ECCV 2024 [su2024fedra], section 3.5, Eq. 3 and 4.
 
 LoRA factors are averaged separately, as in the paper; this is not the mean of their products
 (`rayfed.federation.lora_mean`).

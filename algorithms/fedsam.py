@@ -1,6 +1,7 @@
 """FedSAM: FedAvg with sharpness-aware local training.
 
-Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022, Algorithm 1 (FedSAM).
+Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022 [qu2022fedsam],
+Algorithm 1 (FedSAM).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """FFT-GP: fairness-aware aggregation (FAA) with local meta-learning and alignment (BGP).
 
-Du et al., FFT-GP (federated fine-tuning: generalise and personalise), Algorithms 1 and 2: the server of `faa`
-with the clients of `bgp`, on any backbone.
+Zhang, Fan, Yao, Zhang, Wang, FFT-GP, FITEE 2024 [zhang2024fftgp], section 3.3, Algorithms 1 and 2: the server
+of `faa` with the clients of `bgp`, on any backbone.
 """
 
 from algorithms.bgp import MetaLocal, coral

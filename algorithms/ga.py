@@ -1,7 +1,7 @@
 """GA: aggregation weights that grow with the generalization gap of the round before.
 
-Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023, Eq. 5, and
-the released code.
+Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023 [zhang2023ga], section
+3, by its released code.
 
 Differs from the code: gaps are of losses instead of accuracies; the step is d / M instead
 of d / 3, with M clients; it decreases over T rounds instead of T + 1.
@@ -15,6 +15,7 @@ import numpy as np
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import GapServer, Vector, all_known, clipped, outside, variance
 from rayfed.federation.cohort import Cohort
+from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.types import Positive, ServerState, Update
 
@@ -34,11 +35,13 @@ class GeneralizationAdjustment(GapServer):
     step: Positive = 0.2
     center: bool = False
 
-    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, cohort: Cohort, updates: Sequence[Update], local: Local | None = None
+    ) -> ServerState:
         weights = self.weights(state, cohort, updates)
         self.record_weights(cohort, updates, weights.tolist())
         state = self.average(state, updates, weights.tolist())
-        gaps = self.gaps(state, cohort, updates, counted=False, tag="gap")
+        gaps = self.gaps(state, cohort, updates, local, "gap", counted=False)
         record_gaps(cohort, updates, gaps, "gap")
         return self.store(state, cohort, updates, self.adjust(cohort, updates, weights, gaps))
 

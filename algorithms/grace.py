@@ -1,8 +1,8 @@
 """GRACE: weights that grow with the agreement of clients' updates, and local meta-learning with alignment.
 
-Zhang et al., GRACE: A Generalized and Personalized Federated Learning Method for Medical Imaging, MICCAI
-2023, according to its released code: first-order meta-updates with CORAL at the client, and weights by the
-mean cosine of a client's update with those of the others on the server.
+Zhang et al., GRACE: A Generalized and Personalized Federated Learning Method for Medical Imaging, MICCAI 2023
+[zhang2023grace], section 2, according to its released code: first-order meta-updates with CORAL at the
+client, and weights by the mean cosine of a client's update with those of the others on the server.
 
 Differs from the code: all BatchNorm statistics are averaged with the new weights; the code does so only for
 layers whose name contains bn.

@@ -1,8 +1,9 @@
 """HarmoFL: amplitude normalisation of the images of all clients, and local steps with weight perturbation.
 
 Jiang, Wang, Dou, HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images, AAAI 2022. In the released code the replaced window of the spectrum has half-width 0, so that only the
-constant component changes. This is a shift of each channel and needs no Fourier transform.
+Images, AAAI 2022 [jiang2022harmofl], section 3. In the released code the replaced window of the spectrum has
+half-width 0, so that only the constant component changes. This is a shift of each channel and needs no
+Fourier transform.
 
 Differs from the released code: the amplitude of a client is the mean over all its training images instead of
 its first batch (`amplitude=first_batch`), and the server weights clients by their number of examples.
@@ -65,10 +66,10 @@ def measure_amplitude(client: Client, sent: Broadcast, first_batch: bool) -> Upd
 
     The amplitude is |sum over pixels|, shape (3,).
     """
-    total = torch.zeros(3)
+    total = torch.zeros(3, device=client.device)
     num = 0
     for x, _ in client.batches(shuffle=first_batch):
-        total += x.sum(dim=(2, 3)).abs().sum(0).cpu()
+        total += x.sum(dim=(2, 3)).abs().sum(0)
         num += len(x)
         if first_batch:
             break
@@ -85,7 +86,7 @@ def shift_channels(x: Tensor, amplitude: Tensor) -> Tensor:
         amplitude: |sum over pixels| of each channel after the shift, shape (C,).
     """
     mean = x.mean(dim=(2, 3), keepdim=True)
-    target = amplitude.to(x).view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])
+    target = amplitude.view(1, -1, 1, 1) / (x.shape[2] * x.shape[3])
     return x + (torch.where(mean < 0, -target, target) - mean)
 
 

@@ -1,7 +1,7 @@
 """InclusiveFL: clients train the first blocks, with momentum distillation from larger to smaller models.
 
-Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022, section
-3.3, as the baseline of FedRA (Su et al., 2024).
+Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022
+[liu2022inclusivefl], section 3.3, as the baseline of FedRA [su2024fedra], section 4.1.
 
 Differs from the released codes, in which the momentum is computed but never added (KDD) or never computed
 (FedRA): here it is added. `md=false` gives the behaviour of the released codes, averaging without momentum.
@@ -19,7 +19,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.method import Method
 from rayfed.federation.params import mean_by_name, subtract
-from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of
+from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of, is_statistic
 
 Moves = dict[int, Params]
 """Mean change of every tensor in a round, by size (number of blocks) of the client models."""
@@ -37,7 +37,8 @@ class InclusiveServer(BlockServer):
             block (exclusive), or from that block on (inclusive).
         memory: Changes remembered for the next round: those with distillation (injected) or without (raw).
         private_top: Each size of client models has its own last block and head, as in the KDD paper. They are
-            sent to clients of that size only, and are not averaged into larger models.
+            sent to clients of that size only, and are not averaged into larger models. Those of the largest
+            clients are the ones of the global model, also where no client holds all blocks.
     """
 
     md: bool = True
@@ -56,13 +57,15 @@ class InclusiveServer(BlockServer):
 
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
         messages = super().send(state, cohort)
-        begin = self._begin(state, {len(m.blocks or ()) for m in messages.values()})
+        begin = self._begin(state, {len(m.blocks or ()) for m in messages.values()}, cohort)
         return {cid: replace(m, params=begin[len(m.blocks or ())]) for cid, m in messages.items()}
 
-    def _begin(self, state: ServerState, sizes: Iterable[int]) -> dict[int, Params]:
+    def _begin(self, state: ServerState, sizes: Iterable[int], cohort: Cohort) -> dict[int, Params]:
         """Values that clients of each size receive; one dict per size, so that it is transferred once."""
         tops = state.memory.get("tops", {})
-        return {s: {**state.params, **tops[str(s)]} if str(s) in tops else state.params for s in sizes}
+        largest = max(cohort.capacity.values())
+        own = {s for s in sizes if s < largest and str(s) in tops}
+        return {s: {**state.params, **tops[str(s)]} if s in own else state.params for s in sizes}
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         if not (self.md or self.private_top):
@@ -71,7 +74,7 @@ class InclusiveServer(BlockServer):
         sizes = [len(plan[u.client]["blocks"]) for u in updates]
         weights = self.base_weights(updates)
         self.record_weights(cohort, updates, weights)
-        begin = self._begin(state, sizes)
+        begin = self._begin(state, sizes, cohort)
         raw: Moves = {}
         for size in sorted(begin):
             of_size = [(u, w) for u, w, s in zip(updates, weights, sizes, strict=True) if s == size]
@@ -84,7 +87,7 @@ class InclusiveServer(BlockServer):
         # A checkpoint keeps names as strings.
         state = state.remember(moves={str(s): move for s, move in kept.items()})
         if self.private_top:
-            moves, tops = split_tops(moves, begin, cohort.depth)
+            moves, tops = split_tops(moves, begin, max(cohort.capacity.values()))
             state = state.remember(tops={**state.memory.get("tops", {}), **tops})
         after = replace(state, params=apply_moves(state.params, moves, mass))
         return self.feddyn_correct(state, after, updates, len(cohort.clients)) if self.feddyn_alpha else after
@@ -109,15 +112,20 @@ def size_moves(
     return moves
 
 
-def split_tops(moves: Moves, begin: Mapping[int, Params], depth: int) -> tuple[Moves, dict[str, Params]]:
-    """Separate the changes of the private last block and head of each size below `depth` from the others.
+def split_tops(moves: Moves, begin: Mapping[int, Params], largest: int) -> tuple[Moves, dict[str, Params]]:
+    """Separate the changes of the private last block and head of each size below the largest from the others.
+
+    Args:
+        moves: Changes by size.
+        begin: Values before training, by size.
+        largest: Size of the largest client models of the experiment, whose head is that of the global model.
 
     Returns:
         The changes of all other tensors, by size, and the new private values, by size as text.
     """
     shared = dict(moves)
     tops = {}
-    for size in [s for s in moves if s < depth]:
+    for size in [s for s in moves if s < largest]:
         own = [n for n in moves[size] if block_of(n) == size - 1 or n.startswith("head.")]
         tops[str(size)] = {n: begin[size][n] + moves[size][n] for n in own}
         shared[size] = {n: move for n, move in moves[size].items() if n not in own}
@@ -139,7 +147,7 @@ def inject(moves: Moves, memory: Mapping[str, Params], beta: float, inclusive: b
         last = small - 1
         if past is None:
             continue
-        for name in [n for n in result[small] if block_of(n) == last]:
+        for name in [n for n in result[small] if block_of(n) == last and not is_statistic(n)]:
             leaf = name.removeprefix(f"blocks.{last}.")
             deeper = [past[f"blocks.{j}.{leaf}"] for j in range(last if inclusive else small, large)]
             momentum = torch.stack(deeper).mean(0)

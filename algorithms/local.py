@@ -1,4 +1,8 @@
-"""Local: each client trains its own model without communication, as a reference without federation."""
+"""Local: each client trains its own model without communication, as a reference without federation.
+
+Smith et al., Federated Multi-Task Learning, NeurIPS 2017 [smith2017mocha], section 5, call these local
+models.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

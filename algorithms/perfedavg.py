@@ -1,8 +1,9 @@
 """Per-FedAvg: first-order MAML, so that the global model is a good start for one local step.
 
-Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020,
-Algorithm 1, with first-order gradients, the two halves of each batch for the two steps, and one learning
-rate. It is also the ablation "only ML" of FFT-GP.
+Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020
+[fallah2020perfedavg], Algorithm 1, with first-order gradients, the two halves of each batch for the two
+steps, and one learning rate. The first step is plain; the momentum of `train.momentum` is that of the second
+one only. It is also the ablation "only ML" of FFT-GP.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """q-FFL (q-FedAvg): clients with a larger loss have a larger share in the mean update.
 
-Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2, with the
-loss of the received model. As in the paper's code, clients are not weighted by their data: q=0 gives the
-unweighted mean.
+Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020 [li2020qffl], Algorithm
+2, with the loss of the received model. As in the paper's code, clients are not weighted by their data: q=0
+gives the unweighted mean. Running means and variances of BatchNorm are no parameters: they are not in the
+norm, and the unweighted mean of the clients' values is used.
 
 Differs from the paper: the default is `norm=l2_sum`. The squared norm assumes that updates are gradients. An
 adaptive optimizer changes every parameter by about the learning rate, so that the squared norm is very large
@@ -16,15 +17,14 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from algorithms._losses import LossWeighted, fit_watched
+from algorithms._losses import LossKind, LossWeighted, fit_with_loss
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
-from rayfed.federation.params import subtract
-from rayfed.federation.visit import fit
-from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update
+from rayfed.federation.params import mean_of_statistics, subtract
+from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update, is_statistic
 
 Norm: TypeAlias = Literal["l2_sum", "l2_sq"]
 
@@ -48,7 +48,7 @@ class FairServer(LossWeighted):
     numerator: Literal["own", "last"] = "own"
 
     def visit(self, local: Local) -> Task:
-        return partial(fit_with_loss, local=local, running=self.loss == "running")
+        return partial(fit_with_rate, local=local, loss=self.loss)
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         losses = self.losses(cohort, updates)
@@ -61,16 +61,16 @@ class FairServer(LossWeighted):
         return replace(state, params=fair_step(state.params, updates, weights, h))
 
 
-def fit_with_loss(client: Client, sent: Broadcast, local: Local, running: bool) -> Update:
-    """As `fit`, and also returns the loss and the learning rate as metrics.
+def fit_with_rate(client: Client, sent: Broadcast, local: Local, loss: LossKind) -> Update:
+    """As `fit_with_loss`, and also returns the learning rate as a metric.
 
     Args:
         client: The client; its model holds `sent.params`.
         sent: Message from the server.
         local: Client half of the method.
-        running: Loss over the training batches instead of that of the received model.
+        loss: Kind of loss, as of `LossWeighted`.
     """
-    update = fit_watched(client, sent, local) if running else fit(client, sent, local, start="train")
+    update = fit_with_loss(client, sent, local, loss)
     client.measure(lr=client.config.lr)
     return update
 
@@ -96,17 +96,29 @@ def step_sizes(
 
 
 def move_size(move: Mapping[str, Tensor], lipschitz: float, norm: Norm) -> float:
-    """Norm of lipschitz * move: sum over tensors of the L2 norms, or square of the global L2 norm."""
-    norms = [lipschitz * float(value.double().norm()) for value in move.values()]
+    """Norm of lipschitz * move: sum over tensors of the L2 norms, or square of the global L2 norm.
+
+    Args:
+        move: Change of each tensor; BatchNorm statistics are left out.
+        lipschitz: Factor of the change.
+        norm: Kind of norm.
+    """
+    trained = [value.double() for name, value in move.items() if not is_statistic(name)]
+    norms = [lipschitz * float(value.norm()) for value in trained]
     return sum(norms) if norm == "l2_sum" else sum(value**2 for value in norms)
 
 
 def fair_step(
     start: Params, updates: Sequence[Update], weights: Sequence[float], h: Sequence[float]
 ) -> Params:
-    """Start + sum_k weight_k (trained_k - start) / sum_k h_k, for each name over the clients that hold it."""
-    params = dict(start)
+    """Start + sum_k weight_k (trained_k - start) / sum_k h_k, for each name over the clients that hold it.
+
+    BatchNorm statistics are the unweighted mean over these clients instead.
+    """
+    params = {**start, **mean_of_statistics(updates)}
     for name, value in start.items():
+        if is_statistic(name):
+            continue
         held = [k for k, update in enumerate(updates) if name in update.params]
         total = sum(h[k] for k in held)
         for k in held:

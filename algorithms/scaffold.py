@@ -1,9 +1,10 @@
 """SCAFFOLD: control variates on the server and on every client correct each local step.
 
-Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
-The new control variate of a client is the mean gradient of its K local steps. With plain SGD that is option
-II, c_i - c + (x - y_i) / (K eta_l). With momentum, Adam, weight decay or clipping option II is no gradient,
-so the mean gradient is used there too. Blocks that a client cannot hold keep their values.
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
+[karimireddy2020scaffold], Algorithm 1. The new control variate of a client is the mean gradient of its K
+local steps. With plain SGD that is option II, c_i - c + (x - y_i) / (K eta_l). With momentum, Adam, weight
+decay or clipping option II is no gradient, so the mean gradient is used there too. Blocks that a client
+cannot hold keep their values.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class ScaffoldLocal(Local):
         control = {name: sent.shared[CONTROL][name] for name in live}
         kept = client.store.get(CONTROL, {})
         own = {name: kept.get(name, torch.zeros_like(c)) for name, c in control.items()}
-        correction = {name: (c - own[name]).to(live[name].device) for name, c in control.items()}
+        correction = {name: c - own[name] for name, c in control.items()}
         total = {name: torch.zeros_like(p) for name, p in live.items()}
         optimizer = client.optimizer()
         for batch in client.batches():
@@ -76,7 +77,7 @@ class ScaffoldLocal(Local):
                     p.grad += correction[name]
             client.clip_gradients()
             optimizer.step()
-        new = {name: value.cpu() / max(client.num_steps(), 1) for name, value in total.items()}
+        new = {name: value / max(client.num_steps(), 1) for name, value in total.items()}
         client.store[CONTROL] = {**kept, **new}
         return client.update(extra={CHANGE: subtract(new, own)})
 

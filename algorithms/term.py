@@ -1,7 +1,7 @@
 """TERM: clients with a larger loss get exponentially larger weights.
 
-Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021, section 2, at the level of
-clients: weights proportional to p_k exp(t F_k), with the share p_k of the data and the loss F_k.
+Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, ICLR 2021 [li2021term], section 2, at the
+level of clients: weights proportional to p_k exp(t F_k), with the share p_k of the data and the loss F_k.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.method import Method
-from rayfed.types import Params, ServerState, Update
+from rayfed.federation.params import mean_of_statistics
+from rayfed.types import Params, ServerState, Update, is_statistic
 
 EMA = "tilt_normalizer"
 
@@ -81,9 +82,14 @@ def official_steps(losses: Array, t: float, ema: float) -> tuple[npt.NDArray[np.
 
 
 def step_mean(start: Params, updates: Sequence[Update], steps: Sequence[float]) -> Params:
-    """Start + mean of step_k (trained_k - start) over the clients that hold a name, for each name."""
-    params = dict(start)
+    """Start + mean of step_k (trained_k - start) over the clients that hold a name, for each name.
+
+    BatchNorm statistics are the unweighted mean over these clients instead.
+    """
+    params = {**start, **mean_of_statistics(updates)}
     for name, value in start.items():
+        if is_statistic(name):
+            continue
         held = [k for k, update in enumerate(updates) if name in update.params]
         for k in held:
             params[name] = params[name] + (updates[k].params[name] - value) * (steps[k] / len(held))

@@ -1,6 +1,7 @@
 """Zero-shot: a CLIP model without adapters, learned prompts or training, as a reference.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, section 3.1.
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021
+[radford2021clip], section 3.1.
 """
 
 from dataclasses import dataclass

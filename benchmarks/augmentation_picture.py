@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -54,7 +55,7 @@ def draw(images: NDArray[np.uint8], augment: AugmentConfig, path: Path) -> None:
         augment: The changes.
         path: File to write.
     """
-    batch = Normalizer((0, 0, 0), (1, 1, 1))(images)
+    batch = Normalizer((0, 0, 0), (1, 1, 1))(torch.from_numpy(images))
     single = {name: AugmentConfig(**{name: getattr(augment, name)}) for name in augment.names}
     parts = {"as stored": batch}
     parts |= {name: changed(batch, config) for name, config in single.items()}

@@ -23,6 +23,7 @@ _HOME = {
     "Server": "rayfed.federation.server",
     "ServerState": "rayfed.types",
     "Update": "rayfed.types",
+    "is_statistic": "rayfed.types",
     "simulate": "rayfed.experiment.simulate",
 }
 """The module that defines each public name."""
@@ -37,6 +38,7 @@ __all__ = [
     "ServerState",
     "Update",
     "__version__",
+    "is_statistic",
     "simulate",
 ]
 

@@ -7,5 +7,6 @@ from rayfed.federation.server import Server as Server
 from rayfed.types import Broadcast as Broadcast
 from rayfed.types import ServerState as ServerState
 from rayfed.types import Update as Update
+from rayfed.types import is_statistic as is_statistic
 
 __version__: str

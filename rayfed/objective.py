@@ -60,15 +60,22 @@ class Objective:
         return _cross_entropy(output, y)
 
     def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        """The `sums` of a batch as numbers, which waits for the device."""
+        return {name: float(value) for name, value in self.sums(output, y).items()}
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums over the examples of a batch, by name: `loss`, the metric, and further scores to report.
+
+        They are tensors without dimensions on the device of the output; `rayfed.devices.numbers` reads those
+        of all batches at once.
 
         Args:
             output: Logits of the model, shape (B, C).
             y: Targets, shape (B,).
         """
         return {
-            "loss": _cross_entropy(output, y, "sum").item(),
-            self.metric: float((output.argmax(-1) == y).sum()),
+            "loss": _cross_entropy(output, y, "sum"),
+            self.metric: (output.argmax(-1) == y).sum().float(),
         }
 
 
@@ -92,14 +99,14 @@ class Segmentation(Objective):
         """As in `Objective`, with output of shape (B, C, H, W) and targets of shape (B, H, W)."""
         return self._losses(output, y).mean()
 
-    def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
         classes = output.shape[1]
         every = dice(_one_hot(output.argmax(1), classes), _one_hot(y, classes))
         return {
-            "loss": self._losses(output, y).sum().item(),
-            self.metric: every[:, 1:].mean(1).sum().item(),
-            "dice_mean2": every.mean(1).sum().item(),
+            "loss": self._losses(output, y).sum(),
+            self.metric: every[:, 1:].mean(1).sum(),
+            "dice_mean2": every.mean(1).sum(),
         }
 
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
@@ -164,8 +171,8 @@ def _one_hot(y: Tensor, classes: int) -> Tensor:
     return F.one_hot(y, classes).movedim(-1, 1).float()
 
 
-def symbols(rows: npt.NDArray[Any], device: str = "cpu") -> Tensor:
-    """Stored symbols as an int64 tensor for a model, shape (B, length)."""
+def symbols(rows: npt.NDArray[Any] | Tensor) -> Tensor:
+    """Stored symbols, shape (B, length), as an int64 tensor for a model, on the same device."""
     import torch
 
-    return torch.from_numpy(rows).to(device).long()
+    return torch.as_tensor(rows).long()

@@ -12,7 +12,7 @@ from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
 USAGE = """\
-python -m rayfed.run [overrides] [--config FILE] [--print-config] [--quiet] [--json] [--debug]
+python -m rayfed.run [overrides] [--config FILE] [--print-config] [--dry-run] [--quiet] [--json] [--debug]
 python -m rayfed.run --list [--json]
 
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
@@ -30,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved config as YAML and run nothing"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the matrix of a paper's table and what each cell trains with and on; run nothing",
     )
     parser.add_argument("--quiet", action="store_true", help="show errors only")
     parser.add_argument(
@@ -53,6 +58,11 @@ def work(args: argparse.Namespace) -> None:
         from rayfed.config.catalog import show
 
         show(args.json)
+        return
+    if args.dry_run:
+        from rayfed.report.matrix import matrix_of
+
+        say(matrix_of(args.overrides))
         return
     with shown_on(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)

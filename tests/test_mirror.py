@@ -5,14 +5,22 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 SUBJECTS = {
-    "algorithms": {"contract", "depth_views", "fair_servers", "group_reports", "options"},
+    "algorithms": {
+        "contract",
+        "depth_views",
+        "fair_servers",
+        "end_to_end",
+        "group_reports",
+        "options",
+        "wiring",
+    },
     "rayfed": {"bad_input", "folders", "input_faults", "interrupted"},
     "rayfed/config": {"malformed_config"},
     "rayfed/data": {"malformed", "malformed_folders", "streaming"},
     "rayfed/data/readers": {"layouts"},
     "rayfed/engine": {
         *("batch_norm", "damage", "disasters", "endings"),
-        *("missing", "nonfinite", "other_tasks", "placement"),
+        *("missing", "nonfinite", "other_tasks", "placement", "precision"),
     },
     "rayfed/executors": {"dashboard"},
     "rayfed/models": {"other_tasks"},

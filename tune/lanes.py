@@ -49,6 +49,7 @@ class TrialClient(ClientActor):
         """
         stage: Stage = ray.get(stages[chosen])
         super().__init__(name, stage.world, stage.weights, stage.labels)
+        self._device = str(self._worker.device)
         self._stages = stages
         self._workers = {chosen: self._worker}
 

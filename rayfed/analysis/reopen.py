@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.config.schema import Config, load_run
-from rayfed.data.client_data import Splits
+from rayfed.data.examples import Splits
 from rayfed.documents import check_run_folder
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayfed.config.compose import BRINGS, NAMED, choices, folder
+from rayfed.config import papers
+from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.documents import read_file
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -112,6 +113,10 @@ def markdown(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _choice(group: str, name: str) -> Choice:
+    if group == "experiment" and (table := papers.find(folder(), name)) and name.endswith(f"/{papers.MINI}"):
+        base = _choice(group, table.name)
+        small = {key: value for key, value in table.small.items() if key in config_groups()}
+        return Choice(name=name, description=f"{base.description}; small", brings={**base.brings, **small})
     file = folder() / group / f"{name}.yaml"
     content = read_file(file, group) if file.is_file() else {}
     text = _comment(file) if file.is_file() else ""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rayfed.config import papers
 from rayfed.documents import parse_value, read_file
 from rayfed.errors import ConfigError, check_name, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
@@ -55,15 +57,78 @@ def compose(overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
     groups = {key: value for key, value in pairs if key in config_groups()}
     values = [(key, value) for key, value in pairs if key not in groups]
     chosen = {**_brought(groups, has_method=base is not None or "experiment" in groups), **groups}
-    tree = _compose(chosen) if base is None else _replaced(base, chosen)
+    if base is not None:
+        tree = _replaced(base, chosen)
+    elif table := papers.find(folder(), groups.get("experiment", "")):
+        tree = _cell(table, chosen, dict(values))
+        values = [(key, value) for key, value in values if key not in papers.CHOICE]
+    else:
+        tree = _experiment(chosen)
     for key, value in values:
         _set(tree, key, value)
     return tree
 
 
+def _experiment(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """The choices put together; an algorithm that is chosen for an experiment changes the method only."""
+    tree = _compose(chosen)
+    if not {"experiment", "algorithm"} <= chosen.keys():
+        return tree
+    fixed = _compose({group: name for group, name in chosen.items() if group != "algorithm"})
+    method = {key: tree[key] for key in (*SECTIONS_OF_GROUP["algorithm"], "tuning") if key in tree}
+    kept = {key: value for key, value in fixed.items() if key not in SECTIONS_OF_GROUP["algorithm"]}
+    return _pooled_as(tree, kept | method)
+
+
+def _pooled_as(method: Mapping[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with `data.partition.pooled` where the method is to train one client with the data of all."""
+    if method["data"].get("partition", {}).get("pooled"):
+        tree["data"].setdefault("partition", {})["pooled"] = True
+    return tree
+
+
+def _cell(table: papers.Table, chosen: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
+    """A cell of a paper's table: its experiment, in which a row and a setting change what belongs to them.
+
+    The algorithm changes the method only: model, tuning, data and training stay those of the experiment,
+    whatever the YAML file of the algorithm sets, except where the row of the table has its own.
+
+    Args:
+        table: The table.
+        chosen: Choices of the command line and of the data set, by group; they win over those of the table.
+        values: Values of the command line, by key; `row` and `setting` are read here.
+    """
+    experiment, scale = papers.split_scale(chosen["experiment"])
+    shared = {group: name for group, name in chosen.items() if group != "algorithm"} | {
+        "experiment": experiment
+    }
+    asked = None if values.get("row") is None else table.row_of(values["row"], "")
+    of_row = table.rows[asked]["algorithm"] if asked else None
+    algorithm = chosen.get("algorithm") or of_row or str(_compose(shared)["algorithm"])
+    row = asked or table.row_of(None, algorithm)
+    changes = table.changes(row, values.get("setting"), scale)
+    groups = {group: changes[group] for group in config_groups() & changes.keys() if group != "algorithm"}
+    tree = _compose({**groups, **shared})
+    own = _compose({"algorithm": algorithm})
+    method = {section: own[section] for section in SECTIONS_OF_GROUP["algorithm"] if section in own}
+    tree = {key: value for key, value in tree.items() if key not in SECTIONS_OF_GROUP["algorithm"]} | method
+    tree = _pooled_as(own, tree)
+    for key, value in changes.items():
+        if key not in config_groups() and not _is_replaced(key, groups, chosen):
+            _put(tree, key, value)
+    return tree
+
+
+def _is_replaced(key: str, groups: Mapping[str, Any], chosen: Mapping[str, str]) -> bool:
+    """Whether a value of the table belongs to a choice that the command line replaced."""
+    group = key.partition(".")[0]
+    return group in chosen and group in groups and chosen[group] != groups[group]
+
+
 def config_groups() -> set[str]:
     """Keys whose value is the name of a YAML file or of a Python file."""
-    folders = {p.name for p in folder().iterdir() if p.is_dir()} - {"sweep"}  # those are for tune.run
+    folders = {p.name for p in folder().iterdir() if p.is_dir()}
+    folders -= {"sweep", papers.FOLDER}  # those are for tune.run, and data of tables
     return folders.union(NAMED)
 
 
@@ -102,20 +167,27 @@ def _replaced(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, A
 
 
 def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
+    """The choices put together by Hydra, as nested mappings of their own."""
+    return deepcopy(_composed(folder(), tuple(groups.items())))
+
+
+@cache
+def _composed(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
+    groups = dict(chosen)
     for group, files in NAMED.items():
         for name in files.names():
-            if not (folder() / group / f"{name}.yaml").is_file():
+            if not (root / group / f"{name}.yaml").is_file():
                 _register(group, name)
-    chosen = [
+    overrides = [
         f"{'+' if group == 'experiment' else ''}{group}={_choice(group, name)}"
         for group, name in groups.items()
     ]
-    with initialize_config_dir(str(folder().resolve()), version_base=None):
-        tree: Any = OmegaConf.to_container(hydra_compose("config", overrides=chosen), resolve=True)
+    with initialize_config_dir(str(root.resolve()), version_base=None):
+        tree: Any = OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=True)
     tree["data"].pop(BRINGS, None)
     if _is_other_model(groups):
         tree |= _model(groups["model"], tree["model"])
@@ -167,12 +239,18 @@ def choices(group: str) -> list[str]:
     """Every name of a config group: its YAML files, in nested folders too, and its Python files."""
     root = folder() / group
     files = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml")}
+    if group == "experiment":
+        files |= {f"{name}/{papers.MINI}" for name, table in papers.tables(folder()).items() if table.small}
     return sorted(files.union(NAMED[group].names() if group in NAMED else ()))
 
 
 def _set(tree: dict[str, Any], key: str, text: str) -> None:
     """Put the YAML value of `a.b.c=text` into nested mappings."""
-    value = parse_value(key, text)
+    _put(tree, key, parse_value(key, text))
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under the key `a.b.c` into nested mappings."""
     *path, last = key.split(".")
     node = tree
     for part in path:

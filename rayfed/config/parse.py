@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -44,9 +45,15 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
     _check_keys(cls, values, where)
     try:
-        return TypeAdapter(cls).validate_python(dict(values))
+        return cast(T, _validator(cls).validate_python(dict(values)))  # type: ignore[arg-type]
     except ValidationError as err:
         raise ConfigError(_explain(err, where)) from err
+
+
+@cache
+def _validator(cls: type[Any]) -> TypeAdapter[Any]:
+    """The validator of a dataclass; making one takes milliseconds, and a config has about ten."""
+    return TypeAdapter(cls)
 
 
 def _explain(err: ValidationError, where: str) -> str:

@@ -31,6 +31,8 @@ ADDED: Mapping[str, Any] = {
     "train.micro_batch": None,
     "train.compile": False,
     "model.weights": None,
+    "evaluation.personal_split": "test",
+    "evaluation.ties": "first",
 }
 """What runs of versions without these keys did, so that they can be continued."""
 

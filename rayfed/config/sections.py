@@ -51,16 +51,22 @@ class EvaluationConfig:
 
     Attributes:
         every: Score the global model in every n-th round and in the last one; 0: never.
-        personal: Also score the personal model of each client, on its own test split.
+        personal: Also score the personal model of each client, on a split of its own.
+        personal_split: That split: `test`, or `val`, on which FFT-GP scores personal models; a round that is
+            selected by the same split makes these scores optimistic.
         validation: Also score the global model on the validation splits of the clients, by which a round can
             be selected.
+        ties: Of the rounds with the highest validation score, the one that leave_one_out reports: the first,
+            as in FedCLIP's code, or the last, as in the code of GA, which FFT-GP follows.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
             (average, worst and best tenth, variance).
     """
 
     every: Annotated[int, Ge(0)] = 1
     personal: bool = False
+    personal_split: Literal["test", "val"] = "test"
     validation: bool = False
+    ties: Literal["first", "last"] = "first"
     table: Literal["domains", "clients"] = "domains"
 
 

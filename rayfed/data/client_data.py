@@ -1,78 +1,91 @@
-"""The data of one client: samples of the mapped data set, normalised batch by batch when they are needed."""
+"""The data of one client: stored examples, normalised batch by batch on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from rayfed.data.examples import Examples, Splits
+from rayfed.devices import HOST
 from rayfed.types import Batch
 
-Indices = npt.NDArray[np.int64]
-Splits = Mapping[str, Indices]
-"""Indices of samples in the data set, ascending, by name of the split."""
 
-
-@dataclass(frozen=True)
 class Normalizer:
     """Converts uint8 images into the input of a backbone: (x / 255 - mean) / std by channel."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    def __init__(
+        self,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        device: torch.device = HOST,
+    ) -> None:
+        """Args: mean, std: by channel. device: that of the images."""
+        spread = torch.tensor(std, device=device).view(1, 3, 1, 1)
+        self._factor = 1 / (255 * spread)
+        self._offset = torch.tensor(mean, device=device).view(1, 3, 1, 1) / spread
 
-    def __call__(self, images: npt.NDArray[np.uint8], device: str = "cpu") -> torch.Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         """Normalise a batch.
 
         Args:
             images: uint8, shape (B, H, W, 3).
-            device: Device of the result.
 
         Returns:
-            float32, shape (B, 3, H, W).
+            float32, shape (B, 3, H, W), on the same device.
         """
-        std = torch.tensor(self.std, device=device).view(1, 3, 1, 1)
-        mean = torch.tensor(self.mean, device=device).view(1, 3, 1, 1)
-        x = torch.from_numpy(images).to(device).permute(0, 3, 1, 2).float()
-        return x.mul_(1 / (255 * std)).sub_(mean / std).contiguous()
+        x = images.permute(0, 3, 1, 2).float()
+        return x.mul_(self._factor).sub_(self._offset).contiguous()
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The splits of one client as indices into arrays that all clients share.
+    """The splits of one client, in examples that all clients of a process share.
 
     Attributes:
-        images: All inputs of the data set, uint8, read-only: images (N, H, W, 3) or symbols (N, length).
-        targets: All targets: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
+        client: Id of the client or of the evaluation set.
+        examples: The stored examples of all clients.
         splits: Indices of the samples of this client by split.
-        normalize: Converts stored inputs into network input on a device.
-        device: Device of the batches.
+        normalize: Converts stored inputs into network input, on their device.
     """
 
-    images: npt.NDArray[np.uint8]
-    targets: npt.NDArray[Any]
+    client: str
+    examples: Examples
     splits: Splits
-    normalize: Callable[[npt.NDArray[np.uint8], str], torch.Tensor]
-    device: str = "cpu"
+    normalize: Callable[[Tensor], Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the batches."""
+        return self.examples.device
 
     def size(self, split: str) -> int:
         """Number of examples in a split; 0 if the client has no such split."""
         rows = self.splits.get(split)
         return 0 if rows is None else len(rows)
 
-    def batch(self, split: str, positions: torch.Tensor) -> Batch:
+    def batch(self, split: str, positions: Tensor) -> Batch:
         """The examples at some positions of a split, in the order of the positions.
 
         Args:
             split: Name of the split.
-            positions: Positions in the split, int64, shape (B,).
+            positions: Positions in the split, int64, shape (B,), on the CPU.
 
         Returns:
             Network input, shape (B, ...), and targets, int64, shape (B,) or (B, H, W).
         """
-        rows = self.splits[split][positions.numpy()]
-        x = self.normalize(self.images[rows], self.device)
-        return x, torch.from_numpy(self.targets[rows]).to(self.device).long()
+        return next(self.batches(split, positions, len(positions)))
+
+    def batches(self, split: str, order: Tensor | None, size: int) -> Iterator[Batch]:
+        """Batches of a split, as `batch`; the next one may be copied to the device while one is used.
+
+        Args:
+            split: Name of the split.
+            order: Positions in the split, int64, in the order of the batches; None: all in ascending order.
+                On the CPU; resident examples also take it on their device.
+            size: Examples in a batch; the last one may have fewer.
+        """
+        for inputs, targets in self.examples.batches(self.client, split, order, size):
+            yield self.normalize(inputs), targets.long()

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
+from rayfed.types import Positive
 
 Resize: TypeAlias = Literal["squash", "crop"]
 """How an image becomes a square: as a whole, or only its centre."""
@@ -31,6 +32,11 @@ class PartitionConfig:
         within: Under `imbalanced`: `ratio`: from client to client of a domain, sizes fall by the same ratio
             as the numbers of clients from domain to domain (Digit-Five, DomainNet); `factor`: the largest
             client has `factor` times the samples of the smallest (PACS).
+        pool_size: Under `imbalanced`: number of samples of the first domain of which its clients get
+            theirs; that of each further domain is 1 / ratio of the domain before. None: all training samples
+            of the first domain.
+        pool_share: Under `imbalanced`: share in (0, 1] of these samples that the clients of a domain get;
+            the others are not used.
         split_test: Under `imbalanced`: distribute the test samples of a domain to its clients in proportion
             to their sizes, instead of sharing them (FedGCR's spread over clients at factor 1).
         by_group: Assign samples of a group (slices of a patient) to the same client and split; all numbers
@@ -47,6 +53,8 @@ class PartitionConfig:
     factor: float = 5
     order: list[str] | None = None
     within: Literal["ratio", "factor"] = "ratio"
+    pool_size: int | None = None
+    pool_share: float = 1.0
     split_test: bool = False
     by_group: bool = True
     pooled: bool = False
@@ -78,6 +86,11 @@ class DataConfig:
             of a domain share.
         augment: Random changes of training images: none, a list of names (crop, flip, rotate, randaugment,
             jitter, grayscale), or a section with the numbers of each. Images that are scored never change.
+        resident: Whether each process copies the examples of all clients to its device once, as they are
+            stored (uint8). `auto`: where they need at most `resident_memory` and half of the device's free
+            memory. Otherwise batches are copied one by one, beside the computation. The result is the same;
+            no effect on the CPU.
+        resident_memory: Gigabytes of examples that `resident: auto` puts on the device of a process.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
@@ -95,6 +108,8 @@ class DataConfig:
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
     augment: AugmentConfig | None = None
+    resident: Literal["auto"] | bool = "auto"
+    resident_memory: Positive = 4.0
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 
@@ -145,10 +160,18 @@ def _check_partition(partition: PartitionConfig) -> None:
             f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
             "have test samples of their own where data.test is a fraction"
         )
+    _check_pool(partition)
     _check_effect(partition)
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
+
+
+def _check_pool(partition: PartitionConfig) -> None:
+    if partition.pool_size is not None and partition.pool_size < 1:
+        raise ConfigError(f"data.partition.pool_size: {partition.pool_size} must be at least 1, or null")
+    if not 0 < partition.pool_share <= 1:
+        raise ConfigError(f"data.partition.pool_share: {partition.pool_share} is not a share in (0, 1]")
 
 
 ONLY = {
@@ -157,6 +180,8 @@ ONLY = {
     "min_samples": ("dirichlet",),
     "factor": ("imbalanced",),
     "order": ("imbalanced",),
+    "pool_size": ("imbalanced",),
+    "pool_share": ("imbalanced",),
 }
 """Keys of a partition that count under some schemes only. `within` is not among them: data sets set it."""
 

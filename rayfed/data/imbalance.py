@@ -1,7 +1,8 @@
 """Domains with very different numbers of clients, and clients with very different numbers of samples.
 
-Gong et al., FedGCR, AAAI 2024: the domain imbalance factor (DIF) is the number of clients of the largest
-domain divided by that of the smallest. Numbers of clients and of samples fall geometrically.
+Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section 4.1: the domain imbalance factor (DIF) is the
+number of clients of the largest domain divided by that of the smallest. Numbers of clients and of samples
+fall geometrically.
 """
 
 from __future__ import annotations
@@ -78,6 +79,25 @@ def pool_sizes(available: Sequence[int], ratio: float) -> list[int]:
     for limit in available[1:]:
         sizes.append(min(int(sizes[-1] / ratio), limit))
     return sizes
+
+
+def dealt_sizes(available: Sequence[int], ratio: float, pool: int | None, share: float) -> list[int]:
+    """Number of samples that the clients of each domain get together; FedGCR's spec, section 4.2.
+
+    Args:
+        available: Number of samples of each domain, in the order of the domains.
+        ratio: Ratio of successive domains.
+        pool: Number of samples of the first domain, of which that of the others is derived whatever they
+            have; None: as `pool_sizes`.
+        share: Share in (0, 1] of these numbers; rounded down, and at most all that a domain has.
+    """
+    if pool is None:
+        pools = pool_sizes(available, ratio)
+    else:
+        pools = [pool]
+        for _ in available[1:]:
+            pools.append(int(pools[-1] / ratio))
+    return [min(int(share * size), limit) for size, limit in zip(pools, available, strict=True)]
 
 
 def client_sizes(part: int, count: int, step: float) -> list[int]:

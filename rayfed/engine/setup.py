@@ -14,7 +14,7 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
-from rayfed.engine.memory import check_counts, check_memory, measurable
+from rayfed.engine.memory import GB, check_counts, check_memory, measurable
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
@@ -110,7 +110,7 @@ def _model_key(world: World) -> tuple[object, ...]:
     """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
     own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
-    return *own, train.batch_norm, train.cache_features, train.checkpointing
+    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision
 
 
 def _built(config: Config, task: str, model: Backbone, shares: bool) -> Built:
@@ -119,7 +119,8 @@ def _built(config: Config, task: str, model: Backbone, shares: bool) -> Built:
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
     keeps = shares and config.train.cache_features is not False
-    return Built.of(model, config.train.batch_norm == "average", keeps)
+    half = config.train.precision == "bf16"
+    return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
@@ -136,7 +137,10 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         shard=Path(dataset.path),
         splits=all_splits(partition),
         personal_every=config.evaluation.every if personal else 0,
+        personal_split=config.evaluation.personal_split,
         rounds=config.rounds,
+        resident=config.data.resident,
+        resident_bytes=config.data.resident_memory * GB,
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )

@@ -63,9 +63,16 @@ class Built:
     features: str
 
     @classmethod
-    def of(cls, model: Backbone, buffers: bool, keeps_features: bool) -> Built:
-        """Args: buffers: statistics of BatchNorm are sent. keeps_features: frozen features may be kept."""
-        weights = dump(model)
+    def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> Built:
+        """What an experiment needs of a model.
+
+        Args:
+            model: The tuned model.
+            buffers: Statistics of BatchNorm are sent.
+            keeps_features: Features of the frozen parts may be kept.
+            half: Frozen tensors are stored in bfloat16.
+        """
+        weights = dump(model, half=half)
         keeps_features = keeps_features and (model.has_frozen_features or model.gc_net is not None)
         return cls(
             weights=weights,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayfed.data.client_data import Splits
+from rayfed.data.examples import Splits
 from rayfed.data.partition.make import Partition
 
 PREFIX = "domain:"

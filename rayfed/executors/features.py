@@ -29,14 +29,18 @@ class FeatureFolder(dict[Any, Tensor]):
     always computed in the same batches. Features that cannot be written are kept in memory only.
     """
 
-    def __init__(self, folder: Path, splits: Mapping[str, Splits]) -> None:
+    def __init__(
+        self, folder: Path, splits: Mapping[str, Splits], device: torch.device | None = None
+    ) -> None:
         """Use a folder.
 
         Args:
             folder: Folder for this backbone, data set and batch size.
             splits: Row numbers by client and split.
+            device: Device of the worker, where it wants the features; None: the CPU.
         """
         super().__init__()
+        self._device = device or torch.device("cpu")
         self._folder = folder
         self._splits = splits
 
@@ -45,14 +49,14 @@ class FeatureFolder(dict[Any, Tensor]):
             array = np.load(self._file(key), mmap_mode="r")
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                super().__setitem__(key, torch.from_numpy(array))
+                super().__setitem__(key, torch.from_numpy(array).to(self._device))
         return super().__contains__(key)
 
     def __setitem__(self, key: Any, value: Tensor) -> None:
         super().__setitem__(key, value)
         with suppress(OSError):  # the disk is full, or the folder belongs to somebody else
             self._folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._file(key), value.numpy())
+            _write_whole(self._file(key), value.cpu().numpy())
 
     def _file(self, key: Any) -> Path:
         client, split, blocks = key
@@ -72,14 +76,17 @@ def _write_whole(path: Path, array: npt.NDArray[Any]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def feature_folder(shard: Path, splits: Mapping[str, Splits], *depends_on: object) -> FeatureFolder:
+def feature_folder(
+    shard: Path, splits: Mapping[str, Splits], device: torch.device, *depends_on: object
+) -> FeatureFolder:
     """The features of one backbone on one prepared data set.
 
     Args:
         shard: The file of the prepared data.
         splits: Row numbers by client and split.
+        device: Device of the worker.
         depends_on: Everything else that decides a bit of the features, such as a digest of the weights.
     """
-    parts = (*depends_on, shard.name, torch.__version__)
+    parts = (*depends_on, str(device), shard.name, torch.__version__)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
-    return FeatureFolder(shard.parent / FEATURES / name[:32], splits)
+    return FeatureFolder(shard.parent / FEATURES / name[:32], splits, device)

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from rayfed.devices import HOST
 from rayfed.errors import ClientError, StoppedError
 from rayfed.executors.failures import Policy, action_for, event_of
 from rayfed.executors.worker import Weights, Worker, World
@@ -27,7 +30,11 @@ class InlineExecutor:
     actors = 0
 
     def __init__(
-        self, world: World, weights: Weights, policy: Policy | None = None, device: str = "cpu"
+        self,
+        world: World,
+        weights: Weights,
+        policy: Policy | None = None,
+        device: str | torch.device = HOST,
     ) -> None:
         self.worker = Worker(world, weights, device)
         self.policy = policy or Policy()

@@ -14,8 +14,10 @@ import torch
 
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.client_data import ClientData, Normalizer, Splits
+from rayfed.data.client_data import ClientData, Normalizer
+from rayfed.data.examples import Resident, Splits, choose
 from rayfed.data.shards import open_dataset
+from rayfed.devices import HOST, moved, set_products
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
 from rayfed.executors.features import FeatureFolder, feature_folder
 from rayfed.federation.client import Client
@@ -28,8 +30,8 @@ from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.models.trunk import use_checkpointing, use_compile
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
-from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
-from rayfed.types import RESIDUAL, Params, Update
+from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
+from rayfed.types import RESIDUAL, Broadcast, Params, Update
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -51,7 +53,10 @@ class World:
         objective: Loss and scores of the task.
         augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
+        personal_split: Split of a client on which they are scored.
         rounds: Number of planned rounds.
+        resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
+        resident_bytes: Most bytes of examples that `resident=auto` copies.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
         features: Digest of the frozen weights, where frozen features are also kept on disk for other workers
@@ -69,7 +74,10 @@ class World:
     objective: Objective = field(default_factory=Objective)
     augment: AugmentConfig | None = None
     personal_every: int = 0
+    personal_split: str = "test"
     rounds: int = 1
+    resident: Resident = "auto"
+    resident_bytes: float = 0.0
     threads: int = 1
     deterministic: bool = False
     features: str = ""
@@ -89,7 +97,7 @@ class World:
 
     def weights(self) -> Weights:
         """All tensors of the initial model, to be shared between processes."""
-        return dump(self.build())
+        return dump(self.build(), half=self.train.precision == "bf16")
 
     def scores_personal(self, round: int) -> bool:
         """Whether clients score their personal models in this round."""
@@ -104,24 +112,40 @@ class Worker:
     once and never copied.
     """
 
-    def __init__(self, world: World, weights: Weights, device: str = "cpu") -> None:
+    def __init__(self, world: World, weights: Weights, device: str | torch.device = HOST) -> None:
+        """Build the model on a device.
+
+        Args:
+            world: What the process needs to run clients.
+            weights: All tensors of the initial model.
+            device: Any device of torch. Calls and their answers are on the CPU all the same.
+        """
         torch.set_num_threads(world.threads)
         if world.deterministic:
             torch.use_deterministic_algorithms(True)
         self._world = world
-        self._device = device
+        set_products(torch.device(device), world.train.precision)
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(device)
-        adjust_trunk(self._model, world.train, device)
+        self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
+        self._model.mixed = world.train.precision == "bf16"
+        adjust_trunk(self._model, world.train, self._device.type)
         self._all_blocks = model.active
-        self._start = export(self._model, buffers=True)
-        statistics = self._start.keys() - export(self._model, buffers=False).keys()
+        self._start = copies(self._model)
+        statistics = self._start.keys() - held(self._model, buffers=False).keys()
         self._float_buffers = {name for name in statistics if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
-        self._images = dataset.images
-        self._targets = np.asarray(dataset.targets)
-        self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
+        self._examples = choose(
+            dataset.images,
+            np.asarray(dataset.targets),
+            world.splits,
+            self._device,
+            world.resident,
+            world.resident_bytes,
+        )
+        images = Normalizer(self._model.mean, self._model.std, self._device)
+        self._normalize = images if world.objective.pixels else symbols
         form = self._model.size, self._model.mean, self._model.std
         self._augment = Augmentation.of(world.augment, *form) if world.augment else None
         self.cache: dict[Any, torch.Tensor] = self._features() if world.features else {}
@@ -129,13 +153,20 @@ class Worker:
     def _features(self) -> FeatureFolder:
         world = self._world
         train = world.train
-        numbers = (train.eval_batch_size, world.threads, train.compile, self._device)
-        return feature_folder(world.shard, world.splits, world.features, world.model, *numbers)
+        numbers = (train.eval_batch_size, world.threads, train.compile, train.precision)
+        network = (world.features, world.model)
+        return feature_folder(world.shard, world.splits, self._device, *network, *numbers)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self._device
 
     def start_params(self) -> Params:
-        """The tensors that are sent and trained, with their initial values."""
+        """The tensors that are sent and trained, with their initial values, on the CPU."""
         buffers = self._world.train.batch_norm == "average"
-        return {n: v for n, v in self._start.items() if buffers or n not in self._float_buffers}
+        start = {n: v for n, v in self._start.items() if buffers or n not in self._float_buffers}
+        return moved(start, HOST)
 
     def checksum(self) -> str:
         """Digest of the frozen weights: they must never change."""
@@ -144,50 +175,65 @@ class Worker:
     def call(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
         """Run one call of a client; changes nothing but the returned values.
 
+        The message and the store go to the device together, and the update and the store come back together.
+
         Args:
-            call: The client, its task and the message to it.
-            store: The private store of the client before the call.
+            call: The client, its task and the message to it, on the CPU.
+            store: The private store of the client before the call, on the CPU.
 
         Returns:
-            Its update, and its store after the call.
+            Its update, and its store after the call, on the CPU.
 
         Raises:
             ClientError: The task failed, or its update has a tensor of a wrong shape or that is not finite.
         """
         world = self._world
-        sent = call.sent
-        with seeded(derive(world.seed, call.tag, sent.round, call.client)) as rng:
+        with seeded(derive(world.seed, call.tag, call.sent.round, call.client)) as rng:
             try:
-                client = self._client(call, dict(store), rng)
+                sent, own = self._arrived(call.sent, store)
+                client = self._client(call.client, sent, own, rng)
                 update = call.task(client, sent)
                 update = replace(update, metrics={**update.metrics, **client.metrics()})
                 self._check_shapes(update)
+                self._keep_buffers(client)
+                update, kept = self._left(update, client.store)
                 check_finite(update)
             except RayFedError:
                 raise
             except Exception as err:
                 kind = NonFiniteClientError if isinstance(err, FloatingPointError) else ClientError
                 cause = f"{type(err).__name__}: {err}"
-                raise kind(call.client, sent.round, call.tag, cause, traceback.format_exc()) from err
-            self._keep_buffers(client)
-            return update, client.store
+                raise kind(call.client, call.sent.round, call.tag, cause, traceback.format_exc()) from err
+            return update, kept
 
-    def _client(self, call: Call, store: dict[str, Any], rng: torch.Generator) -> Client:
+    def _arrived(self, sent: Broadcast, store: Mapping[str, Any]) -> tuple[Broadcast, dict[str, Any]]:
+        """The message and the store of a client on the device."""
+        if self._device == HOST:
+            return sent, dict(store)
+        params, shared, own = moved((sent.params, sent.shared, dict(store)), self._device)
+        return replace(sent, params=params, shared=shared), own
+
+    def _left(self, update: Update, store: dict[str, Any]) -> tuple[Update, dict[str, Any]]:
+        """The update and the store of a client on the CPU."""
+        if self._device == HOST:
+            return update, store
+        params, extra, own = moved((update.params, update.extra, store), HOST)
+        return replace(update, params=params, extra=extra), own
+
+    def _client(self, id: str, sent: Broadcast, store: dict[str, Any], rng: torch.Generator) -> Client:
         model = self._model
         world = self._world
-        sent = call.sent
         model.active = self._all_blocks if sent.blocks is None else sent.blocks
         values = {**store.get(BUFFERS, {}), **{n: v for n, v in sent.params.items() if sent.holds(n)}}
         load(model, {n: v for n, v in self._start.items() if n not in values} | values)
         model.untuned = False
         model.zero_grad(set_to_none=True)
         train_mode(model)
-        splits = world.splits[call.client]
-        data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
+        data = ClientData(id, self._examples, world.splits[id], self._normalize)
         rate = world.train.rate(sent.round, world.rounds)
-        personal = "test" if world.scores_personal(sent.round) else ""
+        personal = world.personal_split if world.scores_personal(sent.round) else ""
         return Client(
-            call.client,
+            id,
             model,
             data,
             replace(world.train, lr=rate),
@@ -211,8 +257,8 @@ class Worker:
 
     def _keep_buffers(self, client: Client) -> None:
         if self._float_buffers and not client.buffers_travel:
-            held = export(self._model, buffers=True)
-            client.store[BUFFERS] = {n: held[n] for n in sorted(self._float_buffers & held.keys())}
+            values = copies(self._model)
+            client.store[BUFFERS] = {n: values[n] for n in sorted(self._float_buffers & values.keys())}
 
 
 def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:

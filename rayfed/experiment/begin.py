@@ -45,6 +45,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
+        "precision": config.train.precision,
     }
     commands: list[str] = []
     if resume:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.data.client_data import ClientData
+from rayfed.devices import moved, numbers, total
 from rayfed.errors import ConfigError
 from rayfed.federation.gradients import backward
 from rayfed.federation.optimizers import States, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective
-from rayfed.tuning.base import export, load, trainable
+from rayfed.tuning.base import copies, load, trainable
 from rayfed.types import RESIDUAL, Batch, Params, Update
 
 OPTIMIZERS = "_optimizers"  # reserved name in a client's store: states by number of the optimizer
@@ -35,9 +36,10 @@ class Client:
         rng: CPU generator seeded by (seed, tag, round, client), so that results do not depend on where or
             when the client runs.
         store: Private state of the client, kept from round to round: tensors, numbers, strings, and
-            containers of them.
-        cache: Tensors kept by the process, which depend on data and frozen weights only; it may be empty at
-            the beginning of any call.
+            containers of them. During a call its tensors are on the client's device, as are those of the
+            message; only tensors without dimensions come on the CPU, which operations accept.
+        cache: Tensors kept by the process on its device, which depend on data and frozen weights only; it may
+            be empty at the beginning of any call.
         transform: Function applied to the inputs of every batch; set in `Local.prepare`.
         augment: Changes the inputs of a training batch at random, given a seed; None: they stay as they are.
         objective: Loss and scores of the task.
@@ -67,6 +69,15 @@ class Client:
     _derived: bool = False
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, of the batches, and of the tensors that are received."""
+        return self.data.device
+
+    def to_device(self, value: Tensor) -> Tensor:
+        """A tensor made on the CPU, such as random numbers of `rng`, on the device of the client."""
+        return moved(value, self.device)
+
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Batches of a split.
 
@@ -77,37 +88,52 @@ class Client:
         """
         n = self.data.size(split)
         if not shuffle:
-            for rows in torch.arange(n).split(self.config.eval_batch_size) if n else ():
-                yield self.batch(split, rows)
+            if n:
+                yield from self._pass(split, None, self.config.eval_batch_size)
             return
         step = 0
         total = self.num_steps(split) if n else 0
+        size = self.config.batch_size
         whole_pass = self.config.batches(n)
         self._drew = self._drew or total > 0
         while step < total:
-            pieces = torch.randperm(n, generator=self.rng).split(self.config.batch_size)
-            for rows in pieces[: min(whole_pass, total - step)]:
-                step += 1
-                yield self.batch(split, rows, self.augment is not None)
+            most = min(whole_pass, total - step)
+            step += most
+            order = torch.randperm(n, generator=self.rng)[: most * size]
+            yield from self._pass(split, order, size, augmented=self.augment is not None)
 
-    def batch(self, split: str, positions: Tensor, augmented: bool = False) -> Batch:
+    def batch(self, split: str, positions: Tensor) -> Batch:
         """Inputs and targets at these positions of a split, with `transform` applied to the inputs.
 
         Args:
             split: Name of the split.
-            positions: Positions in the split, int64, shape (B,).
-            augmented: Whether `augment` changes the inputs first, with a seed drawn from `rng`. The features
-                of such a batch are never those of the cache.
+            positions: int64, shape (B,), on the CPU.
         """
-        x, y = self.data.batch(split, positions)
-        if augmented and self.augment is not None:
-            x = self.augment(x, int(torch.randint(2**62, (), generator=self.rng)))
-            return (x if self.transform is None else self.transform(x)), y
-        if self.transform is not None:
-            return self.transform(x), y
-        if self._keeps_features:
-            self.model.remember_frozen_features(x, self._frozen_features(split)[positions].to(x.device))
-        return x, y
+        return next(self._pass(split, positions, len(positions)))
+
+    def _pass(self, split: str, order: Tensor | None, size: int, augmented: bool = False) -> Iterator[Batch]:
+        """Batches of a split.
+
+        Args:
+            split: Name of the split.
+            order: Positions of the examples; None: all, in order.
+            size: Examples in a batch.
+            augmented: Whether `augment` changes the inputs first, with a seed drawn from `rng`. The features
+                of such batches are never those of the cache.
+        """
+        if augmented or self.transform is not None or not self._keeps_features:
+            for x, y in self.data.batches(split, order, size):
+                if augmented and self.augment is not None:
+                    x = self.augment(x, int(torch.randint(2**62, (), generator=self.rng)))
+                yield (x if self.transform is None else self.transform(x)), y
+            return
+        features = self._frozen_features(split)
+        placed = None if order is None else self.to_device(order)
+        batches = self.data.batches(split, placed if self.data.examples.resident else order, size)
+        parts = features.split(size) if placed is None else (features[rows] for rows in placed.split(size))
+        for own, (x, y) in zip(parts, batches, strict=True):
+            self.model.remember_frozen_features(x, own)
+            yield x, y
 
     @property
     def _keeps_features(self) -> bool:
@@ -125,9 +151,8 @@ class Client:
         """
         key = (self.id, split, self.model.active)
         if key not in self.cache:
-            parts = torch.arange(self.data.size(split)).split(self.config.eval_batch_size)
-            features = [self.model.frozen_features(self.data.batch(split, rows)[0]).cpu() for rows in parts]
-            self.cache[key] = torch.cat(features)
+            parts = self.data.batches(split, None, self.config.eval_batch_size)
+            self.cache[key] = torch.cat([self.model.frozen_features(x) for x, _ in parts])
         return self.cache[key]
 
     def num_steps(self, split: str = "train") -> int:
@@ -197,12 +222,12 @@ class Client:
         return self.config.batch_norm == "average"
 
     def params(self) -> Params:
-        """Detached CPU copies of the values this client sends.
+        """Detached copies of the values this client sends, on its device.
 
         These are the trained tensors of its blocks, and BatchNorm statistics where `batch_norm` is `average`.
         LoRA residuals (`rayfed.federation.lora_mean`) are received, but never sent.
         """
-        held = export(self.model, buffers=self.buffers_travel)
+        held = copies(self.model, buffers=self.buffers_travel)
         return {name: value for name, value in held.items() if not name.endswith(RESIDUAL)}
 
     def load(self, params: Mapping[str, Tensor]) -> None:
@@ -223,7 +248,7 @@ class Client:
             x: Inputs, shape (B, ...).
             headless: Return the features before the head, shape (B, width), instead of the output.
         """
-        values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
+        values = {self.model.module_name(name): value for name, value in params.items()}
         # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
         # and would leave the replaced values in the second one.
         return torch.func.functional_call(self.model, values, (x,), {"headless": headless}, tie_weights=False)
@@ -252,5 +277,8 @@ class Client:
             self.measured.setdefault(name, []).append(kept)
 
     def metrics(self) -> dict[str, float]:
-        """The mean of everything `measure` was told, by name."""
-        return {name: sum(map(float, values)) / len(values) for name, values in self.measured.items()}
+        """The mean of everything `measure` was told, by name; tensors are read here, all at once."""
+        read = iter(numbers([value for values in self.measured.values() for value in values]))
+        return {
+            name: total(next(read) for _ in values) / len(values) for name, values in self.measured.items()
+        }

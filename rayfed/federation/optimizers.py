@@ -33,14 +33,14 @@ def make_optimizer(
 
 
 def states_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> States:
-    """CPU copies of an optimizer's state, by global name; parameters without state are left out.
+    """Copies of an optimizer's state, by global name; parameters without state are left out.
 
     Args:
         optimizer: The optimizer.
         names: Its parameters by global name.
     """
     return {
-        name: {key: value.detach().cpu().clone() for key, value in kept.items() if isinstance(value, Tensor)}
+        name: {key: value.detach().clone() for key, value in kept.items() if isinstance(value, Tensor)}
         for name, parameter in names.items()
         if (kept := optimizer.state.get(parameter))
     }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rayfed.types import Params, Update
+from rayfed.types import Params, Update, is_statistic
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
@@ -70,6 +71,25 @@ def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tu
     if bad:
         raise ValueError(f"aggregation weight {bad[0]} is not a finite number >= 0")
     return [(update, weight) for update, weight in zip(updates, weights, strict=True) if weight > 0]
+
+
+def mean_of_statistics(updates: Sequence[Update]) -> Params:
+    """Unweighted mean of each BatchNorm statistic over the clients that sent it.
+
+    Server rules whose step is no mean use it for running means and variances, which are no directions of
+    descent: a variance that is scaled or extrapolated is not that of any data, and may be negative.
+
+    Args:
+        updates: Answers of clients; each may hold any subset of the names.
+
+    Returns:
+        One tensor for each name for which `rayfed.types.is_statistic` holds, of the shape that clients sent.
+    """
+    only = [
+        replace(update, params={n: value for n, value in update.params.items() if is_statistic(n)})
+        for update in updates
+    ]
+    return mean_by_name(only, [1.0] * len(only))
 
 
 def digest(params: Mapping[str, Tensor]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
+from rayfed.devices import Precision
 from rayfed.types import Count, Decay, Fraction, NonNegative, Positive
 
 
@@ -49,6 +50,10 @@ class TrainConfig:
             them: less memory, about a third more time, the same result.
         micro_batch: Compute the gradients of a batch in parts of this many examples, whose sum is used for
             one step: less memory, the same step except for rounding. None: the batch as a whole.
+        precision: Numbers of the network's computation, in training and scoring. fp32; tf32: as fp32, with
+            faster products on GPUs that have them (no difference on a CPU); bf16: products in bfloat16, and
+            the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
+            are in fp32 always.
         compile: Compile the network with torch.compile, which takes minutes at first and changes rounding.
     """
 
@@ -74,6 +79,7 @@ class TrainConfig:
     cache_features: Literal["auto"] | bool = "auto"
     checkpointing: bool = False
     micro_batch: Count | None = None
+    precision: Precision = "fp32"
     compile: bool = False
 
     @property

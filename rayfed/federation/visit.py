@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.tuning.base import train_mode
@@ -23,18 +24,20 @@ def score(client: Client, split: str) -> dict[str, float]:
     """
     client.model.eval()
     task = client.objective
-    sums: dict[str, float] = {}
+    found: dict[str, list[torch.Tensor]] = {}
     n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
         output = client.model(x)
-        values = task.scores(client.model.predict(output), y)
+        values = task.sums(client.model.predict(output), y)
         if isinstance(output, list):
             for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
-                values[f"{task.metric}_{name}"] = task.scores(out, y)[task.metric]
+                values[f"{task.metric}_{name}"] = task.sums(out, y)[task.metric]
         for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + value
+            found.setdefault(name, []).append(value)
     train_mode(client.model)
-    return {"loss": sums.pop("loss") / n, "num": n, **{name: s / n for name, s in sums.items()}} if n else {}
+    read = iter(numbers([value for values in found.values() for value in values]))
+    means = {name: total(next(read) for _ in values) / n for name, values in found.items()}
+    return {"loss": means.pop("loss"), "num": n, **means} if n else {}
 
 
 def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import trained_modules
 from rayfed.models.named_tensors import NamedTensor, find_tensors
+from rayfed.models.precision import computed
 from rayfed.objective import CLASSIFICATION
 
 
@@ -42,6 +44,7 @@ class Backbone(nn.Module):
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
+        mixed: Whether the network and the text tower compute in bfloat16; features and logits are float32.
         num_blocks: Number of blocks that can be left out; 0 if the network has no uniform blocks.
         label: The model's name, used in messages.
     """
@@ -55,12 +58,8 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.label = label
-        if isinstance(head, nn.Conv2d):
-            self.width = head.in_channels
-            self.num_classes = head.out_channels
-        else:
-            self.width = head.in_features
-            self.num_classes = head.out_features
+        self.width = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
+        self.num_classes = head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
         self.task = CLASSIFICATION
         self.size: int = 224
         self.resize: Resize = "squash"
@@ -73,6 +72,7 @@ class Backbone(nn.Module):
         self.text = text
         self.adapter: nn.Module | None = None
         self.untuned = False
+        self.mixed = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
@@ -99,14 +99,14 @@ class Backbone(nn.Module):
         """
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
-            features = self.frozen_features(x) if reusable else self.net(x)
+            features = self.frozen_features(x) if reusable else computed(self.net, x, self.mixed)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
         h = self.gc_net(self.frozen_features(x))
         prompt = self.stack.prompt
         with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
-            return self.gc_net.dropout(self.net(x)), h
+            return self.gc_net.dropout(computed(self.net, x, self.mixed)), h
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ class Backbone(nn.Module):
         if known is not None:
             return known
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
-            computed: Tensor = self.net(x)
-        self.remember_frozen_features(x, computed)
-        return computed
+            features = computed(self.net, x, self.mixed)
+        self.remember_frozen_features(x, features)
+        return features
 
     def remembered_features(self, x: Tensor) -> Tensor | None:
         """Features kept for this tensor object and the active blocks, shape (B, width); None: none are."""
@@ -150,7 +150,7 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        return self.exits.logits(self.net, self.head, x)
+        return computed(partial(self.exits.logits, self.net, self.head), x, self.mixed)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
@@ -168,7 +168,8 @@ class Backbone(nn.Module):
             raise ConfigError(
                 f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
             )
-        return self.text.features(self.head.weight) if self.text_is_live else self.head.weight
+        fixed = self.head.weight
+        return computed(self.text.features, fixed, self.mixed) if self.text_is_live else fixed
 
     @property
     def net_is_frozen(self) -> bool:

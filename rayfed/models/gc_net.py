@@ -1,6 +1,6 @@
 """GC-Net: computes an offset of the prompts for each image from the image's features without prompts.
 
-Gong et al., FedGCR, AAAI 2024, section "Group customization".
+Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section 3.1.
 """
 
 from __future__ import annotations

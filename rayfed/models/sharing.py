@@ -15,24 +15,36 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.models.named_tensors import global_name
 
 M = TypeVar("M", bound=nn.Module)
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+TRUNKS = ("net.", "text.tower.")
+"""Module names of a `Backbone` that begin so belong to its network or its text tower."""
+
 log = logging.getLogger(__name__)
 
 
-def dump(model: nn.Module) -> dict[str, npt.NDArray[Any]]:
+def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     """Arrays of all parameters and all buffers of a model by name, also of buffers outside its state dict.
 
     Arrays of frozen parameters are views of the model's memory; trainable parameters and buffers are copied.
+
+    Args:
+        model: The model.
+        half: Round the frozen parameters of the network and of a text tower to bfloat16, except those of
+            BatchNorm. Their arrays are int16, because numpy has no such type.
     """
     arrays = {}
     for name, (module, leaf, tensor) in _tensors(model):
-        array = tensor.detach().cpu().numpy()
-        arrays[name] = array.copy() if _is_private(module, leaf, tensor) else array
+        value = tensor.detach().cpu()
+        if half and _is_trunk(name, module, leaf, tensor):
+            arrays[name] = value.to(torch.bfloat16).view(torch.int16).numpy()
+        else:
+            arrays[name] = value.numpy().copy() if _is_private(module, leaf, tensor) else value.numpy()
     return arrays
 
 
@@ -53,8 +65,9 @@ def skeleton(build: Callable[[], M]) -> M:
 def attach(model: nn.Module, tensors: Arrays) -> None:
     """Set the values of a model to the arrays of `dump`, in place.
 
-    Frozen parameters become views of the arrays, without a copy. Trainable parameters and buffers are cloned,
-    because a write into shared memory would change them in every process of the machine.
+    Frozen parameters become views of the arrays, without a copy, except vectors of bfloat16. Trainable
+    parameters and buffers are cloned, because a write into shared memory would change them in every process
+    of the machine.
 
     Args:
         model: A model of the same structure, with or without values.
@@ -68,6 +81,10 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
     tied: dict[Tensor, nn.Parameter] = {}
     for name, (module, leaf, old) in mine.items():
         value = _as_tensor(tensors[name])
+        if _is_half(old, tensors[name]):
+            value = value.view(torch.bfloat16)
+            # Kernels of norms take their few weights in float32 only.
+            value = value.float() if value.ndim < 2 else value
         if leaf in module._buffers:
             module._buffers[leaf] = value.clone()
             continue
@@ -83,9 +100,10 @@ def checksum(model: nn.Module) -> str:
     frozen = {global_name(name): p for name, p in model.named_parameters() if not p.requires_grad}
     out = hashlib.sha256()
     for name in sorted(frozen):
-        array = frozen[name].detach().cpu().contiguous().numpy()
-        out.update(f"{name}|{array.dtype}|{array.shape}|".encode())
-        out.update(array.reshape(-1).view(np.uint8).data)
+        value = frozen[name].detach().cpu().contiguous()
+        kind = str(value.dtype).removeprefix("torch.")
+        out.update(f"{name}|{kind}|{tuple(value.shape)}|".encode())
+        out.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return out.hexdigest()
 
 
@@ -98,6 +116,17 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Place]]:
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{prefix}.{leaf}" if prefix else leaf, (module, leaf, tensor)
+
+
+def _is_trunk(name: str, module: nn.Module, leaf: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a frozen parameter of the network or the text tower, but not of BatchNorm."""
+    frozen = leaf in module._parameters and not tensor.requires_grad and tensor.is_floating_point()
+    return frozen and name.startswith(TRUNKS) and not isinstance(module, _BatchNorm)
+
+
+def _is_half(old: Tensor, array: npt.NDArray[Any]) -> bool:
+    """Whether an array of `dump` has the bits of bfloat16 for this tensor."""
+    return old.is_floating_point() and array.dtype == np.int16
 
 
 def _is_private(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
@@ -118,7 +147,8 @@ def _check_names_and_shapes(mine: Mapping[str, Place], tensors: Arrays) -> None:
     for name, (_, _, old) in mine.items():
         new = tensors[name]
         kind = str(old.dtype).removeprefix("torch.")
-        if tuple(old.shape) != new.shape or kind != str(new.dtype):
+        same = kind == str(new.dtype) or _is_half(old, new)
+        if tuple(old.shape) != new.shape or not same:
             raise ValueError(f"{name!r} is {kind} {tuple(old.shape)}, but {new.dtype} {new.shape} was shared")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -31,10 +31,12 @@ MEASURES = {
 }
 """Measures reported for every run, with the titles of their columns."""
 
+Ties: TypeAlias = Literal["first", "last"]
+
 NOTES = (
     "percent; * the unseen domain, all of its images; personalization: the shared model on the clients' test",
     "images, mean over clients; personal models: the clients' own models there; comprehensive: mean over all",
-    "domains; round: the first with the highest validation accuracy of the shared model, mean over clients,",
+    "domains; round: the {ties} with the highest validation accuracy of the shared model, mean over clients,",
     "for which no image of the unseen domain is used",
 )
 
@@ -73,12 +75,15 @@ class Outcome:
     measures: Mapping[str, float]
 
 
-def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Row of the selected round: the first with the highest validation score."""
+def selected(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]:
+    """Row of the selected round: the first or the last with the highest validation score."""
     scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
-    return max(
-        (pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=scored[-1]
-    )[1]
+    fallback = scored[-1]
+    if ties == "last":
+        scored.reverse()
+    return max((pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=fallback)[
+        1
+    ]
 
 
 def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -87,8 +92,9 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     Returns:
         Scores of the shared model by domain, on the clients' test images and on the whole held-out domain;
         and means by name: generalization: the shared model on the held-out domain; clients: the shared model
-        on the clients' test images, mean over clients; personal: the personal models there, if scored;
-        comprehensive: unweighted mean over all domains, the held-out one included.
+        on the clients' test images, mean over clients, if they have some; personal: the personal models on
+        `evaluation.personal_split`, if scored; comprehensive: unweighted mean over all domains, the held-out
+        one included, with `clients`.
     """
     import pyarrow.parquet as pq
 
@@ -102,20 +108,25 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     held_out = values("report_held_out", "global")
     own = values("report_clients", "global")
     domains = {**values("report_domains", "global"), **held_out}
-    means = {
-        "generalization": _mean(held_out.values()),
-        "clients": _mean(own.values()),
-        "comprehensive": _mean(domains.values()),
-    }
+    means = {"generalization": _mean(held_out.values())}
+    if own:  # without test images of the clients there is no score of the shared model there
+        means |= {"clients": _mean(own.values()), "comprehensive": _mean(domains.values())}
     personal = values("report_clients", "personal")
     return domains, means | ({"personal": _mean(personal.values())} if personal else {})
 
 
-def outcome(folder: Path, algorithm: str, held_out: str) -> Outcome:
-    """Scores of a finished run with a held-out domain, after checking its manifest (`check_unseen`)."""
+def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -> Outcome:
+    """Scores of a finished run with a held-out domain, after checking its manifest (`check_unseen`).
+
+    Args:
+        folder: Folder of the run.
+        algorithm: Name of the algorithm.
+        held_out: The held-out domain.
+        ties: Round that is selected of those with the highest validation score.
+    """
     check_unseen(folder, held_out)
     history = read_rows(folder)
-    chosen = selected(history)
+    chosen = selected(history, ties)
     last = selected(history[-1:])
     domains, best = scores(folder, chosen["round"])
     final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
@@ -154,17 +165,17 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     others = (config.compare,) if isinstance(config.compare, str) else config.compare
     names = [name for name in others if name != config.algorithm]
     found = [
-        outcome(folder / COMPARE / name if name in names else folder, name, domain)
+        outcome(folder / COMPARE / name if name in names else folder, name, domain, config.evaluation.ties)
         for domain, folder in folders.items()
         for name in (*names, config.algorithm)
     ]
     title = f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
     title += f"seed {config.seed}, each domain held out in turn"
-    return Tables((by_target(found, title), by_measure(found)))
+    return Tables((by_target(found, title, config.evaluation.ties), by_measure(found)))
 
 
-def by_target(found: Sequence[Outcome], title: str) -> Table:
-    """One row per held-out domain and algorithm, and their means."""
+def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Table:
+    """One row per held-out domain and algorithm, and their means; the notes name the selected round."""
     targets = list(dict.fromkeys(o.held_out for o in found))
     shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in found)]
     rows = []
@@ -179,7 +190,8 @@ def by_target(found: Sequence[Outcome], title: str) -> Table:
         means = (_percent(_mean_of(mine, m)) for m in shown)
         rows.append(("mean", name, "", *[""] * len(targets), *means))
     columns = ("held out", "algorithm", "round", *targets, *(MEASURES[m] for m in shown))
-    return Table(title, columns, tuple(rows), (f"{found[0].metric} in {NOTES[0]}", *NOTES[1:]))
+    notes = (f"{found[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
+    return Table(title, columns, tuple(rows), notes)
 
 
 def by_measure(found: Sequence[Outcome]) -> Table:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rayfed.evaluation.metrics import spread
@@ -72,7 +73,8 @@ def final_table(folder: Path) -> Table:
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    return Table(title, columns, tuple(rows), (*_notes(row), *fault_notes(history)))
+    notes = (*_notes(row), *_selection_notes(history), *fault_notes(history))
+    return Table(title, columns, tuple(rows), notes)
 
 
 def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
@@ -96,6 +98,31 @@ def _notes(row: dict[str, Any]) -> list[str]:
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
             )
     return [*notes, *_held_out_note(row)]
+
+
+LAST = 5
+"""Evaluated rounds at the end of a run over which scores are averaged, as FedGCR's spec asks for."""
+
+BEST_OF = 4
+"""The same for FedRA, whose code evaluates the last four rounds and does not say which one it reports."""
+
+
+def _selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Which round the table is about, and what other rules would report; nothing for a short run."""
+    scored = [row for row in history if metric_of(row)]
+    if len(scored) < LAST:
+        return
+    key = f"{metric_of(scored[-1])}_domain"
+    values = [(row["round"], row[key]) for row in scored[-LAST:] if row.get(key) is not None]
+    if len(values) < LAST:
+        return
+    last = [value for _, value in values]
+    best, place = max((value, -number) for number, value in values[-BEST_OF:])
+    yield (
+        f"reported: the last evaluated round; mean over domains of the last {LAST} evaluated rounds "
+        f"{percent(fmean(last))}, of the last {BEST_OF} {percent(fmean(last[-BEST_OF:]))}; "
+        f"best of the last {BEST_OF} {percent(best)} (round {-place})"
+    )
 
 
 def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:

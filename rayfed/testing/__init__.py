@@ -7,10 +7,12 @@ In a test file of your own:
     def test_my_method():
         check_method("mypackage.fedprox:METHOD")
 
-The three functions raise AssertionError, or the error of the code under test, and need no test framework.
+The three `check_` functions raise AssertionError, or the error of the code under test, and need no test
+framework. `play` runs one experiment on any device of torch and returns its result.
 """
 
 from rayfed.testing.method import METHOD_CHECKS, check_method
+from rayfed.testing.play import play
 from rayfed.testing.reader import READER_CHECKS, check_reader
 from rayfed.testing.tuning import TUNING_CHECKS, check_tuning
 
@@ -21,4 +23,5 @@ __all__ = [
     "check_method",
     "check_reader",
     "check_tuning",
+    "play",
 ]

@@ -1,8 +1,8 @@
 """AttAI: the features of a frozen model, multiplied by attention weights over their dimensions.
 
-Lu et al., FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning, IEEE Data
-Engineering Bulletin 2023, Eq. 5 and 6: linear layer, tanh, linear layer, softmax over the dimensions.
-Uniform attention does not change the scores of a CLIP model, because these depend on directions only.
+Lu, Hu, Wang, Xie, FedCLIP, IEEE Data Engineering Bulletin 2023 [lu2023fedclip], Eq. 5 and 6: linear layer,
+tanh, linear layer, softmax over the dimensions. Uniform attention does not change the scores of a CLIP model,
+because these depend on directions only.
 """
 
 from __future__ import annotations

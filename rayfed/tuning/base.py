@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayfed.devices import HOST, moved
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
@@ -74,9 +75,14 @@ def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
     return {n: t.tensor for n, t in _held(model, buffers)}
 
 
+def copies(model: Backbone, buffers: bool = True) -> Params:
+    """Detached copies of the tensors of `held`, on the device of the model."""
+    return {n: t.tensor.detach().clone() for n, t in _held(model, buffers)}
+
+
 def export(model: Backbone, buffers: bool = True) -> Params:
     """Detached copies of the tensors of `held`, on the CPU."""
-    return {n: _copy(t.tensor.detach()) for n, t in _held(model, buffers)}
+    return moved(copies(model, buffers), HOST)
 
 
 @torch.no_grad()
@@ -120,10 +126,6 @@ TUNINGS = Registry(
     accepts=lambda value: isinstance(value, type) and hasattr(value, "apply"),
     expected="a tuning scheme, which is a class with apply()",
 )
-
-
-def _copy(value: Tensor) -> Tensor:
-    return value.cpu() if value.device.type != "cpu" else value.clone()
 
 
 def _held(model: Backbone, buffers: bool) -> Iterator[tuple[str, NamedTensor]]:

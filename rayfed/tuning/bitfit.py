@@ -1,7 +1,7 @@
 """BitFit: the biases of the backbone and the head are trained and sent.
 
 Ben Zaken et al., BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
-Language-models, ACL 2022, Section 3.
+Language-models, ACL 2022 [benzaken2022bitfit], section 3.
 """
 
 from dataclasses import dataclass

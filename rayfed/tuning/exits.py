@@ -1,7 +1,7 @@
 """Early exits: classifiers after every few blocks, in addition to the parameters of another scheme.
 
-Kim et al., DepthFL, ICLR 2023, section 3, with linear exits on the frozen final norm as in the baseline of
-FedRA (Su et al., 2024). A client has the exits whose blocks it holds.
+Kim et al., DepthFL, ICLR 2023 [kim2023depthfl], section 3, with linear exits on the frozen final norm as in
+the baseline of FedRA [su2024fedra], section 4.1. A client has the exits whose blocks it holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Full fine-tuning: every parameter is trained and sent; of a CLIP model those of both towers."""
+"""Full fine-tuning: every parameter is trained and sent; of a CLIP model those of both towers.
+
+McMahan et al. [mcmahan2017fedavg], Algorithm 1, train and average all parameters.
+"""
 
 from __future__ import annotations
 

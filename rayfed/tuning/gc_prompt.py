@@ -1,8 +1,7 @@
 """Prompts that depend on the image: global prompts, GC-Net, which computes an offset of them, and the head.
 
-Gong et al., FedGCR: Achieving Performance and Fairness for Federated Learning with Distinct Client Types via
-Group Customization and Reweighting, AAAI 2024, section "Group customization". The frozen network encodes an
-image without prompts, GC-Net computes an offset h from these features, and the network encodes the image
+Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3.1. The frozen network encodes
+an image without prompts, GC-Net computes an offset h from these features, and the network encodes the image
 again with the prompts p_j + h.
 """
 

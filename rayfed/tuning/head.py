@@ -1,4 +1,7 @@
-"""Linear probing: only the head is trained and sent."""
+"""Linear probing: only the head is trained and sent.
+
+Radford et al. [radford2021clip], section 3.2.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """LoRA: low-rank updates of linear layers in every block, and the head.
 
-Hu et al., LoRA, ICLR 2022, Eq. 3, as PEFT implements it: y = W x + b + alpha / rank * B A dropout(x). A
-starts Kaiming-uniform and B as zero, so that the tuned model first computes what the frozen one does. The
-update is never merged into W.
+Hu et al., LoRA, ICLR 2022 [hu2022lora], Eq. 3, as PEFT implements it: y = W x + b + alpha / rank * B A
+dropout(x). A starts Kaiming-uniform and B as zero, so that the tuned model first computes what the frozen one
+does. The update is never merged into W.
 """
 
 from __future__ import annotations

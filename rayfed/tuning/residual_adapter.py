@@ -1,10 +1,12 @@
 """CLIP-Adapter: a small network whose output is mixed with the features of a frozen model.
 
-Gao et al., CLIP-Adapter: Better Vision-Language Models with Feature Adapters, IJCV 2024, Eq. 5 and 6:
+Gao et al., CLIP-Adapter: Better Vision-Language Models with Feature Adapters, IJCV 2024 [gao2024clipadapter],
+Eq. 5 and 6:
 ratio * MLP(f) + (1 - ratio) * f, with two linear layers without bias and a ReLU after each.
 
 Differs from the paper: the hidden width is a multiple of the feature width instead of a quarter of it; the
-default gives 0.5 million parameters at width 512, as in FFT-GP, Table 5.
+default gives 0.5 million parameters at width 512, as in FFT-GP
+[zhang2024fftgp], Figure 4.
 """
 
 from __future__ import annotations

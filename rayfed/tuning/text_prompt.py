@@ -1,7 +1,8 @@
 """CoOp: learned vectors before the class name replace the words of the class prompt.
 
-Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2, with one context for all
-classes and the class name at the end; both towers are frozen. In federated learning: Guo et al., PromptFL.
+Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022 [zhou2022coop], section 3.2, with one
+context for all classes and the class name at the end; both towers are frozen. In federated learning: PromptFL
+[guo2023promptfl], Algorithm 1.
 """
 
 from __future__ import annotations

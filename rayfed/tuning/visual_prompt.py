@@ -1,16 +1,18 @@
 """Visual prompts: learned tokens in addition to those of the image, and the head.
 
-Jia et al., Visual Prompt Tuning, ECCV 2022, section 3.2, VPT-shallow. The prompts are added once, after the
-position embedding and before the first block that runs; the classifier reads the tokens of the image.
+Jia et al., Visual Prompt Tuning, ECCV 2022 [jia2022vpt], section 3.2, VPT-shallow. The prompts are added
+once, after the position embedding and before the first block that runs; the classifier reads the tokens of
+the image.
 
 Differs from the paper: the prompts come after the patches instead of before them, which does not matter to
-attention, and their start values are normally distributed.
+attention, and by default their start values are normally distributed (`init=uniform`: as there).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -27,13 +29,16 @@ class VisualPrompt:
 
     Attributes:
         num_prompts: Number P of tokens; the parameter `prompt` has shape (P, width).
-        init_std: Standard deviation of their start values.
+        init: Start values: `normal`, with standard deviation `init_std`, or `uniform` in the interval of
+            Xavier's rule, +-sqrt(6 / (3 * patch height * patch width + width)), as in VPT (ViT-B/16: 0.0625).
+        init_std: Standard deviation of normal start values.
         train_head: Whether the head is trained too.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
 
     num_prompts: Count = 4
+    init: Literal["normal", "uniform"] = "normal"
     init_std: NonNegative = 0.02
     train_head: bool = True
 
@@ -41,9 +46,20 @@ class VisualPrompt:
         _check_takes_tokens(model)
         freeze(model, self.train_head)
         values = torch.empty(self.num_prompts, model.width, device=model.head.weight.device)
-        nn.init.normal_(values, std=self.init_std)
+        if self.init == "uniform":
+            bound = uniform_bound(model)
+            nn.init.uniform_(values, -bound, bound)
+        else:
+            nn.init.normal_(values, std=self.init_std)
         model.stack.prompt = nn.Parameter(values)
         return model
+
+
+def uniform_bound(model: Backbone) -> float:
+    """Largest start value of uniform prompts, by Xavier's rule for patch embeddings; VPT's released code."""
+    embedding: Any = model.net.patch_embed
+    height, width = embedding.patch_size
+    return math.sqrt(6 / (3 * height * width + model.width))
 
 
 def _check_takes_tokens(model: Backbone) -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from algorithms.afl import project_to_simplex
-from algorithms.qffl import fair_step, step_sizes
-from algorithms.term import official_steps, step_mean, tilted_weights
-from rayfed.types import Update
+from algorithms.qffl import FairServer, fair_step, step_sizes
+from algorithms.term import TiltedServer, official_steps, step_mean, tilted_weights
+from rayfed.types import ServerState, Update, is_statistic
+from tests.algorithms.batch_norm import WITH_BATCH_NORM, statistics
+from tests.algorithms.depth import cohort
 from tests.vectors import vector
 
 V6 = vector("fedgcr", "V6")
@@ -149,3 +151,48 @@ def test_agnostic_weights_persist(short):
     by_round = rows.pivot(index="client", columns="round", values="weight")
     assert (by_round.sum() - 1).abs().max() < 1e-9
     assert by_round[3].std() > by_round[1].std()
+
+
+NORM = {"w": [1.0, 0.0], "n.running_mean": [0.0], "n.running_var": [1.0]}
+TWO = [
+    {"w": [0.8, 0.1], "n.running_mean": [2.0], "n.running_var": [3.0]},
+    {"w": [1.3, -0.4], "n.running_mean": [4.0], "n.running_var": [5.0]},
+]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        FairServer(),
+        FairServer(norm="l2_sq"),
+        TiltedServer(rule="official"),
+        TiltedServer(t=-2, rule="official"),
+    ],
+)
+def test_statistics_are_averaged_and_what_trains_moves_as_without_them(server):
+    def after(kept):
+        updates = [
+            Update(
+                client=cid,
+                params={name: torch.tensor(value) for name, value in row.items() if kept(name)},
+                num_examples=n,
+                metrics={"start/loss": loss, "lr": 0.1},
+            )
+            for cid, n, loss, row in zip("ab", (10, 30), (0.5, 1.5), TWO, strict=True)
+        ]
+        start = ServerState(round=0, params={n: torch.tensor(v) for n, v in NORM.items() if kept(n)})
+        return server.aggregate(start, cohort({"a": 1, "b": 1}, depth=1), updates).params
+
+    found = after(lambda name: True)
+    assert (found["n.running_mean"].item(), found["n.running_var"].item()) == (3.0, 4.0)
+    assert torch.equal(found["w"], after(lambda name: not is_statistic(name))["w"])
+
+
+@pytest.mark.parametrize("name", ["qffl", "afl"])
+def test_statistics_of_a_real_network_are_a_mean_of_the_clients(short, name):
+    plain = statistics(short("fedavg", *WITH_BATCH_NORM, "rounds=1", "server.weighting=uniform"))
+    uniform = ("server.lr_lambda=0", "server.weighting=uniform") if name == "afl" else ()
+    found = statistics(short(name, *WITH_BATCH_NORM, "rounds=1", *uniform))
+    assert plain
+    for key, value in plain.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)

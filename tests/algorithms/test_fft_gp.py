@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.afl import project_to_simplex
+from algorithms.afl import AgnosticServer, project_to_simplex
 from algorithms.bgp import _covariance
 from algorithms.fft_gp import coral
-from algorithms.qffl import fair_step, step_sizes
+from algorithms.qffl import FairServer, fair_step, step_sizes
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
@@ -19,6 +19,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo, Cohort
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
+from tests.algorithms.depth import cohort
 from tests.algorithms.test_meta import X, Y
 from tests.vectors import vector
 
@@ -123,8 +124,33 @@ def test_v10_q_fedavg():
     V10.matches(h, V10.expected["h"])
     after = fair_step(start, updates, [lipschitz * loss**q for loss in losses], h)["w"]
     V10.matches(after, V10.expected["params"])
+    server = FairServer(q=q, lr=given["rate"], norm="l2_sq")
+    told = [replace(u, metrics={"start/loss": loss}) for u, loss in zip(updates, losses, strict=True)]
+    stepped = server.aggregate(ServerState(round=0, params=start), cohort(two_clients()), told)
+    V10.matches(stepped.params["w"], V10.expected["params"])
     h = step_sizes(start, updates, losses, 0, lipschitz, "l2_sq")
     V10.matches(fair_step(start, updates, [lipschitz] * 2, h)["w"], V10.expected["params_q_0"])
+
+
+def two_clients():
+    """Two clients that hold all blocks."""
+    return {"0": 12, "1": 12}
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [("rate_shares", "projected"), ("small_rate_shares", "projected_small_rate")]
+)
+def test_v10_afl_on_the_server(rate, expected):
+    losses = V10.inputs["client_losses"]
+    clients = {str(k): 12 for k in range(len(losses))}
+    updates = [
+        Update(client=cid, params={"w": doubles([0.0])}, num_examples=1, metrics={"start/loss": loss})
+        for cid, loss in zip(clients, losses, strict=True)
+    ]
+    world = cohort(clients)
+    server = AgnosticServer(lr_lambda=V10.inputs[rate], weighting="uniform")
+    server.aggregate(ServerState(round=0, params={"w": doubles([0.0])}), world, updates)
+    V10.matches([row["weight"] for row in world.ledger.tables["aggregation"]], V10.expected[expected])
 
 
 def test_v10_afl():

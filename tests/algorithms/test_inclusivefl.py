@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -126,3 +128,32 @@ def test_private_tops_run(tmp_path):
         [*overrides, "rounds=2", "figures=false", "cluster=inline", f"output={tmp_path / 'run'}"]
     )
     assert result.metrics["round"] == 2
+
+
+def test_the_private_top_of_the_largest_clients_is_the_global_one():
+    """Sizes 2 and 3 of 5 blocks: block 2 and the head are those of size 3, which is the largest."""
+    sizes = {"c2": 2, "c3": 3}
+    server = InclusiveServer(private_top=True, md=False)
+    params = {**scalars(dict.fromkeys(range(5), 0.0)), "head.weight": torch.zeros(1)}
+    world = cohort(sizes, depth=5)
+    state = server.plan(ServerState(round=0, params=params), world)
+    updates = []
+    for cid, moved in (("c2", 1.0), ("c3", 3.0)):
+        own = update(cid, dict.fromkeys(range(sizes[cid]), moved))
+        updates.append(replace(own, params={**own.params, "head.weight": torch.tensor([moved])}))
+    after = server.aggregate(state, world, updates)
+    assert after.params["head.weight"].item() == 3
+    assert numbers(after.params, 5) == [2, 3, 3, 0, 0]
+    again = cohort(sizes, depth=5, round=1)
+    sent = server.send(server.plan(after, again), again)
+    assert [sent[cid].params["head.weight"].item() for cid in sizes] == [1, 3]
+
+
+def test_distillation_leaves_running_statistics_alone():
+    moves = {
+        s: {"blocks.0.n.running_var": torch.tensor([1.0]), "blocks.0.w": torch.tensor([1.0])} for s in (1, 2)
+    }
+    moves[2] |= {"blocks.1.n.running_var": torch.tensor([5.0]), "blocks.1.w": torch.tensor([5.0])}
+    changed = inject(moves, {"2": moves[2]}, 0.2, inclusive=False)
+    assert changed[1]["blocks.0.n.running_var"].item() == 1
+    assert changed[1]["blocks.0.w"].item() == pytest.approx(1.8)

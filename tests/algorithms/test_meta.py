@@ -40,6 +40,42 @@ def test_v8_meta_steps_on_quadratics(update):
     assert optimizer.param_groups[0]["lr"] == outer
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_first_step_of_maml_leaves_the_momentum_alone(momentum):
+    """Two steps of v <- momentum v + grad f_te(w - a grad f_tr(w)), w <- w - b v, in NumPy."""
+    a1, c1, a2, c2 = (np.array(v, dtype=float) for v in (*V8.inputs["train"], *V8.inputs["test"]))
+    inner, outer = (V8.inputs[name] for name in ("inner_rate", "outer_rate"))
+    w = torch.nn.Parameter(torch.tensor(W, dtype=torch.float64))
+    optimizer = torch.optim.SGD([w], lr=outer, momentum=momentum)
+    losses = (
+        lambda: quadratic(w, A1.double(), C1.double()),
+        lambda: quadratic(w, A2.double(), C2.double()),
+    )
+    x = np.array(W, dtype=float)
+    v = np.zeros(2)
+    for step in range(2):
+        meta_step(optimizer, *losses, "fo_restore", inner)
+        v = momentum * v + a2 @ (x - inner * a1 @ (x - c1) - c2)
+        x = x - outer * v
+        np.testing.assert_allclose(w.detach().numpy(), x, atol=1e-7)
+        if not step:
+            V8.matches(w, V8.expected["fo_restore"])
+    assert optimizer.param_groups[0]["momentum"] == momentum
+    if momentum:
+        np.testing.assert_allclose(optimizer.state[w]["momentum_buffer"].numpy(), v, atol=1e-7)
+
+
+def test_the_first_step_of_maml_leaves_the_moments_of_adam_alone():
+    w = torch.nn.Parameter(torch.tensor(W))
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    meta_step(
+        optimizer, lambda: quadratic(w, A1, C1), lambda: (w * torch.tensor([2.0, -1.0])).sum(), "fo_restore"
+    )
+    state = optimizer.state[w]
+    assert state["step"] == 1
+    assert state["exp_avg"].tolist() == pytest.approx([0.2, -0.1])
+
+
 def test_v8_gradients():
     w = torch.tensor(W, requires_grad=True)
     [first] = torch.autograd.grad(quadratic(w, A1, C1), w)

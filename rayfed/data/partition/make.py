@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rayfed.data.config import DataConfig, check_config, client_counts, client_domains
 from rayfed.data.imbalance import (
     client_sizes,
+    dealt_sizes,
     imbalanced_counts,
-    pool_sizes,
     ratio_of,
     size_ratios,
     with_minimum,
@@ -111,7 +111,8 @@ class _Dealer:
         if partition.scheme != "imbalanced":
             return {}
         ratio = ratio_of(len(owners), partition.factor)
-        used = pool_sizes([len(self.halves(name)[0]) for name in owners], ratio)
+        available = [len(self.halves(name)[0]) for name in owners]
+        used = dealt_sizes(available, ratio, partition.pool_size, partition.pool_share)
         sizes = {}
         for name, count, pool, step in zip(
             owners, counts, used, size_ratios(counts, ratio, partition.within), strict=True

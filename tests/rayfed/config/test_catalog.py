@@ -27,7 +27,15 @@ def test_it_says_what_a_choice_brings():
     assert brings("data")["prostate"]["model"] == "unet"
     assert brings("data")["pacs"] == {}
     assert brings("algorithms")["depthfl"] == {"tuning": "exits"}
-    assert brings("experiments")["fedgcr/authors"] == {"tuning": "gc_prompt", "algorithm": "fedgcr"}
+    authors = brings("experiments")["fedgcr/authors"]
+    assert authors == {
+        "data": "digits",
+        "model": "vit_base_patch16_224",
+        "tuning": "gc_prompt",
+        "algorithm": "fedgcr",
+    }
+    small = {"data": "digits_five_mini", "model": "vit_mini"}
+    assert brings("experiments")["fedgcr/authors/mini"] == {**authors, **small}
     assert "[model=char_lstm, tuning=full, algorithm=fedavg]" in catalog()
 
 

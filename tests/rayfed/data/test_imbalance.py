@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.config import DataConfig, PartitionConfig, check_config
 from rayfed.data.imbalance import (
-    client_sizes,
+    dealt_sizes,
     imbalanced_counts,
     pool_sizes,
     ratio_of,
-    size_ratios,
     with_minimum,
 )
 from rayfed.data.partition.make import make_partition
@@ -47,19 +46,42 @@ def test_other_numbers_of_domains_follow_the_formula():
 
 @pytest.mark.parametrize("case", range(len(V11.inputs["splits"])))
 def test_v11_sizes(case):
+    """Training samples of every client, domain by domain, of a partition without a validation part."""
     split = V11.inputs["splits"][case]
-    domains = len(split["available"])
-    counts = imbalanced_counts(domains, split["factor"])
+    available = split["available"]
+    counts = imbalanced_counts(len(available), split["factor"])
     assert counts == V11.expected["clients"][case]
-    ratio = ratio_of(domains, split["factor"])
-    used = pool_sizes(split["available"], ratio)
-    assert used == V11.expected["pools"][case]
-    # The authors keep a share of each pool for training; ours cuts validation off each client instead.
-    parts = [int(split["share"] * pool) for pool in used]
-    ratios = size_ratios(counts, ratio, split["within"])
-    found = [client_sizes(*each) for each in zip(parts, counts, ratios, strict=True)]
+    assert pool_sizes(available, ratio_of(len(available), split["factor"])) == V11.expected["pools"][case]
+    sizes = [len(client.train) for client in dealt(split).clients]
+    found = [sizes[sum(counts[:i]) : sum(counts[: i + 1])] for i in range(len(counts))]
     assert found == V11.expected["samples"][case]
-    assert sum(map(sum, found)) == V11.expected["totals"][case]
+    assert sum(sizes) == V11.expected["totals"][case]
+
+
+def dealt(split):
+    """The partition of domains with these numbers of training samples and one test sample each."""
+    names = [f"d{i}" for i in range(len(split["available"]))]
+    domain = np.repeat(np.arange(len(names)), np.array(split["available"]) + 1)
+    is_test = np.r_[True, domain[1:] != domain[:-1]]
+    options = PartitionConfig(
+        scheme="imbalanced", factor=split["factor"], within=split["within"], pool_share=split["share"]
+    )
+    config = DataConfig(name="x", reader="x", test="official", val=0, partition=options)
+    return make_partition(np.arange(len(domain)) % 10, domain, is_test, names, config, 0)
+
+
+def test_the_first_pool_decides_those_of_all_domains():
+    """Floor of 0.3 of 4864, 3040, 1900; the last domain has fewer than its 570, and gives all it has."""
+    assert dealt_sizes([9000, 9000, 400], 1.6, 4864, 0.3) == [1459, 912, 400]
+    assert dealt_sizes([9000, 9000, 400], 1.0, 1859, 0.8) == [1487, 1487, 400]
+    assert dealt_sizes([100, 90], 2.0, None, 1.0) == [100, 50]
+
+
+@pytest.mark.parametrize("wrong", [{"pool_size": 0}, {"pool_share": 0}, {"pool_share": 1.5}])
+def test_a_pool_that_cannot_be(wrong):
+    partition = PartitionConfig(scheme="imbalanced", **wrong)
+    with pytest.raises(ConfigError, match=r"data\.partition\.pool_"):
+        check_config(DataConfig(name="x", reader="x", partition=partition))
 
 
 def test_no_client_goes_empty():

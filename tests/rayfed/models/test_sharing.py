@@ -177,3 +177,35 @@ def test_the_checksum_sees_frozen_weights_and_nothing_else():
     with torch.no_grad():
         model.net.norm.bias[0] += 1e-3
     assert checksum(model) != before
+
+
+@pytest.mark.parametrize(("kind", "tuning"), [("vit", Lora(rank=2)), ("resnet", Head()), ("mixer", Head())])
+@torch.no_grad()
+def test_frozen_weights_of_the_network_can_be_shared_in_half_the_bytes(kind, tuning):
+    source = build(kind, tuning)
+    full, half = dump(source), read_only(dump(source, half=True))
+    frozen = {name for name, p in source.named_parameters() if not p.requires_grad and "net." in name}
+    norms = {f"{n}.{leaf}" for n, m in source.named_modules() for leaf in m._parameters if is_batch_norm(m)}
+    rounded = frozen - norms
+    for name, array in full.items():
+        assert array.nbytes == half[name].nbytes * (2 if name in rounded else 1), name
+        if name not in rounded:
+            assert np.array_equal(array, half[name]), name
+    model = skeleton(lambda: build(kind, tuning, seed=1))
+    attach(model, half)
+    for name, p in model.named_parameters():
+        wanted = torch.bfloat16 if name in rounded and p.ndim > 1 else torch.float32
+        assert p.dtype == wanted, name
+        assert (p.dtype == torch.bfloat16) == (p.data_ptr() == address(half[name]) and name in rounded), name
+        kind = torch.bfloat16 if name in rounded else torch.float32
+        assert torch.equal(p.float(), torch.from_numpy(full[name]).to(kind).float()), name
+    assert checksum(model) != checksum(source)
+    model.mixed = True
+    output, exact = model.eval()(images()), source.eval()(images())
+    assert output.dtype == torch.float32
+    assert torch.allclose(output, exact, atol=0.05)
+    assert not torch.equal(output, exact)
+
+
+def is_batch_norm(module):
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -127,3 +127,8 @@ def test_v12_comprehensive_accuracy(tmp_path):
     write_parquet(tmp_path / "clients.parquet", rows)
     _, means = scores(tmp_path, 1)
     v12.matches(means["comprehensive"], v12.expected["comprehensive"])
+
+
+def test_of_equal_rounds_the_first_or_the_last_is_selected():
+    rows = [{"round": n, "val_accuracy": score} for n, score in enumerate([0.2, 0.7, 0.7, None, 0.1])]
+    assert [selected(rows, ties)["round"] for ties in ("first", "last")] == [1, 2]

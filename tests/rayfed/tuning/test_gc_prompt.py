@@ -165,3 +165,13 @@ def test_only_transformers(name):
     model = build_backbone(ModelConfig(name=name, pretrained=False), 10, 0)
     with pytest.raises(ConfigError, match="additional tokens"):
         apply_tuning(model, GCPrompt(), 0)
+
+
+def test_prompts_start_as_in_vpt():
+    """Uniform within sqrt(6 / (3 * 16 * 16 + 768)) for ViT-B/16: 0.0625."""
+    from types import SimpleNamespace
+
+    from rayfed.tuning.visual_prompt import uniform_bound
+
+    net = SimpleNamespace(patch_embed=SimpleNamespace(patch_size=(16, 16)))
+    assert uniform_bound(SimpleNamespace(net=net, width=768)) == 0.0625

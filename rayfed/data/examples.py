@@ -1,0 +1,201 @@
+"""The examples of a data set, as client calls read them: mapped, resident on a device, or streamed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rayfed.devices import HOST, free_memory, moved
+
+Array: TypeAlias = npt.NDArray[Any]
+Indices: TypeAlias = npt.NDArray[np.int64]
+Splits: TypeAlias = Mapping[str, Indices]
+"""Indices of samples in the data set, ascending, by name of the split."""
+
+Stored: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs and targets of a batch as they are stored, on the device: uint8 (B, ...), and int64 (B,) or uint8
+(B, H, W)."""
+
+Resident: TypeAlias = Literal["auto"] | bool
+SHARE = 0.5
+"""Largest share of a device's free memory that `resident=auto` fills with examples."""
+
+
+class Examples(Protocol):
+    """The inputs and targets of all clients of a process.
+
+    Attributes:
+        device: Device of the batches.
+        resident: Whether the examples are on the device already.
+    """
+
+    device: torch.device
+    resident: bool
+
+    def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
+        """Batches of a split.
+
+        Args:
+            owner: Id of a client or of an evaluation set.
+            split: Name of one of its splits.
+            order: Positions in the split, int64; None: all in ascending order. On the CPU, or, if the
+                examples are resident, on their device.
+            size: Examples in a batch; the last one may have fewer.
+        """
+
+
+class Mapped:
+    """Examples that are read from mapped memory, for clients on the CPU."""
+
+    resident = False
+
+    def __init__(self, inputs: Array, targets: Array, splits: Mapping[str, Splits]) -> None:
+        """Args: inputs, targets: all of the data set. splits: row numbers by owner and split."""
+        self.device = HOST
+        self.inputs = inputs
+        self.targets = targets
+        self.splits = splits
+
+    def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
+        for rows in self.rows(owner, split, order, size):
+            yield torch.from_numpy(self.inputs[rows]), torch.from_numpy(self.targets[rows])
+
+    def rows(self, owner: str, split: str, order: Tensor | None, size: int) -> list[Indices]:
+        """Row numbers of each batch."""
+        every = self.splits[owner][split]
+        chosen = every if order is None else every[order.numpy()]
+        return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+
+
+class OnDevice:
+    """Examples whose pixels and labels are on the device; a batch needs no copy."""
+
+    resident = True
+
+    def __init__(
+        self, inputs: Array, targets: Array, splits: Mapping[str, Splits], device: torch.device
+    ) -> None:
+        """Copy all examples of the splits to the device. Args: as of `choose`."""
+        used = rows_of(splits)
+        self.device = device
+        self._inputs = torch.from_numpy(inputs[used]).to(device)
+        self._targets = torch.from_numpy(targets[used]).to(device)
+        names = [(owner, split) for owner, own in splits.items() for split in own]
+        rows = [splits[owner][split] for owner, split in names]
+        places = torch.from_numpy(np.searchsorted(used, np.concatenate([*rows, np.empty(0, np.int64)])))
+        parts = places.to(device).split([len(each) for each in rows]) if rows else ()
+        self._places = dict(zip(names, parts, strict=True))
+
+    def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
+        every = self._places[owner, split]
+        chosen = every if order is None else every[moved(order, self.device)]
+        for rows in chosen.split(size):
+            yield self._inputs[rows], self._targets[rows]
+
+
+class Streamed(Mapped):
+    """Examples that are copied to the device batch by batch, one copy for inputs and targets.
+
+    While a batch is used, a thread collects the next one in pinned memory, and it is copied on a stream of
+    its own where the device has streams, so that the copy runs beside the computation.
+    """
+
+    def __init__(
+        self, inputs: Array, targets: Array, splits: Mapping[str, Splits], device: torch.device
+    ) -> None:
+        """Args: as of `choose`."""
+        super().__init__(inputs, targets, splits)
+        self.device = device
+        self._pinned = _can_pin(device)
+        module = torch.get_device_module(device) if self._pinned else None
+        self._module = module if hasattr(module, "Stream") and hasattr(module, "current_stream") else None
+        self._stream = self._module.Stream(device) if self._module is not None else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+
+    def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
+        rows = self.rows(owner, split, order, size)
+        if not rows:
+            return
+        ready = self._sent(*self._collect(rows[0]))
+        for following in rows[1:]:
+            ahead = self._thread.submit(self._collect, following)
+            yield self._arrived(ready)
+            ready = self._sent(*ahead.result())
+        yield self._arrived(ready)
+
+    def _collect(self, rows: Indices) -> tuple[Tensor, Tensor, Tensor]:
+        """Bytes of a batch, targets first, and empty tensors that show types and shapes of both parts."""
+        targets = np.ascontiguousarray(self.targets[rows])
+        inputs = np.ascontiguousarray(self.inputs[rows])
+        together = torch.empty(targets.nbytes + inputs.nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+        flat = together.numpy()
+        flat[: targets.nbytes] = targets.reshape(-1).view(np.uint8)
+        flat[targets.nbytes :] = inputs.reshape(-1).view(np.uint8)
+        return together, torch.from_numpy(inputs).to("meta"), torch.from_numpy(targets).to("meta")
+
+    def _sent(self, together: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Stored]:
+        if self._module is None:
+            there = together.to(self.device, non_blocking=self._pinned)
+        else:
+            with self._module.stream(self._stream):
+                there = together.to(self.device, non_blocking=True)
+        first, rest = there.split([targets.nbytes, inputs.nbytes])
+        labels = first.view(targets.dtype).view(targets.shape)
+        return there, (rest.view(inputs.dtype).view(inputs.shape), labels)
+
+    def _arrived(self, sent: tuple[Tensor, Stored]) -> Stored:
+        if self._module is not None:  # whatever reads the batch waits for its copy
+            current = self._module.current_stream(self.device)
+            current.wait_stream(self._stream)
+            sent[0].record_stream(current)
+        return sent[1]
+
+
+def choose(
+    inputs: Array,
+    targets: Array,
+    splits: Mapping[str, Splits],
+    device: torch.device,
+    resident: Resident,
+    budget: float,
+) -> Examples:
+    """The examples for the clients of a process.
+
+    Args:
+        inputs: All inputs of the data set, uint8, read-only: images (N, H, W, 3) or symbols (N, length).
+        targets: All targets: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
+        splits: Row numbers by owner and split.
+        device: Device of the clients' models.
+        resident: Whether the examples are copied to the device once; `auto`: where they need at most `budget`
+            bytes and half of the device's free memory. On the CPU they are always mapped.
+        budget: Bytes.
+    """
+    if device == HOST:
+        return Mapped(inputs, targets, splits)
+    need = len(rows_of(splits)) * (inputs[:1].nbytes + targets[:1].nbytes)
+    free = free_memory(device)
+    fits = need <= budget and (free is None or need <= SHARE * free)
+    kind = OnDevice if resident is True or (resident == "auto" and fits) else Streamed
+    return kind(inputs, targets, splits, device)
+
+
+def rows_of(splits: Mapping[str, Splits]) -> Indices:
+    """Row numbers of all examples of all splits, each once, ascending."""
+    every = [rows for own in splits.values() for rows in own.values()]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *every]))
+
+
+def _can_pin(device: torch.device) -> bool:
+    """Whether memory of the CPU can be pinned, so that the device copies it while the CPU goes on."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device.type

@@ -1,0 +1,139 @@
+"""Moves tensors between the CPU and a device, with one copy for all tensors of a type, and reads numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from rayfed.errors import ConfigError
+
+T = TypeVar("T")
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+
+HOST = torch.device("cpu")
+"""Where messages between processes, stores of clients and the state of the server are."""
+
+
+def moved(value: T, device: torch.device) -> T:
+    """A nested value with its tensors on a device; the value itself where they are there already.
+
+    All tensors of a data type travel as one packed tensor, and are views of it afterwards. A tensor without
+    dimensions moves to the CPU only: operations of a device take such numbers from the CPU, and optimizers
+    count their steps there.
+
+    Args:
+        value: Tensors and anything else, in dicts, lists and tuples.
+        device: Where the tensors are wanted.
+    """
+    waiting: dict[torch.dtype, dict[int, Tensor]] = {}
+    for tensor in _tensors(value):
+        if tensor.device != device and (tensor.ndim or device == HOST):
+            waiting.setdefault(tensor.dtype, {})[id(tensor)] = tensor
+    there: dict[int, Tensor] = {}
+    for tensors in waiting.values():
+        there |= _moved_together(tensors, device)
+    result: T = _replaced(value, there) if there else value
+    return result
+
+
+def _moved_together(tensors: Mapping[int, Tensor], device: torch.device) -> dict[int, Tensor]:
+    """The tensors on the device, by the same keys; all have one data type."""
+    packed = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).to(device)
+    parts = packed.split([tensor.numel() for tensor in tensors.values()])
+    return {key: part.view(tensor.shape) for (key, tensor), part in zip(tensors.items(), parts, strict=True)}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _replaced(value: Any, there: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return there.get(id(value), value)
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, there) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, there) for item in value)
+    return value
+
+
+def numbers(values: Sequence[float | Tensor]) -> list[float]:
+    """Numbers as Python has them; those on a device are read together, so that it is waited for once.
+
+    Args:
+        values: Numbers, or tensors of one element.
+    """
+    tensors = [value.detach().reshape(()) for value in values if isinstance(value, Tensor)]
+    exact = all(t.dtype in (torch.float32, torch.bfloat16, torch.float16) for t in tensors)
+    kind = torch.float32 if exact else torch.float64
+    read = iter(torch.stack([t.to(kind) for t in tensors]).tolist() if tensors else ())
+    return [next(read) if isinstance(value, Tensor) else float(value) for value in values]
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum, added from the first to the last; `sum` rounds otherwise since Python 3.12."""
+    result = 0.0
+    for value in values:
+        result += value
+    return result
+
+
+@contextmanager
+def same_draws(device: torch.device) -> Iterator[None]:
+    """Restore the random states of the CPU and of a device after the block, so that it can be repeated."""
+    module = _module(device)
+    known = device != HOST and hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state")
+    cpu = torch.get_rng_state()
+    own = module.get_rng_state(device) if known else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if known:
+            module.set_rng_state(own, device)
+
+
+def set_products(device: torch.device, precision: Precision) -> None:
+    """Choose, for this process, how a device multiplies matrices of float32; a CPU always does it exactly.
+
+    Args:
+        device: Device of the model.
+        precision: `tf32` allows products of 10 bits, any other value does not.
+
+    Raises:
+        ConfigError: The device cannot compute in this precision.
+    """
+    if precision == "bf16":
+        try:
+            torch.autocast(device.type, torch.bfloat16)
+        except (AssertionError, RuntimeError) as err:
+            raise ConfigError(
+                f"train.precision: 'bf16' needs automatic mixed precision, which torch does not have for the "
+                f"device {device.type!r}; set fp32"
+            ) from err
+    if device != HOST:
+        fast = precision == "tf32"
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        torch.backends.cudnn.allow_tf32 = fast
+
+
+def _module(device: torch.device) -> Any:
+    """The module of torch for a type of device, such as torch.cuda; None: there is none."""
+    return getattr(torch, device.type, None)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free memory of a device in bytes; None where torch cannot say."""
+    query = getattr(_module(device), "mem_get_info", None)
+    return None if query is None else int(query(device)[0])

@@ -1,0 +1,136 @@
+"""The matrix of a paper's table: what each cell trains with and on, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfed.config import papers
+from rayfed.config.compose import folder
+from rayfed.config.parse import plain
+from rayfed.config.schema import Config, load_config, to_dict
+from rayfed.report.table import Table
+from rayfed.tuning.base import TUNINGS
+
+ADAPTIVE = ("adam", "adamw")
+
+
+def matrix_of(overrides: Sequence[str]) -> str:
+    """The matrix of the experiment in `overrides` as text; without a table, the one cell that would run.
+
+    Args:
+        overrides: As of `rayfed.config.schema.load_config`; all but `experiment`, `row`, `setting` and `seed`
+            are applied to every cell.
+
+    Raises:
+        ConfigError: A cell has no valid config.
+    """
+    given = dict(text.split("=", 1) for text in overrides if "=" in text)
+    found = papers.find(folder(), given.get("experiment", ""))
+    if found is None:
+        config = load_config(overrides)
+        rows = [("", "", str(config.seed), *describe(config), "")]
+        return table_text("one run; the experiment is no table of a paper", rows, ())
+    scale = papers.split_scale(given["experiment"])[1]
+    others = [
+        text for text in overrides if text.partition("=")[0] not in ("experiment", "seed", *papers.CHOICE)
+    ]
+    seeds = given.get("seed") or ", ".join(map(str, found.seeds))
+    rows = []
+    for cell in found.cells(scale):
+        asked = {key: value for key, value in given.items() if key in papers.CHOICE}
+        if (
+            cell.seed == found.seeds[0]
+            and asked.items() <= {"row": cell.row, "setting": cell.setting}.items()
+        ):
+            config = load_config([*cell.overrides, *others])
+            rows.append((cell.row, cell.setting, seeds, *describe(config), published(cell.published)))
+    return table_text(
+        f"{found.reference}, {found.where}: {found.title} ({scale} scale)", rows, notes(found, scale)
+    )
+
+
+def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:
+    """A table of cells as text.
+
+    Args:
+        title: Its title.
+        rows: One for each cell: row, setting, seeds, the five parts of `describe`, published numbers.
+        below: Lines below the table.
+    """
+    columns = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
+    return Table(title, columns, tuple(rows), tuple(below)).text()
+
+
+def describe(config: Config) -> tuple[str, str, str, str, str]:
+    """Method, tuning, model, data and training of a config, each in a few words."""
+    train = config.train
+    optimizer = f"{train.optimizer} {train.lr:g}"
+    if train.optimizer not in ADAPTIVE and train.momentum:
+        optimizer += f" momentum {train.momentum:g}"
+    if train.weight_decay:
+        optimizer += f" decay {train.weight_decay:g}"
+    steps = f"batch {train.batch_size}, {train.epochs} epochs, {config.rounds} rounds"
+    data = f"{config.data.name} val {config.data.val} test {config.data.test}, {partition(to_dict(config))}"
+    if config.data.held_out:
+        data += f", {config.data.held_out} held out"
+    elif config.protocol == "leave_one_out":
+        data += ", each domain held out"
+    if config.capacity is not None:
+        data += f", blocks {config.capacity}"
+    usual = plain(TUNINGS.load(config.tuning["name"])())
+    own = ((key, value) for key, value in config.tuning.items() if key != "name")
+    tuning = ", ".join(f"{key} {value}" for key, value in own if value != usual.get(key))
+    method = ", ".join(changed(config))
+    return (
+        f"{config.algorithm} ({method})" if method else config.algorithm,
+        f"{config.tuning['name']} ({tuning})" if tuning else config.tuning["name"],
+        config.model.name,
+        data,
+        f"{optimizer}, {steps}",
+    )
+
+
+def changed(config: Config) -> list[str]:
+    """Hyperparameters of the two halves that are not those the algorithm has without an experiment."""
+    bare = load_config([f"algorithm={config.algorithm}"])
+    texts = []
+    for section in ("server", "local"):
+        own, usual = getattr(config, section), getattr(bare, section)
+        texts += [f"{section}.{key} {own[key]}" for key in own if own[key] != usual.get(key)]
+    return texts
+
+
+def partition(config: Mapping[str, Any]) -> str:
+    """How the samples are distributed, in a few words."""
+    section = config["data"]["partition"]
+    if section["pooled"]:
+        return "one client with all data"
+    scheme: str = section["scheme"]
+    if scheme == "imbalanced":
+        pool = "all" if section["pool_size"] is None else section["pool_size"]
+        return f"imbalanced {section['factor']:g}, {section['pool_share']:g} of {pool}"
+    clients = f"{section['clients_per_domain']} clients a domain"
+    return f"dirichlet {section['alpha']:g}, {clients}" if scheme == "dirichlet" else clients
+
+
+def published(numbers: Any) -> str:
+    """Published numbers of a cell: means, with the deviation over seeds in brackets where there is one."""
+    if isinstance(numbers, Mapping):
+        return "; ".join(f"{key}: {published(value)}" for key, value in numbers.items())
+    pairs = ((value if isinstance(value, list) else [value]) for value in numbers or ())
+    return " ".join(" ".join(f"({n:g})" if i else f"{n:g}" for i, n in enumerate(pair)) for pair in pairs)
+
+
+def notes(table: papers.Table, scale: str) -> list[str]:
+    """Lines below the matrix: measures, selection of the round, origin of the data, and what we chose."""
+    lines = [f"paper: {', '.join(table.measures)}" if table.measures else "paper: prints no numbers of it"]
+    lines.append(f"reported: {table.selection}")
+    lines.append(f"data: {table.data if scale == papers.PAPER else 'ships with RayFed'}")
+    if table.figure:
+        lines.append(f"figure: {table.figure}")
+    lines += [f"our choice: {choice}" for choice in table.choices]
+    cell = next(table.cells(scale))
+    chosen = " ".join(f"'{text}'" if " " in text else text for text in cell.overrides)
+    lines.append(f"the first cell: python -m rayfed.run {chosen}")
+    return lines

@@ -1,0 +1,224 @@
+"""What methods pass on, on three clients of a model with two parameters, against NumPy: two rounds each."""
+
+import numpy as np
+import pytest
+
+from algorithms.afl import AgnosticServer
+from algorithms.ditto import Ditto
+from algorithms.fedprox import METHOD as FEDPROX
+from algorithms.fedsam import SharpnessAware
+from algorithms.grace import METHOD as GRACE
+from algorithms.local import METHOD as LOCAL
+from algorithms.perfedavg import FirstOrderMaml
+from algorithms.qffl import FairServer
+from algorithms.term import TiltedServer
+from rayfed.federation.local import Local
+from rayfed.federation.server import Server
+from tests.algorithms.tiny import RATE, START, TRAIN, batch_orders, encode, play, shares, slope, task
+
+NEAR = 2e-6
+
+
+def descent(theta, cid, number, pull=lambda v: 0.0, start=None, **_):
+    """Two full-batch steps of the mean cross entropy plus `pull`."""
+    w = theta if start is None else start
+    for _ in range(2):
+        w = w - RATE * slope(lambda v: task(v, TRAIN[cid]) + pull(v), w)
+    return w
+
+
+def proximal(theta, cid, number, mu=0.7, **_):
+    return descent(theta, cid, number, lambda v: mu / 2 * np.square(v - theta).sum())
+
+
+def sharpness(theta, cid, number, rho=0.3, **_):
+    w = theta
+    for _ in range(2):
+        g = slope(lambda v: task(v, TRAIN[cid]), w)
+        w = w - RATE * slope(lambda v: task(v, TRAIN[cid]), w + rho * g / np.linalg.norm(g))
+    return w
+
+
+def halves(theta, cid, number, align=0.0, rate=RATE, **_):
+    """First-order MAML on the two halves of the whole split, once; a gradient at w' moves w."""
+    rows = np.array(TRAIN[cid])[batch_orders(cid, number, 1)[0]]
+    first, second = np.split(rows, [len(rows) // 2])
+    moved = theta - rate * slope(lambda v: task(v, first), theta)
+
+    def outer(v):
+        pull = 0.0
+        if align and len(second) > 1:
+            a, b = encode(theta, second)[0], encode(v, second)[0]
+            between = np.cov(a, rowvar=False) - np.cov(b, rowvar=False)
+            pull = np.square(a.mean(0) - b.mean(0)).mean() + np.square(between).mean()
+        return task(v, second) + align * pull
+
+    return theta - RATE * slope(outer, moved)
+
+
+def by_data(theta, own, losses, memory):
+    return shares() @ own
+
+
+def alike(theta, own, losses, memory):
+    return own.mean(0)
+
+
+def tilted(theta, own, losses, memory, t=1.5):
+    raw = shares() * np.exp(t * losses)
+    return raw / raw.sum() @ own
+
+
+def official(theta, own, losses, memory, t=1.5):
+    raw = np.exp(t * (losses - losses.max()))
+    memory["ema"] = 0.5 * memory.get("ema", 0.0) + 0.5 * raw.mean()
+    steps = raw / (3 * memory["ema"])
+    return np.mean([theta + step * (w - theta) for step, w in zip(steps, own, strict=True)], axis=0)
+
+
+def minimax(theta, own, losses, memory, rate=0.1, start=None):
+    before = memory.get("mixture", shares() if start is None else start)
+    v = before + rate * losses
+    levels = np.sort(v)[::-1]
+    heights = [(1 - levels[: n + 1].sum()) / (n + 1) for n in range(3)]
+    height = [h for h, level in zip(heights, levels, strict=True) if level + h > 0][-1]
+    after = np.maximum(v + height, 0)
+    if start is None or start is not FORGETFUL:
+        memory["mixture"] = after
+    return after @ own
+
+
+FORGETFUL = shares()
+
+
+def fair(theta, own, losses, memory, q=1.0, squared=True):
+    """Algorithm 2 of q-FFL, as w - sum of Delta over sum of h."""
+    moves = (theta - own) / RATE
+    norms = np.linalg.norm(moves, axis=1)
+    h = q * losses ** (q - 1) * (norms**2 if squared else norms) + losses**q / RATE
+    return theta - (losses[:, None] ** q * moves).sum(0) / h.sum()
+
+
+def agreeing(theta, own, losses, memory):
+    """GRACE: shares times the mean cosine of a client's move with those of the others."""
+    moves = theta - own
+    unit = moves / np.linalg.norm(moves, axis=1, keepdims=True)
+    c = ((unit @ unit.T).sum(1) - 1) / 2
+    c = c - c.min() + 1e-3 if c.min() < 0 else c
+    raw = shares() * (c / c.max() if c.max() > 1 else c)
+    return raw / raw.sum() @ own
+
+
+TWO = {"epochs": 2}
+CASES = {
+    "fedavg": (Server(), Local(), TWO, descent, by_data),
+    "uniform": (Server(weighting="uniform"), Local(), TWO, descent, alike),
+    "fedprox": (Server(), FEDPROX.local(mu=0.7), TWO, proximal, by_data),
+    "fedsam": (Server(), SharpnessAware(rho=0.3), TWO, sharpness, by_data),
+    "term": (TiltedServer(t=1.5), Local(), TWO, descent, tilted),
+    "term_official": (TiltedServer(t=1.5, rule="official"), Local(), TWO, descent, official),
+    "afl": (AgnosticServer(lr_lambda=0.1), Local(), TWO, descent, minimax),
+    "afl_uniform": (
+        AgnosticServer(lr_lambda=0.1, weighting="uniform"),
+        Local(),
+        TWO,
+        descent,
+        lambda *given: minimax(*given, start=np.full(3, 1 / 3)),
+    ),
+    "afl_memoryless": (
+        AgnosticServer(lr_lambda=0.1, memoryless=True),
+        Local(),
+        TWO,
+        descent,
+        lambda *given: minimax(*given, start=FORGETFUL),
+    ),
+    "qffl": (FairServer(norm="l2_sq"), Local(), TWO, descent, fair),
+    "qffl_half": (
+        FairServer(q=0.5),
+        Local(),
+        TWO,
+        descent,
+        lambda *given: fair(*given, q=0.5, squared=False),
+    ),
+    "perfedavg": (Server(), FirstOrderMaml(), {}, halves, by_data),
+    "inner_rate": (
+        Server(),
+        FirstOrderMaml(inner_lr=0.1),
+        {},
+        lambda *given: halves(*given, rate=0.1),
+        by_data,
+    ),
+    "perfedavg_momentum": (Server(), FirstOrderMaml(), {"momentum": 0.9}, halves, by_data),
+    "grace": (GRACE.server(), GRACE.local(), {}, lambda *given: halves(*given, align=1.0), agreeing),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_rounds(case):
+    server, local, train, fit, mean = CASES[case]
+    found = play(server, local, rounds=2, **train)
+    theta = START
+    memory = {}
+    for number, (params, _) in enumerate(found):
+        losses = np.array([task(theta, rows) for rows in TRAIN.values()])
+        own = np.stack([fit(theta, cid, number) for cid in TRAIN])
+        theta = mean(theta, own, losses, memory)
+        np.testing.assert_allclose(params, theta, atol=NEAR)
+
+
+def test_dittos_personal_models_stay_with_their_clients():
+    """They start at the first global model, are pulled to the present one, and are not averaged."""
+    found = play(Server(), Ditto(lam=0.6), rounds=2, epochs=2)
+    theta = START
+    personal = dict.fromkeys(TRAIN, START)
+    for number, (params, ledger) in enumerate(found):
+        for cid in TRAIN:
+            pull = lambda v, theta=theta: 0.3 * np.square(v - theta).sum()  # noqa: E731
+            personal[cid] = descent(theta, cid, number, pull, start=personal[cid])
+            np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), personal[cid], atol=NEAR)
+        theta = shares() @ np.stack([descent(theta, cid, number) for cid in TRAIN])
+        np.testing.assert_allclose(params, theta, atol=NEAR)
+
+
+def test_clients_on_their_own_continue_and_send_nothing_back():
+    found = play(LOCAL.server(), LOCAL.local(), rounds=2, epochs=2)
+    own = dict.fromkeys(TRAIN, START)
+    for number, (params, ledger) in enumerate(found):
+        assert params.tolist() == START.tolist()
+        for cid in TRAIN:
+            own[cid] = descent(own[cid], cid, number)
+            np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), own[cid], atol=NEAR)
+
+
+def test_the_model_that_is_scored_as_personal():
+    """GA and FAA score the mean model and the client's own model after the same preparation of the inputs."""
+    from dataclasses import dataclass
+
+    from algorithms.ga import GeneralizationAdjustment
+
+    @dataclass(frozen=True)
+    class Doubled(Local):
+        def prepare(self, client, sent):
+            client.transform = lambda x: 2 * x
+
+    plain, doubled = (
+        play(GeneralizationAdjustment(), local, epochs=2)[0][1].tables["gaps"]
+        for local in (Local(), Doubled())
+    )
+    assert [row["gap"] for row in plain] != [row["gap"] for row in doubled]
+    own, mean = _doubled_scores()
+    np.testing.assert_allclose([row["gap"] for row in doubled], mean - own, atol=NEAR)
+
+
+def _doubled_scores():
+    """Validation losses of the clients' own models and of their mean, all on doubled inputs."""
+    from tests.algorithms import tiny
+
+    kept = tiny.X.copy()
+    tiny.X *= 2
+    try:
+        own = np.stack([descent(START, cid, 0) for cid in TRAIN])
+        losses = [[task(w, tiny.VAL[cid]) for w in (own[k], own.mean(0))] for k, cid in enumerate(TRAIN)]
+    finally:
+        tiny.X[:] = kept
+    return np.array(losses).T

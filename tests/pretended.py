@@ -1,0 +1,258 @@
+"""A pretended accelerator: tensors that say they are on another device, and hold memory of the CPU.
+
+It has the rules of a GPU and no hardware: an operation on tensors of two devices raises, `.numpy()` raises, a
+random generator of the CPU is refused for tensors of the device. It counts what costs time on a GPU: copies
+to the device (`down`), copies from it (`up`), and synchronisations (`waits`), where the processor waits for a
+value. Everything is computed by the CPU kernels, so results must be those of the CPU.
+
+    from tests.pretended import pretended
+
+    with pretended() as device:
+        torch.ones(3).to(device.name) * 2
+        device.counts.down
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from tests.pretended_kernels import attention, lstm
+
+aten = torch.ops.aten
+UNNAMED = "privateuseone"  # what torch calls its device for extensions until that has a name
+
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.equal.default,
+    aten.repeat_interleave.Tensor,
+}
+"""Operations whose result, or the shape of it, is a value that the processor must know."""
+
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+"""Operations that take indices of the CPU, which they copy to the device."""
+
+JOINING = {aten.cat.default, aten.stack.default}
+"""Operations that do not take even a single number from another device."""
+
+
+@dataclass
+class Counts:
+    """What was counted.
+
+    Attributes:
+        down: Copies to the device.
+        up: Copies from the device.
+        waits: Synchronisations.
+        operations: Operations of the device.
+    """
+
+    down: int = 0
+    up: int = 0
+    waits: int = 0
+    operations: int = 0
+
+    def clear(self) -> None:
+        vars(self).update(vars(Counts()))
+
+
+@dataclass
+class Device:
+    """The pretended device while it is in use."""
+
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def name(self) -> str:
+        return f"{TYPE}:0"
+
+
+COUNTS = Counts()
+
+
+@contextmanager
+def pretended() -> Iterator[Device]:
+    """Use the pretended device within the block; counts begin at 0."""
+    COUNTS.clear()
+    fused = patch.object(F, "scaled_dot_product_attention", attention)
+    with _Operations(), _Functions(), fused, patch.object(torch._VF, "lstm", lstm):
+        yield Device(COUNTS)
+
+
+def _register(wanted: str) -> str:
+    """Register the device with torch and return its type, which another test may have chosen before.
+
+    This must happen before the first backward pass of the process, in which autograd counts the devices.
+    """
+    found: str = torch._C._get_privateuse1_backend_name()
+    if found != UNNAMED:
+        return found
+    _setup_privateuseone_for_python_backend(wanted)
+    return wanted
+
+
+TYPE = _register("pretended")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of the pretended device; `inner` has its values."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> OnDevice:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=torch.device(TYPE, 0),
+            requires_grad=False,
+        )
+        made.inner = inner
+        return made
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.inner!r})"
+
+    def tolist(self) -> Any:
+        COUNTS.waits += 1
+        return self.inner.tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError(
+            "can't convert pretended:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+            "host memory first."
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Functions(torch.overrides.TorchFunctionMode):
+    """torch.tensor fills its memory below the dispatcher, so the values are made on the CPU and copied."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and _is_ours(kwargs.get("device")):
+            rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
+            made = func(*args, **rest).to(kwargs["device"])
+            return made.requires_grad_(kwargs.get("requires_grad", False))
+        return func(*args, **kwargs)
+
+
+def _is_ours(device: Any) -> bool:
+    return device is not None and torch.device(device).type == TYPE
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, OnDevice) else value
+
+
+def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    flat, _ = tree_flatten((args, kwargs))
+    ours = [value for value in flat if isinstance(value, OnDevice)]
+    asked = kwargs.get("device")
+    if func is aten._to_copy.default:
+        return _copied(func, args, kwargs)
+    if func is aten.copy_.default:
+        _count_copy(isinstance(args[1], OnDevice), isinstance(args[0], OnDevice))
+        func(_inner(args[0]), _inner(args[1]), *args[2:], **kwargs)
+        return args[0]
+    if not ours and not _is_ours(asked):
+        return func(*args, **kwargs)
+    COUNTS.operations += 1
+    _check_generators(flat)
+    _check_one_device(func, args, flat)
+    if func in WAITS or (func in INDEXING and _has_mask(args[1])):
+        COUNTS.waits += 1
+    return _computed(func, args, kwargs, ours)
+
+
+def _computed(func: Any, args: Any, kwargs: Mapping[str, Any], ours: list[OnDevice]) -> Any:
+    """The result of an operation, by the kernel of the CPU."""
+    there = {**kwargs, "device": "cpu"} if "device" in kwargs else dict(kwargs)
+    result = func(*tree_map(_inner, args), **tree_map(_inner, there))
+    known = {id(value.inner): value for value in ours}  # an operation in place gives back its argument
+
+    def outer(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return known[id(value)] if id(value) in known else OnDevice(value)
+
+    return tree_map(outer, result)
+
+
+def _copied(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    asked = kwargs.get("device")
+    before = isinstance(args[0], OnDevice)
+    after = before if asked is None else _is_ours(asked)
+    _count_copy(before, after)
+    result = func(_inner(args[0]), **{**kwargs, **({} if asked is None else {"device": "cpu"})})
+    if before != after and result is _inner(args[0]):
+        result = result.clone()
+    return OnDevice(result) if after else result
+
+
+def _count_copy(before: bool, after: bool) -> None:
+    if after and not before:
+        COUNTS.down += 1
+    elif before and not after:
+        COUNTS.up += 1
+
+
+def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
+    """Raise what CUDA raises where an operation has tensors of two devices."""
+    if not any(isinstance(value, OnDevice) for value in flat):
+        return
+    others = [value for value in flat if isinstance(value, torch.Tensor) and not isinstance(value, OnDevice)]
+    if func not in JOINING:
+        written = args[0] if args and str(func).partition(".")[0].endswith("_") else None
+        others = [value for value in others if value.dim() or value is written]
+    if others and func in INDEXING and isinstance(args[0], OnDevice):
+        COUNTS.down += 1
+        return
+    if others:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, pretended:0 and "
+            f"cpu! ({func}, shapes on the CPU: {[tuple(value.shape) for value in others]})"
+        )
+
+
+def _check_generators(flat: list[Any]) -> None:
+    if any(isinstance(value, torch.Generator) for value in flat):
+        raise RuntimeError("Expected a 'pretended' device type for generator but found 'cpu'")
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indices)

@@ -1,0 +1,96 @@
+"""Training and scoring in bfloat16, on the CPU."""
+
+import json
+
+import pytest
+import torch
+
+from rayfed.engine.loop import run_rounds
+from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.method import METHODS
+from rayfed.testing import play
+from rayfed.testing.small import small_setup
+
+QUICK = (
+    "rounds=1",
+    "model.options={depth: 2}",
+    "data.domains=[plain,fonts]",
+    "data.limit=6",
+    "evaluation.personal=true",
+)
+
+
+def run(*overrides):
+    setup = small_setup(*QUICK, *overrides)
+    executor = InlineExecutor(setup.world, setup.weights)
+    *_, last = run_rounds(setup.experiment, executor, setup.start)
+    return last, executor.worker, setup
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_method_trains_in_bfloat16(name):
+    last, _, setup = run(f"algorithm={name}", "train.precision=bf16")
+    assert all(value.dtype == torch.float32 for value in last.state.params.values())
+    assert all(torch.isfinite(value).all() for value in last.state.params.values())
+    if name not in ("local", "zero_shot"):  # these send nothing back
+        assert any(not torch.equal(v, setup.start[n]) for n, v in last.state.params.items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "model=test_resnet model.options={} model.size=64 tuning=full",
+        "model=mixer_mini model.options={num_blocks: 2}",
+        "model=clip_mini tuning=full",
+        "data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 data.test=1 model=unet "
+        "model.options={width: 2} model.size=32 tuning=full",
+    ],
+)
+def test_a_kind_of_model_trains_in_bfloat16(options):
+    parts = options.replace(": ", ":").split()
+    last, _, _ = run("algorithm=fedavg", *(p.replace(":", ": ") for p in parts), "train.precision=bf16")
+    assert all(value.dtype == torch.float32 for value in last.state.params.values())
+    assert all(torch.isfinite(value).all() for value in last.state.params.values())
+
+
+def test_the_frozen_network_is_in_bfloat16_and_what_trains_is_not():
+    last, worker, setup = run("algorithm=fedavg", "tuning=lora", "train.precision=bf16")
+    exact, _, full = run("algorithm=fedavg", "tuning=lora")
+    kinds = {name: p.dtype for name, p in worker._model.named_parameters()}
+    assert kinds["net.blocks.0.mlp.fc1.weight"] == torch.bfloat16
+    assert {kinds[n] for n, p in worker._model.named_parameters() if p.requires_grad} == {torch.float32}
+    halved = sum(array.nbytes for array in setup.weights.values())
+    whole = sum(array.nbytes for array in full.weights.values())
+    trained = sum(value.numel() * 4 for value in setup.start.values())
+    assert halved - trained == pytest.approx((whole - trained) / 2, rel=0.01)
+    for name, value in exact.state.params.items():
+        assert torch.allclose(last.state.params[name], value, atol=0.02), name
+    assert last.row["loss"] == pytest.approx(exact.row["loss"], abs=0.05)
+    assert last.row["loss"] != exact.row["loss"]
+
+
+def test_tf32_is_fp32_on_a_cpu():
+    assert (
+        run("algorithm=fedavg", "train.precision=tf32")[0].row["loss"]
+        == run("algorithm=fedavg")[0].row["loss"]
+    )
+
+
+def test_the_precision_is_in_the_manifest(small):
+    result = small("train.precision=bf16")
+    assert json.loads((result.path / "environment.json").read_text())["precision"] == "bf16"
+    assert "precision: bf16" in (result.path / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_the_default_experiment_scores_in_bfloat16_as_in_fp32(cache):
+    """Mean over three seeds within 1.5 points."""
+    means = [
+        sum(
+            play([f"seed={seed}", f"train.precision={kind}", f"data.cache={cache}"]).metrics["accuracy"]
+            for seed in range(3)
+        )
+        / 3
+        for kind in ("fp32", "bf16")
+    ]
+    assert means[1] == pytest.approx(means[0], abs=0.015)

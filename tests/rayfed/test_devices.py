@@ -1,0 +1,101 @@
+import pytest
+import torch
+
+from rayfed.devices import HOST, free_memory, moved, numbers, same_draws, set_products, total
+from rayfed.errors import ConfigError
+from tests.pretended import TYPE, pretended
+
+NESTED = {
+    "a": torch.arange(6.0).view(2, 3),
+    "b": [torch.ones(2, 2).t(), 3, "text"],
+    "c": (torch.tensor([1, 2]), {0: torch.tensor(7.0)}),
+}
+
+
+def test_a_nested_value_goes_there_and_back_in_one_copy_for_each_type():
+    with pretended() as device:
+        there = moved(NESTED, torch.device(device.name))
+        assert device.counts.down == 2  # float32 and int64
+        assert {str(there["a"].device), str(there["b"][0].device), str(there["c"][0].device)} == {device.name}
+        assert there["c"][1][0].device == HOST  # a number
+        back = moved(there, HOST)
+        assert device.counts.up == 2
+    assert back["b"][1:] == [3, "text"]
+    assert isinstance(back["c"], tuple)
+    for ours, theirs in (
+        (back["a"], NESTED["a"]),
+        (back["b"][0], NESTED["b"][0]),
+        (back["c"][0], NESTED["c"][0]),
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_number_of_a_device_comes_back_with_the_rest():
+    with pretended() as device:
+        there = torch.ones(3).to(device.name)
+        back = moved({"x": there, "n": there.sum(), "again": there}, HOST)
+        assert (device.counts.up, device.counts.waits) == (1, 0)
+    assert back["n"].item() == 3
+    assert back["n"].shape == ()
+    assert back["again"] is back["x"]
+
+
+def test_on_the_cpu_nothing_is_copied():
+    assert moved(NESTED, HOST) is NESTED
+
+
+def test_gradients_do_not_travel():
+    with pretended() as device:
+        there = moved({"x": torch.ones(3, requires_grad=True)}, torch.device(device.name))
+        assert not there["x"].requires_grad
+
+
+def test_numbers_are_read_with_one_wait():
+    with pretended() as device:
+        x = torch.tensor([0.1, 0.2]).to(device.name)
+        found = numbers([x[0], 2, x[1].requires_grad_(), 0.5])
+        assert device.counts.waits == 1
+    assert found == [torch.tensor(0.1).item(), 2.0, torch.tensor(0.2).item(), 0.5]
+    large = torch.tensor(2**24 + 1)
+    assert numbers([large, torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64)]) == [
+        2**24 + 1,
+        torch.tensor(0.1).item(),
+        0.1,
+    ]
+    assert numbers([]) == []
+
+
+def test_a_total_is_added_from_the_first_to_the_last():
+    assert total([1e16, 1.0, -1e16]) == 0.0  # `sum` gives 1 since Python 3.12
+
+
+@pytest.mark.parametrize("kind", ["cpu", TYPE])
+def test_the_same_numbers_are_drawn_again(kind):
+    torch.manual_seed(0)
+    with same_draws(torch.device(kind, 0)):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_products_of_the_cpu_are_exact_and_a_device_without_bf16_is_refused():
+    before = torch.get_float32_matmul_precision()
+    set_products(HOST, "tf32")
+    assert torch.get_float32_matmul_precision() == before
+    set_products(HOST, "bf16")
+    with pytest.raises(ConfigError, match=rf"train.precision: 'bf16' needs .* device '{TYPE}'; set fp32"):
+        set_products(torch.device(TYPE, 0), "bf16")
+
+
+def test_tf32_is_for_runs_that_ask_for_it():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        for precision, wanted in (("tf32", ("high", True)), ("fp32", ("highest", False))):
+            set_products(torch.device(TYPE, 0), precision)
+            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == wanted
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_free_memory_is_unknown_where_torch_does_not_say():
+    assert free_memory(HOST) is None

@@ -1,0 +1,231 @@
+"""Every method, tuning and kind of model on a pretended accelerator, with the results of the CPU."""
+
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rayfed.config.schema import load_config
+from rayfed.engine.setup import prepare
+from rayfed.federation.method import METHODS
+from rayfed.testing import play
+from rayfed.tuning.base import TUNINGS
+from tests.conftest import ROOT
+from tests.conftest import SMALL as SMALL_OF_RUN
+from tests.pretended import COUNTS, TYPE, pretended
+from tests.rayfed.data.readers.test_shakespeare import script
+
+TINY = (
+    "rounds=2",
+    "evaluation.every=2",
+    "evaluation.personal=true",
+    "model.options={depth: 2}",
+    "model.pretrained=false",
+    "train.batch_size=2",
+    "data.partition.scheme=by_domain",
+    "data.domains=[plain,fonts]",
+    "data.limit=6",
+    "data.val=2",
+    "tensorboard=false",
+)
+"""Two rounds of two clients with a few images each and a model of two blocks."""
+
+OPTIONS = {
+    "fedprox, distance": "algorithm=fedprox local.form=norm local.mu=0.1",
+    "ditto, one model": "algorithm=ditto local.variant=mediabrain",
+    "fedclip with mu": "algorithm=fedclip local.mu=0.1 local.finetune_epochs=1",
+    "fedgc, all kept": "algorithm=fedgc train.keep_optimizer=true local.z0_model=stale "
+    "local.optimizer=authors",
+    "Adam kept": "algorithm=fedprox train.keep_optimizer=true train.optimizer=adam",
+    "augmented, in parts": "algorithm=fedavg data.augment=[flip,jitter] train.micro_batch=1 "
+    "train.schedule=cosine",
+    "fedmix, all pairs": "algorithm=fedmix local.lam=0.3 local.pairing=all",
+    "maml": "algorithm=bgp local.meta_update=second_order",
+    "mean of products": "algorithm=fedavg tuning=lora server.lora_agg=residual tuning.residual=true",
+    "own statistics": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full "
+    "train.batch_norm=local",
+    "running losses": "algorithm=qffl server.loss=running",
+    "dropout": "algorithm=fedsam tuning=lora tuning.dropout=0.5 train.optimizer=adamw train.clip_norm=1",
+    "two epochs": "algorithm=scaffold train.epochs=2 train.local_steps=3",
+    "no cache": "algorithm=fedavg tuning=head train.cache_features=false",
+    "fedgr, local model": "algorithm=fedgr server.rep_model=local server.rep_batches=1",
+}
+"""Options that keep state, or that mix what a client has with what it receives."""
+
+SLOW = {
+    "maml",
+    "running losses",
+    "dropout",
+    "two epochs",
+    "no cache",
+    "fedgr, local model",
+    "fedmix, all pairs",
+}
+"""Options whose parts other tests play, too."""
+
+FAMILIES = {
+    "mixer": "algorithm=fedavg model=mixer_mini model.options={num_blocks: 2} tuning=lora",
+    "resnet": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full",
+    "clip": "algorithm=fedavg model=clip_mini tuning=lora",
+    "clip, both towers": "algorithm=fedavg model=clip_mini tuning=full",
+    "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 "
+    "model=unet "
+    "model.options={width: 2} model.size=32 tuning=full data.test=1",
+}
+
+
+def played(overrides, tmp_path, cache, device=None, **options):
+    """The result and the counts of an experiment, on the CPU or on the pretended device."""
+    settings = [*overrides, f"data.cache={cache}", f"output={tmp_path / (device or 'cpu')}"]
+    with pretended() if device else nullcontext():
+        return play(settings, f"{device}:0" if device else "cpu", **options), vars(COUNTS).copy()
+
+
+def agree(overrides, tmp_path, cache, within=1e-5):
+    """Assert that the tensors and the scores of both devices agree; returns the result on the device."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused kernel that torch has for the CPU only
+    try:
+        here, _ = played(overrides, tmp_path, cache)
+        there, _ = played(overrides, tmp_path, cache, TYPE)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    ours, theirs = here.params, there.params
+    assert ours.keys() == theirs.keys()
+    worst = {name: float((ours[name].float() - theirs[name].float()).abs().max()) for name in ours}
+    assert all(value <= within for value in worst.values()), max(worst.items(), key=lambda pair: pair[1])
+    for name, value in here.metrics.items():
+        if isinstance(value, float) and "seconds" not in name:
+            assert there.metrics[name] == pytest.approx(value, abs=1e-4), name
+    return there
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_method_plays_on_a_device_as_on_the_cpu(name, tmp_path, cache):
+    agree([*TINY, f"algorithm={name}"], tmp_path, cache)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in OPTIONS]
+)
+def test_options_that_keep_state_play_on_a_device(case, tmp_path, cache):
+    agree([*TINY, *re.split(r" (?=\S+=)", OPTIONS[case])], tmp_path, cache)
+
+
+@pytest.mark.parametrize("name", TUNINGS.names())
+def test_a_tuning_plays_on_a_device(name, tmp_path, cache):
+    model = "clip_mini" if name == "text_prompt" else "vit_mini"
+    algorithm = "depthfl" if name == "exits" else "fedavg"
+    agree([*TINY, f"algorithm={algorithm}", f"tuning={name}", f"model={model}"], tmp_path, cache)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_kind_of_model_plays_on_a_device(case, tmp_path, cache):
+    agree([*TINY, *re.split(r" (?=\S+=)", FAMILIES[case])], tmp_path, cache)
+
+
+def test_text_plays_on_a_device(tmp_path, cache):
+    (tmp_path / "input.txt").write_text(script(("HAMLET", "ROMEO")))
+    text = ("data=shakespeare", f"data.root={tmp_path}", "model=char_lstm", "tuning=full", "model.size=16")
+    few = ("data.domains=null", "data.limit=12", "model.options={hidden: 8}", "data.val=0.1")
+    agree([*TINY, "algorithm=fedavg", *text, *few], tmp_path, cache)
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold"])
+def test_a_run_is_continued_on_a_device(name, tmp_path, cache):
+    settings = [*TINY, f"algorithm={name}", "rounds=3", "evaluation.every=3"]
+    whole, _ = played(settings, tmp_path / "whole", cache, TYPE)
+    played([*settings, "rounds=1"], tmp_path / "parts", cache, TYPE)
+    parts, _ = played(settings, tmp_path / "parts", cache, TYPE, resume=True)
+    assert parts.sha256 == whole.sha256
+    assert len(parts.history) == 3
+
+
+ONE_BY_ONE = "train.batch_size=1"
+
+
+def counted(overrides, tmp_path, cache):
+    """Counts of the last of two rounds: what the start costs is left out."""
+    _, one = played([*overrides, "rounds=1"], tmp_path / "one", cache, TYPE)
+    _, two = played([*overrides, "rounds=2"], tmp_path / "two", cache, TYPE)
+    return {name: two[name] - one[name] for name in one}
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
+    settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false", ONE_BY_ONE]
+    quiet = counted([*settings, "evaluation.every=0"], tmp_path / "quiet", cache)
+    clients = prepare(load_config([*settings, f"data.cache={cache}"])).partition.clients
+    visits = len(clients)
+    batches = sum(len(client.train) for client in clients)
+    assert quiet["down"] == 2 * visits  # the parameters, and the order of the examples
+    assert quiet["up"] == visits
+    assert quiet["waits"] == 0
+    scored = counted([*settings, "evaluation.every=1"], tmp_path / "scored", cache)
+    assert scored["down"] - quiet["down"] == visits  # the parameters; both test sets in each round
+    assert scored["up"] == quiet["up"]
+    assert scored["waits"] == visits
+    streamed = counted([*settings, "evaluation.every=0", "data.resident=false"], tmp_path / "streamed", cache)
+    assert streamed["down"] == visits + batches
+    assert streamed["up"] == visits
+    assert streamed["waits"] == 0
+
+
+def test_streamed_and_resident_examples_give_the_same(tmp_path, cache):
+    settings = [*TINY, "algorithm=fedgcr"]
+    resident, _ = played([*settings, "data.resident=true"], tmp_path / "a", cache, TYPE)
+    streamed, _ = played([*settings, "data.resident=false"], tmp_path / "b", cache, TYPE)
+    tight, counts = played([*settings, "data.resident_memory=1e-6"], tmp_path / "c", cache, TYPE)
+    assert resident.sha256 == streamed.sha256 == tight.sha256
+    _, roomy = played([*settings], tmp_path / "d", cache, TYPE)
+    assert counts["down"] > roomy["down"]  # `auto` streams what is larger than the budget
+
+
+def test_the_device_refuses_what_a_gpu_refuses():
+    with pretended() as device:
+        there, here = torch.ones(2).to(device.name), torch.ones(2)
+        with pytest.raises(RuntimeError, match="found at least two devices"):
+            there + here
+        with pytest.raises(TypeError, match="to numpy"):
+            there.numpy()
+        with pytest.raises(RuntimeError, match="device type for generator"):
+            torch.randperm(3, generator=torch.Generator(), device=device.name)
+        assert (there * torch.tensor(2.0)).tolist() == [2, 2]  # numbers may come from the CPU
+        assert (device.counts.down, device.counts.up, device.counts.waits) == (1, 0, 1)
+        assert float(there.sum()) == 2
+        assert there.cpu().sum().item() == 2
+        assert there[there > 0].shape == (2,)
+        assert (device.counts.up, device.counts.waits) == (1, 3)
+
+
+def test_no_method_moves_a_tensor_itself():
+    pattern = re.compile(r"\.(to|cuda|cpu)\(")
+    found = [file.name for file in (ROOT / "algorithms").glob("*.py") if pattern.search(file.read_text())]
+    assert found == []
+
+
+def test_play_writes_the_run_of_the_command(tmp_path, cache, small):
+    fast = ("algorithm=fedprox", "rounds=1")
+    run = small(*fast)
+    again = play([*SMALL_OF_RUN, *fast, f"data.cache={cache}", f"output={tmp_path / 'played'}"])
+    assert again.sha256 == run.sha256
+    assert load_file(again.path / "model" / "params.safetensors").keys() == run.params.keys()
+    assert again.metrics["accuracy"] == run.metrics["accuracy"]
+
+
+def test_a_device_needs_no_index(tmp_path, cache):
+    settings = [*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"]
+    with pretended() as device:
+        one = play([*settings, f"output={tmp_path / 'a'}"], torch.device(TYPE))
+        down = device.counts.down
+        other = play([*settings, f"output={tmp_path / 'b'}"], f"{TYPE}:0")
+    assert one.sha256 == other.sha256
+    assert device.counts.down == 2 * down
+
+
+def test_play_makes_a_folder_of_its_own(cache):
+    result = play([*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"])
+    assert result.path.is_dir()
+    assert len(result.history) == 1

@@ -1,0 +1,36 @@
+"""docs/gpu.md: its table is what the pretended accelerator counts, and its keys and paths exist."""
+
+import importlib.util
+import re
+
+import pytest
+
+from rayfed.federation.method import METHODS
+from tests.conftest import ROOT
+
+spec = importlib.util.spec_from_file_location("device_counts", ROOT / "docs" / "device_counts.py")
+device_counts = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(device_counts)
+TEXT = device_counts.PAGE.read_text()
+
+
+def test_the_table_has_every_method():
+    assert re.findall(r"^\| `(\w+)` \| \d+ \|", TEXT, flags=re.MULTILINE) == list(METHODS.names())
+
+
+def test_the_row_of_fedavg_is_what_is_counted(cache, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(cache))
+    assert device_counts.row("fedavg") in TEXT.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_the_table_is_what_is_counted():
+    """Run `python docs/device_counts.py` where this fails."""
+    assert device_counts.page(TEXT) == TEXT
+
+
+def test_every_path_that_the_page_names_exists():
+    paths = re.findall(r"`((?:rayfed|tests|docs|algorithms|tune|configs)/[\w/.]*)`", TEXT)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
