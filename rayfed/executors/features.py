@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rayfed.data.client_data import Splits
+from rayfed.data.examples import Splits
 
 FEATURES = "features"
 """Folder of the features, beside the prepared data, whose place is set by `data.cache`."""
