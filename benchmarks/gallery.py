@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rayfed.report.comparison_figure import compare_runs
 from rayfed.report.feature_map import TITLE as FEATURES
-from rayfed.report.figures import FIGURES
+from rayfed.report.figures import FIGURES, OF_FOLDS
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.run_tables import RunTables
 
@@ -27,8 +27,15 @@ PAGE = ROOT / "docs" / "figures.md"
 IMAGES = ROOT / "docs" / "images" / "figures"
 SMALL = ("cluster=inline", "data.limit=150", "rounds=8", "tensorboard=false")
 RUNS = {
-    "fedgcr": ("compare=[fedavg,afl]", "data.partition.split_test=true", "data.test=0.3"),
+    "fedgcr": (
+        *("algorithm=fedgcr", "compare=[fedavg,afl]"),
+        *("data.partition.split_test=true", "data.test=0.3"),
+    ),
     "fft_gp": ("algorithm=fft_gp_clip", "server.compare=true", "data.held_out=street", "data.val=10"),
+    "folds": (
+        *("algorithm=fedavg", "compare=[fedavg,afl]", "protocol=leave_one_out", "data.val=10"),
+        "data.domains=[plain,street,fonts]",
+    ),
     "fedra": ("algorithm=fedra", "capacity=[4,3,2,2,1]", "faults.seconds_per_example=0.01"),
 }
 """Runs by name, with their overrides."""
@@ -40,6 +47,16 @@ CAPTIONS = {
         "One curve per method of a run with `compare=[...]`. With several run folders per method, "
         "`rayfed.report.comparison_figure.compare_runs` draws the mean over seeds and a band from "
         "the lowest to the highest score.",
+    ),
+    "score with each domain held out": (
+        "folds",
+        "A run with `protocol=leave_one_out`: for each held-out domain the score in the round selected "
+        "on validation data, on that domain and on those of the clients, and the mean over all folds. With "
+        "`compare=[...]`, one bar per method.",
+    ),
+    "score of the held-out domain over the rounds": (
+        "folds",
+        "The same run: one curve per fold, of the main method, and their mean.",
     ),
     "labels and domains of the clients": (
         "fedgcr",
@@ -180,7 +197,7 @@ def picture(title: str, run: Path) -> str:
     if run.name == "seeds":
         drawing = compare_runs({path.name: sorted(path.iterdir()) for path in sorted(run.iterdir())})
     else:
-        drawing = FIGURES[title](RunTables(run))
+        drawing = {**FIGURES, **OF_FOLDS}[title](RunTables(run))
     if drawing is None:
         raise RuntimeError(f"{run} has no table for the figure {title!r}")
     drawing.write(IMAGES / name)

@@ -87,6 +87,10 @@ class LostStoreError(RayFedError):
         return f"the store of client {self.client!r} was lost with its node"
 
 
+class PartsFailedError(RayFedError):
+    """Some methods of a comparison, or some folds, failed; what the others finished is kept."""
+
+
 class OutputClosedError(RayFedError):
     """The program that read the output, such as `head`, has ended."""
 

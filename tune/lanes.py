@@ -15,7 +15,6 @@ from rayfed.executors.metrics import Memory
 from rayfed.executors.worker import Worker, World
 from rayfed.federation.executor import Call
 from rayfed.types import Update
-from tune.shared import Frozen, feature_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,27 +24,16 @@ class Stage:
     Attributes:
         world: Data, model and method of the experiment, as a worker needs them.
         weights: Initial tensors.
-        frozen: Backbone in the object store; None: it is not there.
         labels: Labels of the lane's metrics; None: it has no metrics.
     """
 
     world: World
     weights: Any
-    frozen: Frozen | None
     labels: Mapping[str, str] | None = None
 
     def worker(self, device: str) -> Worker:
         """A new worker of this process for these clients."""
-        worker = Worker(self.world, self.weights, device)
-        share_features(worker, self.world, self.frozen, device)
-        return worker
-
-
-def share_features(worker: Worker, world: World, frozen: Frozen | None, device: str) -> None:
-    """Let a worker keep frozen features in a folder that other processes of the node read, too."""
-    folder = feature_folder(world, frozen, device)
-    if folder is not None:
-        worker.cache = folder
+        return Worker(self.world, self.weights, device)
 
 
 class TrialClient(ClientActor):
@@ -62,7 +50,6 @@ class TrialClient(ClientActor):
         stage: Stage = ray.get(stages[chosen])
         super().__init__(name, stage.world, stage.weights, stage.labels)
         self._device = str(self._worker.device)
-        share_features(self._worker, stage.world, stage.frozen, self._device)
         self._stages = stages
         self._workers = {chosen: self._worker}
 

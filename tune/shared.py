@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import ray
-import torch
-from torch import Tensor
 
+from rayfed.engine.shared import digest_of
 from rayfed.executors.worker import World
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import attach, dump, skeleton
-from rayfed.record.files import write_whole
 from rayfed.tuning.base import apply_tuning
 
 Array = npt.NDArray[Any]
@@ -68,6 +62,11 @@ class FrozenWeights:
         return apply_tuning(model, world.tuning, world.seed)
 
 
+def sharing_features(world: World, frozen: Frozen | None) -> World:
+    """The world of workers that keep frozen features on disk, for other workers and later trials."""
+    return world if frozen is None else replace(world, features=frozen.digest)
+
+
 def key_of(world: World) -> str:
     """Text that identifies the weights of a backbone without tuning."""
     return repr((world.model, world.classes, world.num_classes, world.seed))
@@ -82,15 +81,6 @@ def put_frozen(worlds: list[World]) -> FrozenWeights:
             arrays = dump(model.requires_grad_(False))
             by_key[key_of(world)] = Frozen(ray.put(arrays), digest_of(arrays))
     return FrozenWeights(by_key)
-
-
-def digest_of(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 hex digest of names, data types, shapes and bytes."""
-    out = hashlib.sha256()
-    for name in sorted(arrays):
-        out.update(f"{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode())
-        out.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
-    return out.hexdigest()
 
 
 class JoinedWeights(Mapping[str, Array]):
@@ -146,64 +136,3 @@ def joined(weights: Mapping[str, Array], frozen: Frozen | None) -> Mapping[str, 
 
 def _place(array: Array) -> tuple[int, Any]:
     return array.__array_interface__["data"][0], array.shape
-
-
-class FeatureFolder(dict[Any, Tensor]):
-    """Cache of frozen features of a worker, which other processes of the node and later trials read, too.
-
-    There is one file per split of a client: features depend on frozen weights and examples only, and are
-    always computed in the same batches.
-    """
-
-    def __init__(self, folder: Path, splits: Mapping[str, Mapping[str, Any]], device: str = "cpu") -> None:
-        """Use a folder.
-
-        Args:
-            folder: Folder for this backbone, data set and batch size.
-            splits: Row numbers by client and split.
-            device: Device of the worker, where it wants the features.
-        """
-        super().__init__()
-        self._device = device
-        self._folder = folder
-        self._splits = splits
-
-    def __contains__(self, key: object) -> bool:
-        if not super().__contains__(key) and self._file(key).exists():
-            array = np.load(self._file(key), mmap_mode="r")
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                super().__setitem__(key, torch.from_numpy(array).to(self._device))
-        return super().__contains__(key)
-
-    def __setitem__(self, key: Any, value: Tensor) -> None:
-        super().__setitem__(key, value)
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                np.save(file, value.cpu().numpy())
-
-        write_whole(self._file(key), write)
-
-    def _file(self, key: Any) -> Path:
-        client, split, blocks = key
-        rows = np.ascontiguousarray(self._splits[client][split], dtype=np.int64)
-        name = hashlib.sha256(repr(blocks).encode() + rows.tobytes()).hexdigest()
-        return self._folder / f"{name}.npy"
-
-
-def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureFolder | None:
-    """Cache for features of this backbone on this data; None where there is no digest of its weights."""
-    if frozen is None:
-        return None
-    train = world.train
-    network = (frozen.digest, world.model, train.precision, train.compile, world.threads)
-    parts = (*network, world.shard.name, train.eval_batch_size)
-    name = hashlib.sha256(repr((*parts, device, torch.__version__)).encode()).hexdigest()
-    return FeatureFolder(_features_of(world) / name[:32], world.splits, device)
-
-
-def _features_of(world: World) -> Path:
-    """Folder beside the prepared data, which is set by `data.cache`."""
-    return world.shard.parent / "features"

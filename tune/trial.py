@@ -29,8 +29,8 @@ from rayfed.record.readers import read_json, reading
 from rayfed.types import Row
 from tune.experiment import Base
 from tune.folder import ERROR, restore, resumable, rows_of, trial_folder
-from tune.lanes import Lanes, Stage, share_features
-from tune.shared import FrozenWeights, joined
+from tune.lanes import Lanes, Stage
+from tune.shared import FrozenWeights, joined, sharing_features
 
 REACHED = "reached.json"
 NUMBER = "number"
@@ -148,19 +148,17 @@ class Trial(ray.tune.Trainable):
 
     def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
         frozen = [self._common.frozen.of(setup.world) for setup in setups]
+        worlds = [sharing_features(s.world, backbone) for s, backbone in zip(setups, frozen, strict=True)]
         if config.cluster.executor == "inline":
-            inline = [InlineExecutor(setup.world, setup.weights, config.failures) for setup in setups]
-            for executor, setup, backbone in zip(inline, setups, frozen, strict=True):
-                share_features(executor.worker, setup.world, backbone, "cpu")
-            return inline
+            pairs = zip(worlds, setups, strict=True)
+            return [InlineExecutor(world, setup.weights, config.failures) for world, setup in pairs]
         stages = [
             Stage(
-                world=setup.world,
+                world=world,
                 weights=joined(setup.weights, backbone),
-                frozen=backbone,
                 labels=self._labels(seed) if config.cluster.metrics else None,
             )
-            for setup, backbone, seed in zip(setups, frozen, self._common.seeds, strict=True)
+            for world, setup, backbone, seed in zip(worlds, setups, frozen, self._common.seeds, strict=True)
         ]
         if self._lanes is None:
             self._lanes = self._start_lanes(config, setups[0])

@@ -16,13 +16,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 import yaml
 from annotated_types import Ge
 
+from rayfed.config.comparison import CHOOSES, check_listed_once, listed
 from rayfed.config.compose import compose
 from rayfed.config.elsewhere import advice
 from rayfed.config.parse import UnknownKeyError, parse, plain
+from rayfed.config.paths import spelled_out
 from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
 from rayfed.data.config import DataConfig
-from rayfed.documents import check_run_folder, read_file, user_path
+from rayfed.documents import check_run_folder, read_file
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.local import Local
@@ -31,7 +33,7 @@ from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.config import ModelConfig, with_weights
+from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 
@@ -58,8 +60,10 @@ class Config:
         sampling: `uniform`, or `one_per_domain`: one client of each domain in a round.
         capacity: Number of blocks that a client can hold: one number, a list by client or by domain, shares
             by depth, or dynamic (drawn each round); none: all blocks.
-        compare: Algorithms that are also run, with the same data, tuning and training; their results are in
-            the final table and in compare/<name> of the run's folder.
+        compare: Algorithms that are run with the same data, tuning and training, one after the other. Where
+            nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
+            all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
+            others in its compare/<name>; one table and one figure show all.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse nondeterministic kernels.
         protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table.
@@ -115,7 +119,8 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     """Compose, override and check one experiment.
 
     Where nothing chooses an algorithm and the default one cannot use what was chosen, such as tuning=lora,
-    the algorithm is FedAvg, and a warning says so.
+    the algorithm is FedAvg, and a warning says so. Where only `compare` names methods, the algorithm is the
+    first of them with whose settings (`configs/algorithm/`) all can run, and which trains.
 
     Args:
         overrides: `group=name` and `section.key=value`, in this order of precedence: groups, then values.
@@ -126,9 +131,44 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     """
     if file is not None:
         return resolve(compose(overrides, read_file(file, "--config")))
+    if names := listed(overrides):
+        return _comparison(names, overrides)
     config = resolve(compose(overrides))
-    has_method = any(text.partition("=")[0].strip() in ("algorithm", "experiment") for text in overrides)
+    has_method = any(text.partition("=")[0].strip() in CHOOSES for text in overrides)
     return config if has_method else _with_fitting_method(config, overrides)
+
+
+def _comparison(names: Sequence[str], overrides: Sequence[str]) -> Config:
+    """The config of the first method that trains and with whose settings all of them can run."""
+
+    def led_by(lead: str) -> Config:
+        config = resolve(compose([*overrides, f"algorithm={lead}"]))
+        for name in names:
+            compatible_parts(with_method(config, name))
+        return config
+
+    leads = [name for name in names if METHODS.load(name, "compare").server.trains] or list(names)
+    try:
+        return led_by(leads[0])
+    except ConfigError:
+        for lead in leads[1:]:
+            with suppress(ConfigError):
+                return led_by(lead)
+        raise
+
+
+def with_method(config: Config, name: str, **changes: Any) -> Config:
+    """The same experiment with another method, which has its default hyperparameters.
+
+    Args:
+        config: The experiment.
+        name: The other method.
+        changes: Other values, by key of the config.
+
+    Raises:
+        ConfigError: There is no such method, or a value is not allowed.
+    """
+    return resolve({**to_dict(config), "algorithm": name, "server": {}, "local": {}, **changes})
 
 
 def _with_fitting_method(config: Config, overrides: Sequence[str]) -> Config:
@@ -169,6 +209,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     refuse_renamed(tree)
     try:
         config = parse(Config, spelled_out(tree), "")
+        check_listed_once(config.compare)
         parts = build_parts(config)
     except UnknownKeyError as err:
         raise ConfigError(advice(err.key, str(err), Config, tree)) from err
@@ -178,58 +219,6 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         local=_named(config.local.get("name", config.algorithm), parts.local),
         tuning=_named(config.tuning["name"], parts.tuning),
     )
-
-
-PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.weights")
-"""Keys that may hold a path; `~` in them stands for a home folder."""
-
-
-def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values that may be written in short, written in full.
-
-    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
-    a list or a name in `data.augment` is a section, and `~` in a path is the home folder.
-
-    Raises:
-        ConfigError: A path begins with `~` and names no home folder, or the system allows no such path.
-    """
-    data = tree.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
-        data = {**data, "partition": {"file": data["partition"]}}
-    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
-        data = {**data, "augment": _augment_section(data["augment"])}
-    if data is not None:
-        tree = {**tree, "data": data}
-    if isinstance(model := tree.get("model"), Mapping):
-        tree = {**tree, "model": with_weights(model)}
-    for key in PATHS:
-        tree = _at_home(tree, key.split("."), key)
-    return tree
-
-
-def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
-    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
-    listed = [names] if isinstance(names, str) else list(names)
-    if listed in ([], ["none"]):
-        return None
-    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
-        raise ConfigError(
-            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
-            f"data.augment=[crop,flip]"
-        )
-    return {name: {} for name in listed}
-
-
-def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
-    """The tree with the home folder written out in one value, where that is a path; the path is checked."""
-    name, *rest = path
-    value = tree.get(name)
-    if rest:
-        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
-    if isinstance(value, str):
-        there = user_path(value, key)
-        return {**tree, name: str(there)} if value.startswith("~") else tree
-    return tree
 
 
 def build_parts(config: Config) -> Parts:

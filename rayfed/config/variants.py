@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rayfed.config.schema import Config, compatible_parts, resolve, to_dict
+from rayfed.config.schema import Config, compatible_parts, with_method
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 
@@ -27,8 +27,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
             continue
         rounds = config.rounds if METHODS.load(name, "compare").server.trains else 1
         place = {"output": str(path / "compare" / name), "overwrite": True}
-        change = {"algorithm": name, "server": {}, "local": {}, "compare": (), "rounds": rounds}
-        found[name] = resolve({**to_dict(config), **change, **place})
+        found[name] = with_method(config, name, compare=(), rounds=rounds, **place)
         compatible_parts(found[name])
     return found
 

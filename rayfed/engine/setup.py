@@ -15,6 +15,7 @@ from rayfed.data.partition.make import Partition
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import GB, check_counts, check_memory, measurable
+from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World, adjust_trunk
@@ -26,12 +27,11 @@ from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import dump, skeleton
-from rayfed.models.trunk import check_compiler, has_trained_norms
+from rayfed.models.sharing import skeleton
+from rayfed.models.trunk import check_compiler
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.terminal.stages import stage
-from rayfed.tuning.base import export
-from rayfed.types import Params, num_bytes
+from rayfed.types import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,16 @@ class Setup:
     dataset: Dataset
 
 
-def prepare(config: Config, build: Callable[[World], Backbone] = World.build) -> Setup:
+def prepare(
+    config: Config, build: Callable[[World], Backbone] = World.build, shared: Shared | None = None
+) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
         config: The experiment.
         build: Builds the tuned model; a sweep passes a function that reuses weights in memory.
+        shared: What was made for other experiments of the same command; then frozen features are kept on
+            disk, where these find them. None: this experiment is alone.
 
     Raises:
         ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
@@ -69,29 +73,29 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     check_counts(config)
     shape = without_values(config)
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
-    dataset = load(config.data, shape.size, shape.task, shape.resize)
+    known = shared or Shared()
+    where = (config.data, shape.size, shape.task, shape.resize)
+    dataset = known.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
     _check_augment(dataset.task, config)
-    partition = partition_of(dataset, config.data, config.seed)
+    partition = known.once(
+        "partition", (where, config.seed), lambda: partition_of(dataset, config.data, config.seed)
+    )
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
     pixels = shape.size if world.objective.pixels else 0
     check_memory(config, measurable(config, world.skeleton), pixels, partition)
-    model = build(world)
-    if dataset.task == CLASSIFICATION:
-        _check_input(config.model, model)
-    _check_cache(config.train, model)
+    model = known.once(
+        "model", _model_key(world), lambda: _built(config, dataset.task, build(world), shared is not None)
+    )
     _check_micro_batch(config, parts, model)
     _check_compile(config, parts)
-    adjust_trunk(model, replace(config.train, compile=False))
-    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
-    start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
-        experiment=experiment,
-        world=world,
-        weights=dump(model, half=config.train.precision == "bf16"),
-        start=start,
+        experiment=replace(_experiment(config, parts, partition, model), faults=faults),
+        world=replace(world, features=model.features) if shared else world,
+        weights=model.weights,
+        start=model.start,
         partition=partition,
         dataset=dataset,
     )
@@ -100,6 +104,23 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
 def without_values(config: Config) -> Backbone:
     """The model of a config without values: it has the input size and the way of resizing."""
     return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
+
+
+def _model_key(world: World) -> tuple[object, ...]:
+    """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
+    own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
+    train = world.train
+    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision
+
+
+def _built(config: Config, task: str, model: Backbone, shares: bool) -> Built:
+    if task == CLASSIFICATION:
+        _check_input(config.model, model)
+    _check_cache(config.train, model)
+    adjust_trunk(model, replace(config.train, compile=False))
+    keeps = shares and config.train.cache_features is not False
+    half = config.train.precision == "bf16"
+    return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
@@ -171,7 +192,7 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         )
 
 
-def _check_micro_batch(config: Config, parts: Parts, model: Backbone) -> None:
+def _check_micro_batch(config: Config, parts: Parts, model: Built) -> None:
     size = config.train.micro_batch
     if size is None:
         return
@@ -182,10 +203,10 @@ def _check_micro_batch(config: Config, parts: Parts, model: Backbone) -> None:
             f"train.micro_batch: {size} cannot be used with the client half of {name}, whose loss is not a "
             f"mean over the examples of a batch; {advice}"
         )
-    if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
-        what = "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
+    if model.whole_batch:
         raise ConfigError(
-            f"train.micro_batch: {size} cannot be used with {what}, which depend on the whole batch; {advice}"
+            f"train.micro_batch: {size} cannot be used with {model.whole_batch}, which depend on the whole "
+            f"batch; {advice}"
         )
 
 
@@ -215,9 +236,9 @@ def _faults(config: Config, dataset: Dataset, partition: Partition, train: Train
     return plan_faults(config.faults, clients, work, dataset.domains, config.seed)
 
 
-def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:
+def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Experiment:
     trainers = partition.trainers
-    depth = len(model.stack) if parts.server.by_block else model.num_blocks
+    depth = model.stack if parts.server.by_block else model.blocks
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
         raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")
@@ -236,13 +257,5 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         validate=config.evaluation.validation,
         depth=depth,
         capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
-        block_bytes=_block_bytes(model),
+        block_bytes=model.block_bytes,
     )
-
-
-def _block_bytes(model: Backbone) -> tuple[int, ...]:
-    sizes = [0] * model.num_blocks
-    for slot in model.tensors().values():
-        if slot.block is not None and not slot.is_trained:
-            sizes[slot.block] += num_bytes(slot.tensor)
-    return tuple(sizes)

@@ -39,9 +39,20 @@ class ClientActor:
         usable = bool(gpus) and torch.cuda.is_available()
         if gpus and not usable:
             log.warning("%s was given GPU %s but torch sees none; it runs on the CPU", name, gpus)
-        device = "cuda:0" if usable else "cpu"
-        self._worker = Worker(world, weights, device)
-        self._memory = Memory(labels, device) if labels else None
+        self._device = "cuda:0" if usable else "cpu"
+        self._hold(world, weights, labels)
+
+    def _hold(self, world: World, weights: Weights, labels: Mapping[str, str] | None) -> None:
+        self._worker = Worker(world, weights, self._device)
+        self._memory = Memory(labels, self._device) if labels else None
+
+    def change(
+        self, world: World, weights: Weights, labels: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run the clients of another experiment from now on; returns `where()`."""
+        del self._worker  # two models may not fit, and no call may run with the former one
+        self._hold(world, weights, labels)
+        return self.where()
 
     def __repr__(self) -> str:
         return self._name
@@ -193,8 +204,9 @@ class RayExecutor(LaneExecutor):
         options: Sequence[dict[str, Any]],
         policy: Policy | None = None,
         labels: Mapping[str, str] | None = None,
+        before: RayExecutor | None = None,
     ) -> None:
-        """Start the actors.
+        """Start the actors, or take over those of another executor.
 
         Args:
             world: What the actors need to run calls of clients.
@@ -203,14 +215,19 @@ class RayExecutor(LaneExecutor):
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
             policy: What is done when a client or an actor fails; None: the defaults.
             labels: Labels of the actors' metrics: run, algorithm, trial; None: they have no metrics.
+            before: The executor of a finished experiment, which had the same names and options. Its actors
+                change to this experiment, and it must not be used any more.
         """
         self._world = ray.put(world)
         self._weights = weights
         self._labels = labels
-        lanes = [Lane(name, own) for name, own in zip(names, options, strict=True)]
-        super().__init__(lanes, policy or Policy())
-        for lane in lanes:
-            self._start(lane)
+        fresh = [Lane(name, own) for name, own in zip(names, options, strict=True)]
+        super().__init__(before.lanes if before else fresh, policy or Policy())
+        for lane in self.lanes:
+            if before:
+                lane.change(lane.actor.change.remote(self._world, self._weights, self._labels))
+            else:
+                self._start(lane)
 
     def _start(self, lane: Lane) -> None:
         actor = ray.remote(ClientActor).options(**lane.ray_options)

@@ -78,7 +78,11 @@ class Lane:
     def begin(self, actor: Any) -> None:
         self.started += 1
         self.actor = actor
-        self.starting = actor.where.remote()
+        self.change(actor.where.remote())
+
+    def change(self, up: Any) -> None:
+        """Wait for its actor again. `up`: reference that resolves to its place once it can run calls."""
+        self.starting = up
         self.since = time.monotonic()
         self.busy = 0
 

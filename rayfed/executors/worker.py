@@ -19,6 +19,7 @@ from rayfed.data.examples import Resident, Splits, choose
 from rayfed.data.shards import open_dataset
 from rayfed.devices import HOST, moved, set_products
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
+from rayfed.executors.features import FeatureFolder, feature_folder
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.train_config import TrainConfig
@@ -58,6 +59,8 @@ class World:
         resident_bytes: Most bytes of examples that `resident=auto` copies.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
         deterministic: Refuse nondeterministic kernels.
+        features: Digest of the frozen weights, where frozen features are also kept on disk for other workers
+            and experiments; empty: they are kept in memory only.
     """
 
     seed: int
@@ -77,6 +80,7 @@ class World:
     resident_bytes: float = 0.0
     threads: int = 1
     deterministic: bool = False
+    features: str = ""
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
@@ -144,7 +148,14 @@ class Worker:
         self._normalize = images if world.objective.pixels else symbols
         form = self._model.size, self._model.mean, self._model.std
         self._augment = Augmentation.of(world.augment, *form) if world.augment else None
-        self.cache: dict[Any, torch.Tensor] = {}
+        self.cache: dict[Any, torch.Tensor] = self._features() if world.features else {}
+
+    def _features(self) -> FeatureFolder:
+        world = self._world
+        train = world.train
+        numbers = (train.eval_batch_size, world.threads, train.compile, train.precision)
+        network = (world.features, world.model)
+        return feature_folder(world.shard, world.splits, self._device, *network, *numbers)
 
     @property
     def device(self) -> torch.device:

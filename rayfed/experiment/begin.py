@@ -57,9 +57,14 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     commands += [command_line()] if command_line() else []
     describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
-    tell(describe(partition, dataset))
-    if dataset.skipped:
-        tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
+    tell_clients(setup, tell)
+
+
+def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
+    """Show the table of the clients, and how many images could not be read."""
+    tell(describe(setup.partition, setup.dataset))
+    if skipped := setup.dataset.skipped:
+        tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
 
 def check_continuable(config: Config, setup: Setup, path: Path) -> None:

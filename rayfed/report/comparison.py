@@ -1,40 +1,128 @@
-"""The final table of a run, with columns or rows for the algorithms it is compared with."""
+"""The table of all methods of a comparison: a row for each method, its scores in the columns."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rayfed.record.layout import COMPARE
-from rayfed.report.table import Table, final_table
+from rayfed.objective import METRICS, metric_of
+from rayfed.report.run_tables import RunTables
+from rayfed.report.table import (
+    MODELS,
+    Table,
+    fault_notes,
+    final_table,
+    last_evaluated,
+    percent,
+    scores_of,
+)
+
+MOST_DOMAINS = 8
+"""Largest number of domains that have a column each; the tables of the methods' own reports have them all."""
+
+STATISTICS = {
+    "{}": "mean over clients",
+    "{}_domain": "mean over domains",
+    "worst_domain_{}": "worst domain",
+    "sigma_type": "sigma_type",
+    "sigma_client": "sigma_client",
+}
+"""Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
+
+HELD_OUT = "report_held_out"
 
 
-def with_others(table: Table, folder: Path, names: tuple[str, ...]) -> Table:
-    """The table of a run, extended by the scores of the runs in `compare/<name>`.
+@dataclass(frozen=True)
+class _Scored:
+    """One method: its run, and its last scored round.
 
-    A table by domain gets their score columns and notes; a table by model gets their rows.
+    Attributes:
+        name: The method.
+        rounds: Finished rounds, and planned ones.
+        row: Row of the last scored round; empty where no round was scored.
+        metric: Name of the metric.
+        scores: Rows of `clients.parquet` of that round with this metric.
+        notes: Notes on missing clients and on values that are not finite.
+    """
+
+    name: str
+    rounds: tuple[int, int]
+    row: Mapping[str, Any]
+    metric: str
+    scores: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+
+
+def table_of_methods(folders: Sequence[Path]) -> Table:
+    """Scores of several runs after their last scored rounds, one row for each method and kind of model.
+
+    With `evaluation.table: clients`, the rows are those of the runs' own tables, one below the other.
 
     Args:
-        table: Final table of the main run.
-        folder: Folder of the main run.
-        names: Algorithms to add.
+        folders: Folders of the runs; those that do not exist are left out.
     """
-    if table.columns[0] != "domain":
-        others = (final_table(folder / COMPARE / name) for name in names)
-        return replace(table, rows=table.rows + tuple(row for other in others for row in other.rows))
-    columns = list(table.columns)
-    rows = [list(row) for row in table.rows]
-    notes = list(table.notes)
-    width = len(table.columns)
-    for name in names:
-        other = final_table(folder / COMPARE / name)
-        cells = {row[0]: row[4:] for row in other.rows}
-        columns += [f"{name}: {column}" for column in other.columns[4:]]
-        rows = [[*row, *cells.get(row[0], [""] * len(other.columns[4:]))] for row in rows]
-        notes += [f"{name}: {note}" for note in other.notes]
-    changed = len(columns) > width
-    return (
-        replace(table, columns=tuple(columns), rows=tuple(map(tuple, rows)), notes=tuple(notes))
-        if changed
-        else table
+    folders = [folder for folder in folders if (folder / "config.yaml").exists()]
+    config = RunTables(folders[0]).config
+    found = [_read(folder) for folder in folders]
+    title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
+    title += f"{config['model']['name']}, {config['tuning']['name']}, seed {config['seed']}"
+    notes = tuple(f"{method.name}: {note}" for method in found for note in method.notes)
+    if config["evaluation"].get("table") == "clients":
+        tables = [final_table(folder) for folder in folders]
+        return replace(tables[0], title=title, rows=sum((t.rows for t in tables), ()), notes=notes)
+    domains = list(dict.fromkeys(key for method in found for key in _domains(method)))
+    domains = domains if len(domains) <= MOST_DOMAINS else []
+    rows = tuple(row for method in found for row in _rows(method, domains))
+    names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
+    metric = next((method.metric for method in found if method.row), METRICS[0])
+    notes = (f"{metric} on the test images in percent, after the last scored round", *notes)
+    return Table(title, ("method", "round", *names, *STATISTICS.values()), rows, notes)
+
+
+def _read(folder: Path) -> _Scored:
+    run = RunTables(folder)
+    config = run.config
+    history = run.rounds
+    row = last_evaluated(history)
+    metric = metric_of(row) or METRICS[0]
+    scores = scores_of(folder, row["round"]) if row else []
+    rounds = (history[-1]["round"] if history else 0, config["rounds"])
+    notes = fault_notes(history)
+    if rounds[0] < rounds[1]:
+        notes = [f"{rounds[0]} of {rounds[1]} rounds are finished", *notes]
+    return _Scored(
+        name=config["algorithm"],
+        rounds=rounds,
+        row=row,
+        metric=metric,
+        scores=[score for score in scores if score["metric"] == metric],
+        notes=notes,
     )
+
+
+def _domains(method: _Scored) -> Iterator[tuple[str, str]]:
+    """Exchange and name of every scored domain, those that clients own first."""
+    for exchange in ("report_domains", HELD_OUT):
+        for score in method.scores:
+            if score["exchange"] == exchange:
+                yield exchange, score["client"]
+
+
+def _rows(method: _Scored, domains: Sequence[tuple[str, str]]) -> Iterator[tuple[str, ...]]:
+    row = method.row
+    several = metric_of(row, "personal_") is not None
+    for model in MODELS if several else ("",):
+        mine = [score for score in method.scores if not model or score["model"] == model]
+        values = {(score["exchange"], score["client"]): score["value"] for score in mine}
+        cells = [percent(values[key]) if key in values else "" for key in domains]
+        prefix = f"{model}_" if model else ""
+        keys = [prefix + key.format(method.metric) for key in STATISTICS]
+        cells += [percent(row[key]) if key in row else "" for key in keys]
+        worst = 2 + len(domains) + list(STATISTICS).index("worst_domain_{}")
+        label = f"{method.name}, {model} models" if model == "personal" else method.name
+        full = [label, str(row.get("round", "")), *cells]
+        if name := row.get(f"{prefix}worst_domain"):
+            full[worst] = f"{name} {full[worst]}"
+        yield tuple(full)

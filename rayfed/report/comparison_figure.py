@@ -15,7 +15,8 @@ Points = dict[int, list[float]]
 
 def comparison(run: RunTables) -> style.Drawing | None:
     """The method of a run and those of its `compare/<name>`; None where nothing is compared."""
-    names = run.config.get("compare") or []
+    listed = run.config.get("compare") or []
+    names = [listed] if isinstance(listed, str) else listed
     folders = {name: run.path / COMPARE / name for name in names}
     others = {name: [folder] for name, folder in folders.items() if rows_file(folder).exists()}
     if not others:
@@ -46,7 +47,9 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
     for axis, (key, title) in zip(axes[0], panels.items(), strict=True):
         for name, of in runs.items():
             points = _points(of, key)
-            if points:
+            if len(points) == 1 and len(set(numbers)) > 1:  # a method that does not train
+                axis.axhline(next(iter(points.values()))[0], color=known[name].colour, linestyle="--")
+            elif points:
                 look = known[name]
                 means = [sum(v) / len(v) for v in points.values()]
                 axis.plot(list(points), means, look.line, color=look.colour, marker=look.marker)

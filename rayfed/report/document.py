@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rayfed.record.readers import read_json, read_yaml, rows_so_far
 from rayfed.report.table import Table
 
 SETTINGS = (
-    *("algorithm", "tuning.name", "model.name", "model.pretrained", "model.weights"),
+    *("algorithm", "compare", "protocol", "tuning.name", "model.name", "model.pretrained", "model.weights"),
     *("data.name", "data.held_out"),
     *("data.partition.scheme", "data.partition.clients_per_domain", "data.partition.alpha"),
     *("data.partition.factor", "rounds", "clients_per_round", "train.optimizer", "train.lr", "train.epochs"),
@@ -48,6 +48,7 @@ FILES = {
     "aggregation.parquet": "weight of every client in the mean of each round",
     "events.parquet": "failures and what was done about them",
     "model": "the final trainable tensors",
+    "compare": "the folders of the runs of the other methods",
     "checkpoints": "from which `rayfed.resume` continues",
     "history": "the tables of each round, from which those above are made",
     "tensorboard": "the curves for TensorBoard",
@@ -56,22 +57,32 @@ FILES = {
 """What the files of a run hold."""
 
 
-def document(folder: Path, table: Table, pictures: Mapping[str, Path]) -> str:
+def document(
+    folder: Path,
+    tables: Sequence[Table],
+    pictures: Mapping[str, Path],
+    inside: Mapping[str, str] | None = None,
+) -> str:
     """The text of report.md.
 
     Args:
         folder: Folder of the run.
-        table: The final table.
+        tables: The final tables.
         pictures: Files of the figures, by title.
+        inside: Folders of other runs of the same command, below `folder`, with what they are.
 
     Returns:
         Markdown. What differs between repetitions of a run, commands and times, is under the last heading.
     """
     config = read_yaml(folder / "config.yaml")
     shown = [f"\n![{title}](figures/{file.name})\n" for title, file in pictures.items()]
-    parts = [table.markdown(), *shown, "\n## What the words mean\n\n", *_list(_words(table))]
-    parts += ["\n## Settings\n\n", *_settings(config), "\n## How it was run\n\n", *_how(folder)]
+    inside = inside or {}
+    parts = ["\n".join(table.markdown() for table in tables), *shown]
+    parts += ["\n## What the words mean\n\n", *_list(_words(tables))]
+    parts += ["\n## Settings\n\n", *_settings(config), "\n## How it was run\n\n"]
+    parts += _how(folder, [folder / name for name in inside])
     files = {name: what for name, what in FILES.items() if (folder / name).exists()}
+    files |= {name: what for name, what in inside.items() if Path(name).parts[0] not in files}
     others = (file.name for file in sorted(folder.glob("*.parquet")) if file.name not in FILES)
     files |= dict.fromkeys(others, "a table of the method")
     return "".join([*parts, "\nFiles in the folder:\n\n", *_list(files)])
@@ -81,8 +92,10 @@ def _list(entries: Mapping[str, str]) -> list[str]:
     return [f"- `{name}`: {what}\n" for name, what in entries.items()]
 
 
-def _words(table: Table) -> dict[str, str]:
-    notes = " ".join(table.notes).replace("over domains", "mean over domains")
+def _words(tables: Sequence[Table]) -> dict[str, str]:
+    notes = " ".join(note for table in tables for note in table.notes)
+    columns = {column for table in tables for column in table.columns}
+    notes = " ".join([notes.replace("over domains", "mean over domains"), *sorted(columns)])
     return {word: meaning for word, meaning in WORDS.items() if word in notes}
 
 
@@ -91,7 +104,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     yield "| key | value |\n| --- | --- |\n"
     for key in SETTINGS:
         value = _value(config, key)
-        if value is not None and scheme in ONLY_UNDER.get(key, (scheme,)):
+        if value not in (None, []) and scheme in ONLY_UNDER.get(key, (scheme,)):
             yield f"| `{key}` | {value} |\n"
     for section in ("server", "local", "tuning"):
         for name, value in config.get(section, {}).items():
@@ -106,14 +119,17 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def _how(folder: Path) -> Iterator[str]:
-    commands = read_json(folder / "environment.json", dict).get("commands") or []
+def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
+    runs = [path for path in (folder, *inside) if (path / "environment.json").exists()]
+    described = [read_json(path / "environment.json", dict) for path in runs]
+    commands = dict.fromkeys(command for facts in described for command in facts.get("commands") or [])
     if commands:
         yield "".join(f"    {command}\n" for command in commands) + "\n"
     yield f"Repeat it: `python -m rayfed.run --config {folder}/config.yaml output=NEW`\n"
     if (folder / "checkpoints").exists():
         yield f"Go on for 10 more rounds: `python -m rayfed.resume {folder} rounds=+10`\n"
-    rows = rows_so_far(folder)
+    rows = [row for path in runs for row in rows_so_far(path)]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)
     what = "round" if len(rows) == 1 else "rounds"
-    yield f"\n{len(rows)} {what} in {seconds:.0f} s, without the time in which the actors were started.\n"
+    of = f" of {len(runs)} runs" if len(runs) > 1 else ""
+    yield f"\n{len(rows)} {what}{of} in {seconds:.0f} s, without the time in which the actors were started.\n"

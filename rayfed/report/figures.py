@@ -9,6 +9,7 @@ from rayfed.report.allocation_figure import allocations
 from rayfed.report.comparison_figure import comparison
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
+from rayfed.report.fold_figures import score_by_fold, score_by_fold_and_round
 from rayfed.report.gap_figures import gap_variance
 from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
 from rayfed.report.landscape import TITLE as LANDSCAPE
@@ -38,9 +39,16 @@ FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
 """All figures by title. Each is drawn if the run has the table that it needs."""
 
 
+OF_FOLDS: Mapping[str, Callable[[RunTables], Drawing | None]] = {
+    "score with each domain held out": score_by_fold,
+    "score of the held-out domain over the rounds": score_by_fold_and_round,
+}
+"""Figures of the folder of protocol=leave_one_out, which has no tables of its own but folds."""
+
+
 def draw_figures(folder: Path) -> dict[str, Path]:
     """Draw all figures for which a run has tables; returns the files by title."""
     stage("drawing the figures")
     run = RunTables(folder)
-    drawn = {title: figure(run) for title, figure in FIGURES.items()}
+    drawn = {title: figure(run) for title, figure in {**FIGURES, **OF_FOLDS}.items()}
     return {title: drawing.save(folder) for title, drawing in drawn.items() if drawing}

@@ -56,13 +56,13 @@ def final_table(folder: Path) -> Table:
     history = read_rows(folder)
     row = last_evaluated(history)
     metric = metric_of(row) or METRICS[0]
-    now = [s for s in _scores(folder, row["round"]) if s["metric"] == metric] if row else []
+    now = [s for s in scores_of(folder, row["round"]) if s["metric"] == metric] if row else []
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     if config["evaluation"].get("table") == "clients":
         table = client_table(title, config["algorithm"], metric, now, test_counts(folder))
-        return replace(table, notes=(*_held_out_note(row), *_fault_notes(history)))
+        return replace(table, notes=(*_held_out_note(row), *fault_notes(history)))
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
@@ -71,14 +71,13 @@ def final_table(folder: Path) -> Table:
         of_kind = [s for s in now if s["exchange"] == kind]
         for domain in dict.fromkeys(s["client"] for s in of_kind):
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
-            cells = (_percent(values[m]) if m in values else "" for m in models)
+            cells = (percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    return Table(
-        title, columns, tuple(rows), (*_notes(row), *_selection_notes(history), *_fault_notes(history))
-    )
+    notes = (*_notes(row), *_selection_notes(history), *fault_notes(history))
+    return Table(title, columns, tuple(rows), notes)
 
 
-def _scores(folder: Path, round: int) -> list[dict[str, Any]]:
+def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
     """Rows of clients.parquet of one round; for a run that is not finished, from its history."""
     import pyarrow.parquet as pq
 
@@ -93,7 +92,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
     for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
         if metric := metric_of(row, prefix):
             statistics = (metric, f"{metric}_domain", "sigma_type", "sigma_client", f"worst_domain_{metric}")
-            clients, domains, by_type, by_client, worst = (_percent(row[prefix + k]) for k in statistics)
+            clients, domains, by_type, by_client, worst = (percent(row[prefix + k]) for k in statistics)
             notes.append(
                 f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
@@ -121,12 +120,12 @@ def _selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
     best, place = max((value, -number) for number, value in values[-BEST_OF:])
     yield (
         f"reported: the last evaluated round; mean over domains of the last {LAST} evaluated rounds "
-        f"{_percent(fmean(last))}, of the last {BEST_OF} {_percent(fmean(last[-BEST_OF:]))}; "
-        f"best of the last {BEST_OF} {_percent(best)} (round {-place})"
+        f"{percent(fmean(last))}, of the last {BEST_OF} {percent(fmean(last[-BEST_OF:]))}; "
+        f"best of the last {BEST_OF} {percent(best)} (round {-place})"
     )
 
 
-def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
+def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     """Notes on missing clients over the run and on virtual time, where there are any."""
     notes = []
     if any("missing" in row for row in history):
@@ -143,7 +142,7 @@ def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
 
 def _held_out_note(row: dict[str, Any]) -> Iterator[str]:
     if metric := metric_of(row, "held_out_"):
-        yield f"mean over held-out domains {_percent(row[f'held_out_{metric}'])}"
+        yield f"mean over held-out domains {percent(row[f'held_out_{metric}'])}"
 
 
 def client_table(
@@ -218,7 +217,12 @@ def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
     return {d: (str(len(c) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A fraction in percent with one digit after the point.
+
+    >>> percent(0.123), percent(None)
+    ('12.3', 'not finite')
+    """
     if value is None:
         return "not finite"
     return f"{100 * value:.1f}"

@@ -8,11 +8,11 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine.setup import prepare
+from rayfed.engine.shared import digest_of
 from rayfed.executors.inline import InlineExecutor
 from tests.conftest import SMALL
 from tune import shared
-from tune.lanes import share_features
-from tune.shared import FeatureFolder, JoinedWeights, digest_of, joined, put_frozen
+from tune.shared import JoinedWeights, joined, put_frozen, sharing_features
 
 
 @pytest.fixture
@@ -72,20 +72,18 @@ def test_another_model_is_built_from_its_own_weights(cache, store):
     assert digest_of(prepare(other, frozen.build).weights) == digest_of(prepare(other).weights)
 
 
-def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, store, tmp_path, monkeypatch):
+def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, store):
     from rayfed.federation.executor import Call
     from rayfed.federation.visit import evaluate
     from rayfed.types import Broadcast
 
-    monkeypatch.setattr(shared, "_features_of", lambda world: tmp_path)
     setup = prepare(load_config(overrides(cache, "tuning=head")))
     (backbone,) = put_frozen([setup.world]).by_key.values()
     client = next(iter(setup.experiment.clients))
 
     def score(on_forward=lambda *_: None):
-        executor = InlineExecutor(setup.world, setup.weights)
+        executor = InlineExecutor(sharing_features(setup.world, backbone), setup.weights)
         executor.worker._model.net.register_forward_hook(on_forward)
-        share_features(executor.worker, setup.world, backbone, "cpu")
         sent = Broadcast(round=0, params=setup.start)
         return executor.map([Call(client, evaluate, "test", sent)])[0].metrics
 
@@ -93,23 +91,8 @@ def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, s
     sent = Broadcast(round=0, params=setup.start)
     expected = plain.map([Call(client, evaluate, "test", sent)])[0].metrics
     assert score() == expected
-    assert list(tmp_path.rglob("*.npy"))
+    assert list((setup.world.shard.parent / "features").rglob("*.npy"))
     assert score(lambda *_: pytest.fail("computed again")) == expected
-
-
-def test_a_set_of_images_has_one_file_whoever_owns_it(tmp_path):
-    splits = {
-        "a": {"train": np.array([1, 2])},
-        "b": {"train": np.array([1, 2])},
-        "c": {"train": np.array([2])},
-    }
-    folder = FeatureFolder(tmp_path, splits)
-    folder["a", "train", (0, 1)] = torch.ones(2, 3)
-    again = FeatureFolder(tmp_path, splits)
-    assert ("b", "train", (0, 1)) in again
-    assert torch.equal(again["b", "train", (0, 1)], torch.ones(2, 3))
-    assert ("c", "train", (0, 1)) not in again
-    assert ("a", "train", (0,)) not in again  # another depth
 
 
 def test_joined_weights_travel_by_reference(store):

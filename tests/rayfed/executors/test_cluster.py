@@ -123,14 +123,13 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
         ray.init(address=cluster.address, logging_level="error")
         cluster.wait_for_nodes()
 
-        import rayfed.engine.launch as launch
-        where = []
-        class Driver(launch.DriverActor):
+        import rayfed.engine.session as session
+        class Driver(session.DriverActor):
             def start(self, *args):
                 yield from super().start(*args)
                 self.nodes = [lane.place["node"] for lane in self._executor.lanes]
                 print("NODES", len(set(self.nodes)), len(self.nodes), flush=True)
-        launch.DriverActor = Driver
+        session.DriverActor = Driver
         import rayfed
         result = rayfed.simulate({[*SMALL, f"data.cache={cache}"]!r} + ["output={tmp_path / "run"}"])
         print("HASH", result.sha256)

@@ -191,6 +191,17 @@ def test_methods_are_compared_with_a_band_over_seeds(tmp_path):
     assert "3 seeds" in figure._suptitle.get_text()
 
 
+def test_a_method_that_does_not_train_is_a_line_over_all_rounds(tmp_path):
+    write_run(tmp_path / "run", compare=("zero_shot",))
+    write_rounds(tmp_path / "run" / "compare" / "zero_shot", 1, np.random.default_rng(0))
+    config = (tmp_path / "run" / "config.yaml").read_text().replace("- zero_shot", "").strip()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("compare:", "compare: zero_shot"))
+    figure = FIGURES["methods that are compared"](RunTables(tmp_path / "run")).figure
+    reference = figure.axes[0].lines[1]
+    assert reference.get_xdata() == [0, 1]  # the whole width, in coordinates of the panel
+    assert to_hex(reference.get_color()) == style.PALETTE[1].lower()
+
+
 def test_costs_are_sums_over_the_rounds(tmp_path):
     write_run(tmp_path / "run")
     traffic, time = FIGURES["score over traffic and time"](RunTables(tmp_path / "run")).figure.axes

@@ -1,0 +1,61 @@
+"""Writes out the short forms of values in a config: paths, and names in place of a section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfed.documents import user_path
+from rayfed.errors import ConfigError, shown
+from rayfed.models.config import with_weights
+
+PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.weights")
+"""Keys that may hold a path; `~` in them stands for a home folder."""
+
+
+def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values that may be written in short, written in full.
+
+    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
+    a list or a name in `data.augment` is a section, and `~` in a path is the home folder.
+
+    Raises:
+        ConfigError: A path begins with `~` and names no home folder, or the system allows no such path.
+    """
+    data = tree.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
+        data = {**data, "partition": {"file": data["partition"]}}
+    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
+        data = {**data, "augment": _augment_section(data["augment"])}
+    if data is not None:
+        tree = {**tree, "data": data}
+    if isinstance(model := tree.get("model"), Mapping):
+        tree = {**tree, "model": with_weights(model)}
+    for key in PATHS:
+        tree = _at_home(tree, key.split("."), key)
+    return tree
+
+
+def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
+    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
+    listed = [names] if isinstance(names, str) else list(names)
+    if listed in ([], ["none"]):
+        return None
+    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
+        raise ConfigError(
+            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
+            f"data.augment=[crop,flip]"
+        )
+    return {name: {} for name in listed}
+
+
+def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
+    """The tree with the home folder written out in one value, where that is a path; the path is checked."""
+    name, *rest = path
+    value = tree.get(name)
+    if rest:
+        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
+    if isinstance(value, str):
+        there = user_path(value, key)
+        return {**tree, name: str(there)} if value.startswith("~") else tree
+    return tree

@@ -1,0 +1,248 @@
+"""Ray and the actors of one command, which its runs use one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rayfed.config.schema import Config
+from rayfed.config.sections import ClusterConfig
+from rayfed.engine.driver import DriverActor
+from rayfed.engine.preflight import plan_actors
+from rayfed.engine.recorded import Keeping
+from rayfed.engine.setup import Setup
+from rayfed.errors import ClusterError, RayFedError, one_line
+from rayfed.executors.lane import namespace
+from rayfed.terminal.stages import counted, stage
+from rayfed.types import Row
+
+if TYPE_CHECKING:
+    from rayfed.executors.cluster import Plan
+    from rayfed.executors.connection import Connection
+    from rayfed.executors.local_ray import Health
+    from rayfed.executors.worker import Weights
+
+STOP_PATIENCE = 15.0  # seconds in which the driver must end the running exchange and save a checkpoint
+
+Notify = Callable[[str], None]
+
+
+class Session:
+    """Ray, the resources reserved on it, and the driver and client actors on these.
+
+    Ray is started or joined by the first run that needs it. A later run takes over the actors of the run
+    before if it needs as many of the same size; otherwise, and after an error, it starts its own.
+    """
+
+    def __init__(self) -> None:
+        self._ray = ExitStack()
+        self._actors = ExitStack()
+        self._link: Connection | None = None
+        self._driver: Any = None
+        self._named: dict[str, dict[str, Any]] = {}
+        self._fits: tuple[object, ...] = ()
+        self._put: tuple[Weights, Any] | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ray.__exit__(kind, error, trace)
+
+    @property
+    def lost(self) -> str:
+        """Message about a process of Ray that ended, after which no run can begin; empty: there is none."""
+        return self._link.health.lost if self._link else ""
+
+    def rows(self, setup: Setup, config: Config, keeping: Keeping, notify: Notify) -> Iterator[Row]:
+        """Run and record an experiment on Ray.
+
+        Args:
+            setup: The experiment, prepared from `config`.
+            config: The config of the run.
+            keeping: Folder and settings for recording.
+            notify: Called with a sentence about each thing that is started.
+
+        Yields:
+            One row per round, then a row with the digest of the final tensors.
+
+        Raises:
+            ConfigError: The cluster does not answer or cannot hold the actors.
+            RayFedError: What the driver raised.
+            ClusterError: The driver or all client actors were lost.
+        """
+        link = self._connected(config.cluster, notify)
+        try:
+            with _as_own_errors(link.health):
+                yield from self._rows(setup, config, keeping, notify, link)
+        except BaseException:
+            self._end_actors()
+            raise
+
+    def _rows(
+        self, setup: Setup, config: Config, keeping: Keeping, notify: Notify, link: Connection
+    ) -> Iterator[Row]:
+        import ray
+
+        from rayfed.executors.metrics import labels_of
+        from rayfed.executors.wire import pack
+
+        name = keeping.path.name
+        labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
+        again = self._place(setup, config, name, notify, link)
+        try:
+            began = time.perf_counter()
+            given = (setup.experiment, setup.world, [self._reference(setup)], self._named)
+            start = self._driver.start.options(num_returns="streaming")
+            _wait_for_actors(
+                start.remote(*given, config.failures, labels), len(self._named), again, link.health
+            )
+            if not again:
+                notify(f"actors ready after {time.perf_counter() - began:.1f} s")
+            rows = self._driver.rounds.options(num_returns="streaming")
+            yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
+        except (KeyboardInterrupt, GeneratorExit):
+            # The driver ends the running exchange and saves the last finished round.
+            with suppress(ray.exceptions.RayError, ClusterError):
+                link.health.wait(self._driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
+            raise
+
+    def _connected(self, cluster: ClusterConfig, notify: Notify) -> Connection:
+        """Start or join Ray, unless an earlier run did."""
+        from rayfed.executors.connection import connection
+
+        if self._link is None:
+            numbers = (cluster.num_cpus, cluster.num_gpus, cluster.dashboard, cluster.connect_timeout)
+            self._link = self._ray.enter_context(connection(cluster.address, *numbers))
+            self._ray.callback(self._end_actors)
+        return self._link
+
+    def _place(self, setup: Setup, config: Config, name: str, notify: Notify, link: Connection) -> bool:
+        """Reserve resources and start a driver on them; returns whether those of an earlier run fit."""
+        from rayfed.executors.cluster import node_resources, reserved
+
+        plan = plan_actors(config.cluster, setup.experiment, node_resources())
+        per_client = config.cluster.actors == "per_client"
+        lanes = tuple(setup.experiment.clients) if per_client else tuple(_numbers(plan.actors))
+        if self._driver is not None and self._fits == (plan, lanes):
+            return True
+        self._end_actors()
+        _announce(plan, link, notify)
+        options = self._actors.enter_context(reserved(plan, config.cluster.connect_timeout, link.health))
+        space = namespace()
+        prefix = f"rayfed:clients:{name}"
+        self._named = {
+            f"{prefix}:{lane}": {**own, "namespace": space} for lane, own in zip(lanes, options, strict=True)
+        }
+        self._driver = _start_driver(name, space)
+        self._actors.callback(_kill, self._driver, link.health)
+        self._fits = (plan, lanes)
+        return False
+
+    def _reference(self, setup: Setup) -> Any:
+        """Object reference of the initial tensors, which are put into the object store once."""
+        import ray
+
+        if self._put is None or self._put[0] is not setup.weights:
+            self._put = (setup.weights, ray.put(dict(setup.weights)))
+        return self._put[1]
+
+    def _end_actors(self) -> None:
+        """End the driver, with it the client actors, and release their resources."""
+        self._driver = None
+        self._put = None
+        self._actors.close()
+
+
+def _wait_for_actors(results: Any, total: int, again: bool, health: Health) -> None:
+    """Wait until all actors are ready, and count them; those that run already are ready at once."""
+    if again:
+        stage("loading the model of this run into the actors", passing=True)
+        for _ in _streamed(results, health):
+            pass
+        return
+    stage(f"starting {'1 actor' if total == 1 else f'{total} actors'}", passing=True)
+    with counted("actors started", total) as advance:
+        for _ in _streamed(results, health):
+            advance()
+
+
+def _streamed(results: Any, health: Health) -> Iterator[Any]:
+    """The values of a streaming call, as they arrive."""
+    import ray
+
+    while True:
+        health.wait(results)
+        reference = next(results, None)
+        if reference is None:
+            return
+        yield ray.get(reference)
+
+
+def _numbers(count: int) -> Iterator[str]:
+    return (f"{i:02d}" for i in range(count))
+
+
+def _announce(plan: Plan, link: Connection, notify: Notify) -> None:
+    share = f" and {plan.gpus:.3g} GPU" if plan.gpus else ""
+    who = "1 client actor" if plan.actors == 1 else f"{plan.actors} client actors"
+    notify(f"{who} with {plan.cpus:.3g} CPU{share}{'' if plan.actors == 1 else ' each'}")
+    if link.url:
+        notify(f"Ray dashboard: http://{link.url}")
+
+
+@contextmanager
+def _as_own_errors(health: Health) -> Iterator[None]:
+    """Errors of Ray in the block become errors of RayFed.
+
+    Raises:
+        RayFedError: What the driver raised.
+        ClusterError: The driver was lost, or Ray failed in it.
+    """
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayTaskError as err:
+        if isinstance(err.cause, RayFedError):
+            raise err.cause from err
+        cause = err.cause if isinstance(err.cause, Exception) else err
+        if isinstance(cause, ray.exceptions.RayError):
+            raise ClusterError(health.reason(f"{type(cause).__name__}: {one_line(cause)}")) from err
+        raise cause from err
+    except ray.exceptions.RayActorError as err:
+        lost = f"the driver actor was lost: {err}".splitlines()[0]
+        raise ClusterError(health.reason(lost)) from err
+
+
+def _kill(driver: Any, health: Health) -> None:
+    """End the driver; it owns the client actors, which end with it."""
+    import ray
+
+    if not health.lost:
+        ray.kill(driver)
+
+
+def _start_driver(name: str, space: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # The driver writes the run folder, so it runs on the node on which the command was started.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return (
+        ray.remote(DriverActor)
+        .options(
+            name=f"rayfed:driver:{name}",
+            namespace=space,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=2,
+            scheduling_strategy=here,
+        )
+        .remote(name)
+    )

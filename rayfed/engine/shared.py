@@ -1,0 +1,108 @@
+"""What the experiments of one command have in common, made once: data sets, partitions and models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rayfed.models.backbone import Backbone
+from rayfed.models.sharing import dump
+from rayfed.models.trunk import has_trained_norms
+from rayfed.tuning.base import export
+from rayfed.types import Params, num_bytes
+
+T = TypeVar("T")
+
+
+class Shared:
+    """Remembers what was made for an earlier experiment, by everything that it depends on."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def once(self, what: str, depends_on: object, make: Callable[[], T]) -> T:
+        """What `make` returns, or what it returned for an equal value of `depends_on`.
+
+        Args:
+            what: Kind of the result.
+            depends_on: Plain values or dataclasses of them, whose `repr` shows every difference.
+            make: Makes it.
+        """
+        key = f"{what}: {depends_on!r}"
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What an experiment needs of its model once that is built.
+
+    Attributes:
+        weights: All initial tensors by module name.
+        start: Initial values of the tensors that are sent and trained, by global name.
+        blocks: Number of blocks of the backbone.
+        stack: Number of blocks that capacities count, those of a text tower included.
+        block_bytes: Bytes of the frozen tensors of each block.
+        whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
+        features: SHA-256 digest of the weights, where the features of frozen parts are kept; else empty.
+    """
+
+    weights: Mapping[str, npt.NDArray[Any]]
+    start: Params
+    blocks: int
+    stack: int
+    block_bytes: tuple[int, ...]
+    whole_batch: str
+    features: str
+
+    @classmethod
+    def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> Built:
+        """What an experiment needs of a model.
+
+        Args:
+            model: The tuned model.
+            buffers: Statistics of BatchNorm are sent.
+            keeps_features: Features of the frozen parts may be kept.
+            half: Frozen tensors are stored in bfloat16.
+        """
+        weights = dump(model, half=half)
+        keeps_features = keeps_features and (model.has_frozen_features or model.gc_net is not None)
+        return cls(
+            weights=weights,
+            start=export(model, buffers=buffers),
+            blocks=model.num_blocks,
+            stack=len(model.stack),
+            block_bytes=_block_bytes(model),
+            whole_batch=_of_whole_batches(model),
+            features=digest_of(weights) if keeps_features else "",
+        )
+
+
+def _of_whole_batches(model: Backbone) -> str:
+    if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
+        return "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
+    return ""
+
+
+def digest_of(weights: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 hex digest of names, data types, shapes and bytes."""
+    out = hashlib.sha256()
+    for name in sorted(weights):
+        out.update(f"{name}|{weights[name].dtype}|{weights[name].shape}|".encode())
+        out.update(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)
+    return out.hexdigest()
+
+
+def _block_bytes(model: Backbone) -> tuple[int, ...]:
+    sizes = [0] * model.num_blocks
+    for slot in model.tensors().values():
+        if slot.block is not None and not slot.is_trained:
+            sizes[slot.block] += num_bytes(slot.tensor)
+    return tuple(sizes)

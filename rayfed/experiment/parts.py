@@ -1,0 +1,170 @@
+"""Runs the experiments of one command one after the other: compared methods, folds, or a single one."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfed.errors import ConfigError, PartsFailedError, one_line
+from rayfed.experiment.alone import run_alone
+from rayfed.experiment.begin import tell_clients
+from rayfed.experiment.plan import Plan
+from rayfed.experiment.show import Show
+from rayfed.experiment.summary import report, report_folds
+from rayfed.record import claim as folders
+from rayfed.record.files import write_text
+
+if TYPE_CHECKING:
+    from rayfed.data.partition.partition import ClientSplit
+    from rayfed.engine.session import Session
+    from rayfed.record.claim import Claim
+
+
+def run(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
+    """Run a plan in a folder that this process may write to.
+
+    If one of several methods or folds fails, the others are run and reported nevertheless.
+
+    Args:
+        plan: The experiment, prepared.
+        claim: The right to write into its folder.
+        show: What is shown.
+        resume: Continue the run in the folder; what is finished is not repeated.
+        session: Ray and the actors of the command.
+
+    Returns:
+        The SHA-256 digest of the final tensors; of leave_one_out, of those of all folds.
+
+    Raises:
+        RayFedError: The run failed.
+        PartsFailedError: Some of the methods or folds failed; the message says which and why.
+    """
+    began = time.perf_counter()
+    if plan.setup is None:
+        digest = _folds(plan, claim, show, resume, session)
+    elif plan.parts:
+        digest = _comparison(plan, claim, show, resume, session)
+    else:
+        digest = run_alone(plan.config, plan.setup, claim, show, resume, session)
+        report(plan.path, show.tell_whole, (), plan.config.figures)
+    seconds = time.perf_counter() - began
+    show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors sha256 {digest[:16]}")
+    return digest
+
+
+def _comparison(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
+    """Run the main method in the folder of the run, and the others in folders inside it."""
+    assert plan.setup is not None  # a comparison has a main method
+    setup = plan.setup
+    path = plan.path
+    show.tell_whole(f"comparing {plan.in_words}")
+    tell_clients(setup, show.about_clients(setup.partition.digest))
+    inside = show.part_of(path)
+    runs: dict[str, Callable[[], str]] = {
+        plan.config.algorithm: lambda: run_alone(plan.config, setup, claim, inside, resume, session)
+    }
+    for name, part in plan.parts.items():
+        runs[name] = lambda part=part: _part(part, path, inside, resume, session)  # type: ignore[misc]
+    done, failed = _each("method", runs, show, session)
+    report(path, show.tell_whole, tuple(plan.parts), plan.config.figures)
+    _raise_failures("method", failed, len(runs), show.whole or path)
+    return done[plan.config.algorithm]
+
+
+def _folds(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
+    """Run protocol=leave_one_out: one run for each held-out domain. The digest combines those of all runs."""
+    import yaml
+
+    from rayfed.config.schema import to_dict
+
+    path = plan.path
+    if resume:
+        claim.take_over()
+    write_text(path / "config.yaml", yaml.safe_dump(to_dict(plan.config), sort_keys=False))
+    show.tell_whole(f"holding out {', '.join(plan.parts)} in turn: {plan.in_words}")
+    _describe_all(plan, show)
+    inside = show.part_of(path)
+    runs: dict[str, Callable[[], str]] = {
+        name: lambda fold=fold: _part(fold, path, inside, resume, session)  # type: ignore[misc]
+        for name, fold in plan.parts.items()
+    }
+    done, failed = _each("held-out domain", runs, show, session)
+    finished = {name: fold.path for name, fold in plan.parts.items() if name in done}
+    if finished:
+        report_folds(plan.config, path, finished, show.tell)
+    _raise_failures("fold", failed, len(runs), path)
+    return hashlib.sha256("".join(done.values()).encode()).hexdigest()
+
+
+def _part(plan: Plan, whole: Path, show: Show, resume: bool, session: Session) -> str:
+    """Run an experiment that is part of the run in the folder `whole`, or continue it."""
+    if resume and (plan.path / "config.yaml").exists():
+        with folders.claim_again(plan.path) as own:
+            return run(plan, own, show, True, session)
+    seen = folders.look(plan.path, True)
+    with folders.claim(plan.path, seen, True, whole) as own:
+        return run(plan, own, show, False, session)
+
+
+def _each(
+    what: str, runs: Mapping[str, Callable[[], str]], show: Show, session: Session
+) -> tuple[dict[str, str], dict[str, Exception]]:
+    """Run one after the other, those after a failed one, too; returns digests and errors by name."""
+    done: dict[str, str] = {}
+    failed: dict[str, Exception] = {}
+    for number, (name, start) in enumerate(runs.items(), start=1):
+        show.tell(f"\n{what} {number} of {len(runs)}: {name}")
+        try:
+            done[name] = start()
+        except ConfigError:
+            raise
+        except Exception as err:  # a method may raise anything
+            if session.lost:
+                raise
+            failed[name] = err
+            show.tell(f"{what} {name} failed: {one_line(err)}")
+    return done, failed
+
+
+def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whole: Path) -> None:
+    """Raise an error that names every run that failed.
+
+    Raises:
+        PartsFailedError: There is one.
+    """
+    if not failed:
+        return
+    reasons = "; ".join(f"{name}: {one_line(err) or type(err).__name__}" for name, err in failed.items())
+    error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
+    error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
+    raise error from next(iter(failed.values()))
+
+
+def _describe_all(plan: Plan, show: Show) -> None:
+    """Show one table of the clients of all folds, where a client has the same examples in each of them."""
+    from rayfed.data.partition.groups import partition_of
+    from rayfed.data.partition.manifest import describe
+
+    setups = [fold.setup for fold in plan.parts.values() if fold.setup is not None]
+    data = replace(plan.config.data, held_out=None)
+    try:
+        whole = partition_of(setups[0].dataset, data, plan.config.seed)
+    except ConfigError:
+        return
+    known = {_examples(client) for client in whole.clients}
+    if not all(_examples(client) in known for setup in setups for client in setup.partition.clients):
+        return
+    show.tell(describe(whole, setups[0].dataset))
+    names = {client.id for client in whole.clients}
+    if any(client.id not in names for setup in setups for client in setup.partition.clients):
+        show.tell("in each fold, the clients of the other domains are numbered anew")
+    show.described.update(setup.partition.digest for setup in setups)
+
+
+def _examples(client: ClientSplit) -> tuple[object, ...]:
+    """Domain and examples of a client, to find it under another id."""
+    return client.domain, *(tuple(getattr(client, split)) for split in ("train", "val", "test"))

@@ -1,0 +1,84 @@
+"""Prepares all runs of a command and checks them, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rayfed.config.schema import Config
+from rayfed.config.variants import comparisons, folds
+from rayfed.engine.preflight import check_cluster, check_resources
+from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.shared import Shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checked experiment.
+
+    Attributes:
+        config: Its config.
+        path: Its folder.
+        setup: The prepared experiment; None for protocol=leave_one_out, which consists of its folds only.
+        parts: The folds by held-out domain, or the algorithms that it is compared with, by name.
+    """
+
+    config: Config
+    path: Path
+    setup: Setup | None = None
+    parts: Mapping[str, Plan] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that are run on the same data, the main one first."""
+        if self.setup is None:
+            return next(iter(self.parts.values())).methods
+        return self.config.algorithm, *self.parts
+
+    @property
+    def in_words(self) -> str:
+        """The methods with their rounds.
+
+        For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round)`.
+        """
+        if self.setup is None:
+            return next(iter(self.parts.values())).in_words
+        rounds = [self.config.rounds, *(part.config.rounds for part in self.parts.values())]
+        if len(set(rounds)) == 1:
+            each = " each" if len(rounds) > 1 else ""
+            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each})"
+        pairs = zip(self.methods, rounds, strict=True)
+        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs)
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def make_plan(config: Config, path: Path, shared: Shared | None = None, replaces: bool = False) -> Plan:
+    """Prepare an experiment and all others that it runs; nothing is written to `path`.
+
+    Args:
+        config: The experiment.
+        path: Its folder.
+        shared: What was made for other experiments of the command.
+        replaces: A run in the folder will be removed, so that the cluster must accept this one before.
+
+    Raises:
+        ConfigError: One of the experiments cannot be run.
+    """
+    if config.protocol == "leave_one_out":
+        shared = shared or Shared()
+        runs = folds(config, tuple(config.data.domains or prepare(config).dataset.domains), path)
+        parts = {name: make_plan(run, Path(str(run.output)), shared, replaces) for name, run in runs.items()}
+        return Plan(config=config, path=path, parts=parts)
+    others = comparisons(config, path)
+    if others:
+        shared = shared or Shared()
+    parts = {name: make_plan(other, Path(str(other.output)), shared) for name, other in others.items()}
+    setup = prepare(config, shared=shared)
+    check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
+    if replaces:
+        check_cluster(config.cluster, setup)
+    return Plan(config=config, path=path, setup=setup, parts=parts)

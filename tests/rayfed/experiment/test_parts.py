@@ -1,0 +1,211 @@
+"""Several runs of one command: compared methods and folds, in one session, with one table and one figure."""
+
+import pytest
+import yaml
+
+import rayfed
+from rayfed.errors import PartsFailedError
+from rayfed.executors.features import FeatureFolder
+from rayfed.federation.params import digest
+from rayfed.record.readers import read_tensors
+from rayfed.resume import main as resume
+from rayfed.run import main
+from rayfed.terminal.guard import STOP
+from tests.conftest import SMALL
+
+BROKEN = "tests.rayfed.experiment.methods:BROKEN"
+FEW = [text for text in SMALL if not text.startswith(("algorithm", "tuning"))]
+HOW = "## How it was run"
+DOMAINS = "data.domains=[plain,street]"
+
+
+def sha(folder):
+    return digest(read_tensors(folder / "model" / "params.safetensors"))
+
+
+@pytest.fixture
+def command(tmp_path, cache):
+    def run(*overrides):
+        own = [*FEW, DOMAINS, f"data.cache={cache}", "cluster=inline", f"output={tmp_path / 'run'}"]
+        given = {text.partition("=")[0]: text for text in (*own, *overrides)}  # nothing may be given twice
+        return main(list(given.values()))
+
+    return run
+
+
+def test_exactly_what_is_listed_runs_and_is_shown_once(command, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command("compare=[fedavg,afl]", "figures=true") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("loading the data") for line in lines) == 1
+    headings = [number for number, line in enumerate(lines) if line.startswith("client ")]
+    assert len(headings) == 1
+    assert lines.index("comparing fedavg, afl (2 rounds each)") < headings[0]
+    assert [line for line in lines if line.startswith("method ")][:2] == [
+        "method 1 of 2: fedavg",
+        "method 2 of 2: afl",
+    ]
+    table = [line.split()[0] for line in lines if "  " in line and line.split()[0] in ("fedavg", "afl")]
+    assert table == ["fedavg", "afl"]
+    assert not [line for line in lines if line.startswith("domain")]
+    assert yaml.safe_load((run / "config.yaml").read_text())["algorithm"] == "fedavg"
+    assert [path.name for path in (run / "compare").iterdir()] == ["afl"]
+    assert (run / "figures" / "comparison.png").exists()
+    report = (run / "report.md").read_text()
+    assert report.startswith("# fedavg, afl on digits-five-mini")
+    assert "figures/comparison.png" in report
+    assert "- `sigma_client`: population standard deviation" in report
+    assert "\n4 rounds of 2 runs in " in report
+
+
+def test_an_algorithm_that_is_given_runs_first(command, tmp_path, capsys):
+    assert command("algorithm=fedprox", "compare=[fedavg,fedprox]", "rounds=1") == 0
+    assert "\ncomparing fedprox, fedavg (1 round each)\n" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "run" / "compare").iterdir()] == ["fedavg"]
+
+
+@pytest.mark.parametrize("tuning", ["head", "lora"])
+def test_every_result_is_that_of_the_run_alone(tuning, small, tmp_path):
+    """With features from a disk that an earlier method filled, too."""
+    fresh = [f"data.cache={tmp_path / 'cache'}", f"tuning={tuning}", "tuning.rank=2"]
+    fresh = fresh if tuning == "lora" else fresh[:2]
+    names = ("fedavg", "afl", "fedprox")
+    plain = [text for text in SMALL if not text.startswith("tuning")]
+    place = f"output={tmp_path / 'together'}"
+    together = rayfed.simulate([*plain, *fresh, "compare=[fedavg,afl,fedprox]", "cluster=inline", place])
+    for name in names:
+        path = tmp_path / f"alone-{name}"
+        chosen = [f"algorithm={name}", "cluster=inline", f"output={path}"]
+        alone = rayfed.simulate([*plain, *fresh, *chosen])
+        folder = together.path if name == "fedavg" else together.path / "compare" / name
+        assert sha(folder) == alone.sha256
+
+
+def test_methods_encode_every_image_once(command, tmp_path, monkeypatch):
+    written = []
+    put = FeatureFolder.__setitem__
+    monkeypatch.setattr(
+        FeatureFolder, "__setitem__", lambda self, key, value: (written.append(key), put(self, key, value))
+    )
+    fresh = f"data.cache={tmp_path / 'cache'}"
+    assert command("compare=[fedavg,afl,fedprox]", "tuning=head", "rounds=1", fresh) == 0
+    files = list((tmp_path / "cache").rglob("*.npy"))
+    assert len(written) == len(set(written)) > 0
+    assert len(files) <= len(written)
+
+
+def test_a_method_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command(f"compare=[fedavg,{BROKEN},afl]") == 1
+    shown = capsys.readouterr()
+    (error,) = shown.err.strip().splitlines()
+    assert "1 of 3 methods failed" in error
+    assert BROKEN in error
+    assert "no weight is left" in error
+    assert f"rayfed.resume {run}" in error
+    for folder in (run, run / "compare" / "afl"):
+        assert (folder / "model" / "params.safetensors").exists()
+    report = (run / "report.md").read_text()
+    assert f"{BROKEN}: 0 of 2 rounds are finished" in report
+    assert "| afl |" in report
+
+
+def test_the_main_method_may_be_the_one_that_fails(command, tmp_path, capsys):
+    assert command(f"algorithm={BROKEN}", "compare=[fedavg]") == 1
+    assert "1 of 2 methods failed" in capsys.readouterr().err
+    assert (tmp_path / "run" / "compare" / "fedavg" / "model" / "params.safetensors").exists()
+    assert "| fedavg |" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
+    command, tmp_path, capsys, monkeypatch
+):
+    run = tmp_path / "run"
+    assert command("compare=[fedavg,afl,fedprox]") == 0
+    wanted = {path: sha(path) for path in (run, run / "compare" / "afl", run / "compare" / "fedprox")}
+    report = (run / "report.md").read_text()
+    seen = []
+
+    def stop_in_the_second_method(row, rounds):
+        seen.append(row["round"])
+        if len(seen) == 3:
+            STOP.set()
+        return ""
+
+    monkeypatch.setattr("rayfed.terminal.console.line", stop_in_the_second_method)
+    assert command("compare=[fedavg,afl,fedprox]", "overwrite=true") == 130
+    assert f"continue with: python -m rayfed.resume {run}\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert not (run / "compare" / "fedprox").exists()
+    first = (run / "history" / "000001.json.gz").stat().st_mtime_ns
+    assert resume([str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("round")] == ["2/2", "1/2", "2/2"]
+    assert {path: sha(path) for path in wanted} == wanted
+    assert (run / "report.md").read_text().split(HOW)[0] == report.split(HOW)[0]
+    assert (run / "history" / "000001.json.gz").stat().st_mtime_ns == first
+
+
+def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, capsys):
+    run = tmp_path / "run"
+    folds = ("protocol=leave_one_out", "data.val=4")
+    assert command("compare=[fedavg,afl]", "rounds=1", "figures=true", *folds) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("holding out plain, street in turn: fedavg, afl (1 round each)") == 1
+    assert sum(line.startswith("client ") for line in lines) == 1
+    assert sum(line.startswith("held out") and "algorithm" in line for line in lines) == 1
+    assert sum(line.startswith("comparing") for line in lines) == 0
+    assert {path.name for path in (run / "figures").iterdir()} == {"folds.png", "folds_by_round.png"}
+    report = (run / "report.md").read_text()
+    assert "figures/folds.png" in report
+    assert "- `plain`: the run with plain held out\n" in report
+    assert "2 rounds of 2 runs in " in report
+    assert "    python -m rayfed.run " in report
+
+
+def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys, monkeypatch):
+    from rayfed.experiment import parts
+
+    alone = parts.run_alone
+
+    def fail_once(config, *rest):
+        if config.data.held_out == "plain":
+            raise ArithmeticError("as it happens")
+        return alone(config, *rest)
+
+    monkeypatch.setattr(parts, "run_alone", fail_once)
+    folds = ("protocol=leave_one_out", "data.val=4", "algorithm=fedavg", "rounds=1")
+    assert command(*folds) == 1
+    assert "1 of 2 folds failed: plain: as it happens" in capsys.readouterr().err
+    assert "| street | fedavg |" in (tmp_path / "run" / "report.md").read_text()
+    monkeypatch.undo()
+    assert resume([str(tmp_path / "run"), "--quiet"]) == 0
+    assert "| plain | fedavg |" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.ray
+def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ray_cluster, capsys):
+    """After a method that failed, new actors are started."""
+    names = ("fedavg", "afl", BROKEN, "fedprox")
+    listed = f"compare=[{','.join(names)}]"
+    wanted = {}
+    assert command(listed, "tuning=head", "rounds=1") == 1
+    for name in ("afl", "fedprox"):
+        wanted[name] = sha(tmp_path / "run" / "compare" / name)
+    capsys.readouterr()
+    there = tmp_path / "there"
+    on_ray = ("cluster=local", "cluster.actors=2", "cluster.cpus_per_actor=0.1", f"output={there}")
+    assert command(listed, "tuning=head", "rounds=1", *on_ray) == 1
+    shown = capsys.readouterr()
+    assert "1 of 4 methods failed" in shown.err
+    assert shown.out.count("2 client actors with") == 2
+    assert sha(there) == sha(tmp_path / "run")
+    assert {name: sha(there / "compare" / name) for name in wanted} == wanted
+
+
+def test_the_error_names_every_part():
+    from rayfed.experiment.parts import _raise_failures
+
+    failed = {"a": ValueError("one"), "b": KeyError()}
+    with pytest.raises(PartsFailedError, match="2 of 3 methods failed: a: one; b: KeyError"):
+        _raise_failures("method", failed, 3, "run")
