@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rayfed.data.client_data import ClientData
+from rayfed.data.examples import Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.models.named_tensors import NamedTensor
@@ -91,7 +92,8 @@ class Here:
             load(self.model, {"w": torch.tensor(START), **call.sent.params})
             self.model.zero_grad(set_to_none=True)
             splits = {"train": np.array(TRAIN[call.client]), "val": np.array(VAL[call.client])}
-            data = ClientData(np.arange(len(X)), Y, splits, lambda rows, device: torch.from_numpy(X[rows]))
+            examples = Mapped(X, Y, {call.client: splits})
+            data = ClientData(call.client, examples, splits, lambda inputs: inputs)
             store = self.kept.setdefault(call.client, {})
             client = Client(call.client, self.model, data, self.config, rng, store)
             update = call.task(client, call.sent)
