@@ -44,6 +44,7 @@ class Experiment:
         capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
         block_bytes: Size of the frozen weights of each block in bytes.
         faults: Faults to inject; None: no faults.
+        group: Number of clients that share their passes in training.
     """
 
     server: Server
@@ -60,6 +61,7 @@ class Experiment:
     capacity: Mapping[str, int] | None = None
     block_bytes: tuple[int, ...] = ()
     faults: Faults | None = None
+    group: int = 1
 
 
 def run_rounds(
@@ -170,6 +172,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohor
         executor=executor,
         block_bytes=experiment.block_bytes,
         faults=experiment.faults,
+        group=experiment.group,
     )
 
 

@@ -20,6 +20,7 @@ from rayfed.evaluation.test_sets import all_splits, evaluation_sets
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import ClientInfo
+from rayfed.federation.group_size import GroupSize, group_size
 from rayfed.federation.method import check_task
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
@@ -44,6 +45,7 @@ class Setup:
         start: Initial values of the tensors that are sent and trained, by global name.
         partition: Examples of each client.
         dataset: The prepared examples.
+        group: How many clients share their passes, and why not more.
     """
 
     experiment: Experiment
@@ -52,6 +54,7 @@ class Setup:
     start: Params
     partition: Partition
     dataset: Dataset
+    group: GroupSize
 
 
 def prepare(config: Config, build: Callable[[World], Backbone] = World.build) -> Setup:
@@ -81,14 +84,16 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         _check_input(config.model, model)
     _check_cache(config.train, model)
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
+    group = group_size(config.train, parts.local, model, experiment.clients_per_round)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
-        experiment=experiment,
+        experiment=replace(experiment, group=group.clients),
         world=world,
         weights=dump(model),
         start=start,
         partition=partition,
         dataset=dataset,
+        group=group,
     )
 
 

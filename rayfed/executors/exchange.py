@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -24,7 +23,7 @@ from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
 from rayfed.executors.stacks import silence
 from rayfed.executors.startup import StartProgress
 from rayfed.executors.wire import decode_update, encode, pack
-from rayfed.federation.executor import Call, Event, Visit
+from rayfed.federation.executor import Call, Event, Visit, units
 from rayfed.types import Update, num_bytes
 
 log = logging.getLogger(__name__)
@@ -53,12 +52,12 @@ class Exchange:
         self._answers: dict[int, Update | None] = {}
         self._tries = [0] * len(calls)
         self._running: dict[Any, Job] = {}
-        self._free: deque[int] = deque()
+        self._free: deque[list[int]] = deque()
         self._heard = time.monotonic()
         self._silent = False
         self._progress = StartProgress()
-        for i in sorted(range(len(calls)), key=lambda i: -calls[i].cost):
-            self._enqueue(i)
+        for unit in units(calls):
+            self._enqueue(unit)
 
     def run(self) -> list[Update | None]:
         try:
@@ -96,9 +95,10 @@ class Exchange:
                 seen = up
                 yield up
 
-    def _enqueue(self, i: int) -> None:
-        lane = self._pool.home.get(self._calls[i].client)
-        (lane.own if lane else self._free).append(i)
+    def _enqueue(self, unit: list[int]) -> None:
+        """Queue calls that are run together; where clients have actors, the first one's actor runs them."""
+        lane = self._pool.home.get(self._calls[unit[0]].client)
+        (lane.own if lane else self._free).append(unit)
 
     def _hand_out(self) -> None:
         """Submit a chunk to every lane that has fewer than IN_FLIGHT."""
@@ -107,15 +107,17 @@ class Exchange:
                 if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
                     self._submit(lane, chunk)
 
-    def _chunk(self, lane: Lane) -> list[int]:
+    def _chunk(self, lane: Lane) -> list[list[int]]:
         queue = lane.own or self._free
+        if not queue:
+            return []
         shared_by = 1 if queue is lane.own else len(self._pool.lanes)
         # With a time limit, each client is a chunk of its own, so that its time can be measured.
-        largest = 1 if self._policy.client_timeout else LARGEST_CHUNK
+        largest = 1 if self._policy.client_timeout else max(1, LARGEST_CHUNK // len(queue[0]))
         size = min(largest, max(1, len(queue) // (2 * shared_by)))
         return [queue.popleft() for _ in range(min(size, len(queue)))]
 
-    def _submit(self, lane: Lane, chunk: list[int]) -> None:
+    def _submit(self, lane: Lane, chunk: list[list[int]]) -> None:
         args: list[Any] = []
         slots: dict[Any, Slot] = {}
 
@@ -125,28 +127,29 @@ class Exchange:
                 args.append(ref)
             return slots[ref]
 
-        wire = []
-        for i in chunk:
-            call = self._calls[i]
-            sent = call.sent
-            shared = {
-                k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
-                for k, v in sent.shared.items()
-            }
-            params = slot(self._reference(sent.params, pack))
-            store = self._pool.reference(call.client)
-            home = slot(store) if store is not None else None
-            wire.append(
-                WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
-            )
-            self._tries[i] += 1
+        wire = [[self._wire_call(i, slot) for i in unit] for unit in chunk]
+        count = sum(map(len, chunk))
         # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
-        run = lane.actor.run.options(num_returns=1 + len(chunk), name=wire[0].tag)
+        run = lane.actor.run.options(num_returns=1 + count, name=wire[0][0].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:
             lane.since = time.monotonic()
         lane.busy += 1
+
+    def _wire_call(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
+        """The message for a call, whose large parts become arguments of the remote call."""
+        call = self._calls[i]
+        sent = call.sent
+        shared = {
+            k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
+            for k, v in sent.shared.items()
+        }
+        params = slot(self._reference(sent.params, pack))
+        store = self._pool.reference(call.client)
+        home = slot(store) if store is not None else None
+        self._tries[i] += 1
+        return WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
 
     def _reference(self, value: Any, encoder: Any) -> Any:
         """Reference of a value in the object store, where it is put only once per exchange."""
@@ -211,15 +214,37 @@ class Exchange:
                 self._pool.keep(call.client, store if keeps else None)
                 self._pool.on_visit(Visit(call.client, call.tag, seconds, waited))
 
-    def _fail(self, i: int, err: ClientError, kind: str, lost: bool = False) -> None:
+    def _fail(self, i: int, err: ClientError, kind: str) -> None:
+        if self._is_repeated(i, err, kind):
+            self._enqueue([i])
+
+    def _fail_unit(self, unit: list[int], kind: str, cause: str, trace: str) -> None:
+        """Repeat calls whose actor was lost: together once more, then one by one."""
+        again = []
+        for i in unit:
+            call = self._calls[i]
+            err = ClientError(call.client, call.sent.round, call.tag, cause.format(self._tries[i]), trace)
+            if self._is_repeated(i, err, kind, lost=True):
+                again.append(i)
+        if any(self._tries[i] > 1 for i in again) or len(again) < len(unit):
+            for i in again:
+                self._enqueue([i])
+        elif again:
+            self._enqueue(again)
+
+    def _is_repeated(self, i: int, err: ClientError, kind: str, lost: bool = False) -> bool:
+        """Apply the policy to a failed call: report it, and return whether it is run again.
+
+        Raises:
+            ClientError: The policy is to end the run.
+        """
         action = action_for(self._policy, self._tries[i], lost)
         self._pool.on_event(event_of(err, kind, action, self._tries[i]))
         if action == "raise":
             raise err
-        if action == "retry":
-            self._enqueue(i)
-        else:
+        if action != "retry":
             self._answers[i] = None
+        return action == "retry"
 
     def _lose(self, job: Job, err: Exception) -> None:
         """Replace the lost actor of a chunk, and repeat its chunks as the policy says."""
@@ -227,28 +252,23 @@ class Exchange:
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
         kind = "out_of_memory" if isinstance(err, OutOfMemoryError) else "actor_lost"
-        for i in itertools.chain.from_iterable(j.indices for j in jobs):
-            call = self._calls[i]
-            cause = f"its actor was lost {self._tries[i]} times; {type(err).__name__}: {err}".splitlines()[0]
-            self._fail(
-                i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), kind, lost=True
-            )
+        what = f"{type(err).__name__}: {err}".splitlines()[0].replace("{", "{{").replace("}", "}}")
+        for unit in (unit for j in jobs for unit in j.units):
+            self._fail_unit(unit, kind, f"its actor was lost {{}} times; {what}", str(err))
 
     def _recover(self, job: Job, err: ObjectLostError) -> None:
         """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
         job.lane.busy -= 1
         for i in job.indices:
-            call = self._calls[i]
-            store = self._pool.reference(call.client)
+            client = self._calls[i].client
+            store = self._pool.reference(client)
             try:
                 if store is not None:
                     ray.get(store)
             except ObjectLostError as lost:
-                raise LostStoreError(call.client) from lost
-            cause = f"its answer was lost: {type(err).__name__}"
-            self._fail(
-                i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), "actor_lost", True
-            )
+                raise LostStoreError(client) from lost
+        for unit in job.units:
+            self._fail_unit(unit, "actor_lost", f"its answer was lost: {type(err).__name__}", str(err))
 
     def _check_timeouts(self, now: float) -> None:
         limit = self._policy.client_timeout
@@ -276,9 +296,10 @@ class Exchange:
         late, *waiting = (self._running.pop(ref) for ref in refs)
         ray.kill(lane.actor)
         self._pool.replace(lane)
-        for i in itertools.chain.from_iterable(job.indices for job in waiting):
-            self._tries[i] -= 1
-            self._enqueue(i)
+        for unit in (unit for job in waiting for unit in job.units):
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
         for i in late.indices:
             call = self._calls[i]
             cause = f"no answer within client_timeout={limit:g} s"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rayfed.data.shards import open_dataset
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.executor import Call
+from rayfed.federation.group import Group
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
@@ -24,7 +27,9 @@ from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
-from rayfed.types import RESIDUAL, Params, Update
+from rayfed.types import RESIDUAL, Broadcast, Params, Update
+
+log = logging.getLogger(__name__)
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -138,11 +143,9 @@ class Worker:
         sent = call.sent
         with seeded(derive(world.seed, call.tag, sent.round, call.client)) as rng:
             try:
-                client = self._client(call, dict(store), rng)
-                update = call.task(client, sent)
-                update = replace(update, metrics={**update.metrics, **client.metrics()})
-                self._check_shapes(update)
-                check_finite(update)
+                self._load(sent, store)
+                client = self._client(call, self._model, dict(store), rng)
+                update = self._answer(call, client)
             except RayFedError:
                 raise
             except Exception as err:
@@ -152,19 +155,67 @@ class Worker:
             self._keep_buffers(client)
             return update, client.store
 
-    def _client(self, call: Call, store: dict[str, Any], rng: torch.Generator) -> Client:
-        model = self._model
-        world = self._world
-        sent = call.sent
-        model.active = self._all_blocks if sent.blocks is None else sent.blocks
+    def call_group(
+        self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Update, dict[str, Any]]] | None:
+        """Run calls of several clients, which share their passes (`rayfed.federation.group`).
+
+        Args:
+            calls: The calls, all of one exchange.
+            stores: The private store of each client before its call.
+
+        Returns:
+            As `call` for each of them; None if anything failed, because then each call has to be run alone,
+            which tells whose fault it is.
+        """
+        seed = self._world.seed
+        seeds = [derive(seed, call.tag, call.sent.round, call.client) for call in calls]
+        try:
+            values = [self._values(call.sent, store) for call, store in zip(calls, stores, strict=True)]
+            active = [self._all_blocks if c.sent.blocks is None else c.sent.blocks for c in calls]
+            group = Group(self._model, values, active, seeds)
+            parts = zip(calls, group.models, stores, group.streams, strict=True)
+            clients = [self._client(c, model, dict(store), own.own) for c, model, store, own in parts]
+            pairs = zip(calls, clients, strict=True)
+            updates = group.run([partial(self._answer, call, client) for call, client in pairs])
+        except Exception as err:
+            log.info(
+                "%s clients from %s on are run one by one: %s",
+                len(calls),
+                calls[0].client,
+                err.__cause__ or err,
+            )
+            return None
+        return [(update, client.store) for update, client in zip(updates, clients, strict=True)]
+
+    def _answer(self, call: Call, client: Client) -> Update:
+        """Run the task of a call, and check its answer."""
+        update = call.task(client, call.sent)
+        update = replace(update, metrics={**update.metrics, **client.metrics()})
+        self._check_shapes(update)
+        check_finite(update)
+        return update
+
+    def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
+        """Values of all tensors that calls may change, at the start of a call."""
         values = {**store.get(BUFFERS, {}), **{n: v for n, v in sent.params.items() if sent.holds(n)}}
-        load(model, {n: v for n, v in self._start.items() if n not in values} | values)
+        return {n: v for n, v in self._start.items() if n not in values} | values
+
+    def _load(self, sent: Broadcast, store: Mapping[str, Any]) -> None:
+        """Reset the model to the values with which a call starts."""
+        model = self._model
+        model.active = self._all_blocks if sent.blocks is None else sent.blocks
+        load(model, self._values(sent, store))
         model.untuned = False
         model.zero_grad(set_to_none=True)
         train_mode(model)
-        splits = world.splits[call.client]
-        data = ClientData(self._images, self._targets, splits, self._normalize, self._device)
-        personal = "test" if world.scores_personal(sent.round) else ""
+
+    def _client(self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator) -> Client:
+        world = self._world
+        data = ClientData(
+            self._images, self._targets, world.splits[call.client], self._normalize, self._device
+        )
+        personal = "test" if world.scores_personal(call.sent.round) else ""
         return Client(
             call.client,
             model,

@@ -41,6 +41,9 @@ class TrainConfig:
         cache_features: Whether the features of a frozen network are computed once per process and image
             instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
             where it is not; off: never.
+        group: Number of clients whose rows share each forward and backward pass of their training
+            (`rayfed.federation.group`). `auto`: up to 16 where batches are so small that this pays, else 1.
+            Rounding depends on it, and on nothing else about how clients are placed.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -57,6 +60,7 @@ class TrainConfig:
     max_steps: Count | None = None
     batch_norm: Literal["average", "local"] = "average"
     cache_features: Literal["auto"] | bool = "auto"
+    group: Literal["auto"] | Count = "auto"
 
     def steps(self, num_examples: int) -> int:
         """Number of optimisation steps of one call on a split of `num_examples` examples."""
@@ -215,10 +219,7 @@ class Client:
             x: Inputs, shape (B, ...).
             headless: Return the features before the head, shape (B, width), instead of the output.
         """
-        values = {self.model.module_name(name): value.to(x.device) for name, value in params.items()}
-        # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
-        # and would leave the replaced values in the second one.
-        return torch.func.functional_call(self.model, values, (x,), {"headless": headless}, tie_weights=False)
+        return self.model.output_with(params, x, headless)
 
     def update(self, **parts: Any) -> Update:
         """The answer to the server, with the trained values of this client.

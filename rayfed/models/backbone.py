@@ -157,6 +157,19 @@ class Backbone(nn.Module):
             return features if headless else self.classify(features)
         return self.exits.logits(self.net, self.head, x)
 
+    def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
+        """What `forward` returns with other parameter values; the model keeps its own.
+
+        Args:
+            params: Values by global name; a name that is absent keeps its present value.
+            x: A batch of inputs.
+            headless: As of `forward`.
+        """
+        values = {self.module_name(name): value.to(x.device) for name, value in params.items()}
+        # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
+        # and would leave the replaced values in the second one.
+        return torch.func.functional_call(self, values, (x,), {"headless": headless}, tie_weights=False)
+
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
         if self.untuned or not self.text_is_live:

@@ -1,0 +1,71 @@
+"""How many clients share their passes, which config, method and model decide and placement does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayfed.federation.client import TrainConfig
+from rayfed.federation.local import Local
+from rayfed.models.backbone import Backbone
+from rayfed.tuning.stacked import why_not_joint
+
+LARGEST_BATCH = 16
+"""With `auto`, the largest `train.batch_size` with which clients share their passes."""
+
+ROWS = 128
+"""With `auto`, the largest number of rows of a joint batch."""
+
+MOST = 16
+"""With `auto`, the largest number of clients that share their passes."""
+
+PARTS = 4
+"""With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """How many clients share their passes.
+
+    Attributes:
+        clients: Number of clients; 1: every client is played alone.
+        why: Why it is 1, although the config does not say so; empty: no reason is needed.
+    """
+
+    clients: int
+    why: str = ""
+
+
+def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -> GroupSize:
+    """The number of clients that share their passes.
+
+    Args:
+        train: Config of local optimisation.
+        local: Client half of the method.
+        model: The tuned model.
+        cohort: Number of clients of a round.
+    """
+    if train.group == 1:
+        return GroupSize(1)
+    if reason := why_alone(type(local)) or why_not_joint(model):
+        return GroupSize(1, reason)
+    if train.group != "auto":
+        return GroupSize(train.group)
+    if model.has_frozen_features and train.cache_features is not False:
+        return GroupSize(
+            1, "the features of the frozen network are kept, so that passes cost next to nothing"
+        )
+    if train.batch_size > LARGEST_BATCH:
+        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH}")
+    return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
+
+
+def why_alone(local: type[Local]) -> str:
+    """Why clients of a method are played one by one whatever the config says; empty: they need not be.
+
+    Args:
+        local: Client half of the method.
+    """
+    own = [name for name in ("train", "step") if getattr(local, name) is not getattr(Local, name)]
+    if not own or local.grouped:
+        return ""
+    return f"{local.__name__} has a {own[0]}() of its own"
