@@ -8,7 +8,7 @@ are trained, it compares the features of the class prompts. For segmentation, ea
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class MetaLocal(Local):
     inner_lr: Positive | None = None
     inner_optimizer: InnerOptimizer = "client"
     coral: CoralForm = "domainbed"
+
+    grouped: ClassVar[bool] = True
 
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()

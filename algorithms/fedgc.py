@@ -65,6 +65,8 @@ class GroupCustomization(Local):
 
     needs: ClassVar[frozenset[str]] = frozenset({CENTERS, "prompts by image"})
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = self._optimizer(client)
         for batch in client.batches():

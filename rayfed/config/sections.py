@@ -51,6 +51,8 @@ class EvaluationConfig:
 
     Attributes:
         every: Score the global model in every n-th round and in the last one; 0: never.
+        clients: Number of clients whose test sets are scored with the global model, drawn once by the seed
+            and so the same for all methods; all: every client's.
         personal: Also score the personal model of each client, on its own test split.
         validation: Also score the global model on the validation splits of the clients, by which a round can
             be selected.
@@ -59,6 +61,7 @@ class EvaluationConfig:
     """
 
     every: Annotated[int, Ge(0)] = 1
+    clients: Literal["all"] | Count = "all"
     personal: bool = False
     validation: bool = False
     table: Literal["domains", "clients"] = "domains"

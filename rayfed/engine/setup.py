@@ -16,11 +16,12 @@ from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
-from rayfed.evaluation.test_sets import all_splits, evaluation_sets
+from rayfed.evaluation.test_sets import Pack, all_splits, drawn_sets, evaluation_sets, pack_splits, packs
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.group_size import GroupSize, group_size
+from rayfed.federation.local import Local
 from rayfed.federation.method import check_task
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
@@ -84,11 +85,14 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
         _check_input(config.model, model)
     _check_cache(config.train, model)
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
-    group = group_size(config.train, parts.local, model, experiment.clients_per_round)
+    _check_group(config)
+    wish = replace(config.train, group=1) if config.failures.client_timeout is not None else config.train
+    group = group_size(wish, parts.local, model, experiment.clients_per_round)
+    packed = _packs(config, experiment, world)
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
-        experiment=replace(experiment, group=group.clients),
-        world=world,
+        experiment=replace(experiment, group=group.clients, packs=packed),
+        world=replace(world, splits={**world.splits, **pack_splits(packed, world.splits)}),
         weights=dump(model),
         start=start,
         partition=partition,
@@ -144,6 +148,14 @@ def _check_tuning(task: str, config: Config) -> None:
         )
 
 
+def _check_group(config: Config) -> None:
+    if config.failures.client_timeout is not None and config.train.group not in ("auto", 1):
+        raise ConfigError(
+            f"train.group: {config.train.group} cannot be used with failures.client_timeout, which limits the "
+            f"time of one client; set train.group=1, or leave the time limit out"
+        )
+
+
 def _check_cache(train: TrainConfig, model: Backbone) -> None:
     if train.cache_features is True and not model.has_frozen_features:
         why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
@@ -169,6 +181,7 @@ def _faults(config: Config, dataset: Dataset, partition: Partition, train: Train
 
 def _experiment(config: Config, parts: Parts, partition: Partition, model: Backbone) -> Experiment:
     trainers = partition.trainers
+    own = config.train.batch_norm == "local"
     depth = len(model.stack) if parts.server.by_block else model.num_blocks
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
@@ -178,7 +191,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         server=parts.server,
         local=parts.local,
         clients=clients,
-        sets=evaluation_sets(partition, per_client=config.train.batch_norm == "local"),
+        sets=drawn_sets(evaluation_sets(partition, own), config.evaluation.clients, config.seed),
         seed=config.seed,
         rounds=config.rounds,
         clients_per_round=wanted,
@@ -189,6 +202,16 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
         block_bytes=_block_bytes(model),
     )
+
+
+def _packs(config: Config, experiment: Experiment, world: World) -> tuple[Pack, ...]:
+    """Small sets that are scored in shared batches: where all of them are scored with the same model."""
+    if config.train.batch_norm == "local" or type(experiment.local).prepare is not Local.prepare:
+        return ()
+    rows = config.train.eval_batch_size
+    test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
+    val = packs(experiment.clients, world.splits, "val", rows) if config.evaluation.validation else ()
+    return (*test, *val)
 
 
 def _block_bytes(model: Backbone) -> tuple[int, ...]:

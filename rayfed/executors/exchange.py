@@ -20,17 +20,17 @@ from ray.exceptions import (
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.failures import action_for, event_of
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
+from rayfed.executors.outbox import Outbox
 from rayfed.executors.stacks import silence
 from rayfed.executors.startup import StartProgress
-from rayfed.executors.wire import decode_update, encode, pack
+from rayfed.executors.wire import decode_update
 from rayfed.federation.executor import Call, Event, Visit, units
-from rayfed.types import Update, num_bytes
+from rayfed.types import Update
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
-SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
 LOST = (
     RayActorError,
@@ -47,8 +47,7 @@ class Exchange:
         self._calls = calls
         self._pool = pool
         self._policy = pool.policy
-        self._refs: dict[int, Any] = {}
-        self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
+        self._outbox = Outbox()
         self._answers: dict[int, Update | None] = {}
         self._tries = [0] * len(calls)
         self._running: dict[Any, Job] = {}
@@ -127,7 +126,7 @@ class Exchange:
                 args.append(ref)
             return slots[ref]
 
-        wire = [[self._wire_call(i, slot) for i in unit] for unit in chunk]
+        wire = [[self._message(i, slot) for i in unit] for unit in chunk]
         count = sum(map(len, chunk))
         # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
         run = lane.actor.run.options(num_returns=1 + count, name=wire[0][0].tag)
@@ -137,26 +136,10 @@ class Exchange:
             lane.since = time.monotonic()
         lane.busy += 1
 
-    def _wire_call(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
-        """The message for a call, whose large parts become arguments of the remote call."""
-        call = self._calls[i]
-        sent = call.sent
-        shared = {
-            k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
-            for k, v in sent.shared.items()
-        }
-        params = slot(self._reference(sent.params, pack))
-        store = self._pool.reference(call.client)
-        home = slot(store) if store is not None else None
+    def _message(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
         self._tries[i] += 1
-        return WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
-
-    def _reference(self, value: Any, encoder: Any) -> Any:
-        """Reference of a value in the object store, where it is put only once per exchange."""
-        if id(value) not in self._refs:
-            self._refs[id(value)] = ray.put(encoder(value))
-            self._keep.append(value)
-        return self._refs[id(value)]
+        call = self._calls[i]
+        return self._outbox.message(call, self._pool.reference(call.client), slot)
 
     def _wait(self) -> None:
         """Handle the next finished chunk or started actor, if there is one, and check the timeouts."""

@@ -34,6 +34,13 @@ class GroupSize:
     clients: int
     why: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What the header of a run says about it; empty where the config says the same."""
+        if self.clients > 1:
+            return f"{self.clients} clients share each forward and backward pass (train.group)"
+        return f"clients are trained one by one, because {self.why}" if self.why else ""
+
 
 def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -> GroupSize:
     """The number of clients that share their passes.
@@ -55,7 +62,7 @@ def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -
             1, "the features of the frozen network are kept, so that passes cost next to nothing"
         )
     if train.batch_size > LARGEST_BATCH:
-        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH}")
+        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH} (train.group=K groups them anyway)")
     return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
 
 

@@ -1,4 +1,4 @@
-"""The model as one client of a group sees it: its own trained values, and forward passes shared by the group."""
+"""The model as one client of a group sees it: its own trained values, and passes shared by the group."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ class Pass:
 
 
 PLAIN = frozenset(
-    "label width num_classes task size mean std num_blocks net_is_frozen has_frozen_features text_is_live "
-    "predict module_name".split()
+    (
+        *("label", "width", "num_classes", "task", "size", "mean", "std", "num_blocks", "predict"),
+        *("net_is_frozen", "has_frozen_features", "text_is_live", "module_name"),
+    )
 )
 """Attributes of a Backbone that are the same for all clients."""
 
-PARTS = frozenset("net head text adapter exits gc_net stack".split())
+PARTS = frozenset(("net", "head", "text", "adapter", "exits", "gc_net", "stack"))
 """Modules of a Backbone; a client gets a copy that holds its own values, and computes with it alone."""
 
 
@@ -123,7 +125,7 @@ class MemberModel:
         return features, h
 
     def classify(self, features: Tensor) -> Tensor:
-        """As `Backbone.classify`; class features that change in training are computed for this client only."""
+        """As `Backbone.classify`; class features that train are computed for this client only."""
         if self.untuned or not self.text_is_live:
             logits: Tensor = self._pass("classify", features)
             return logits
@@ -145,7 +147,7 @@ class MemberModel:
         return self._pass("forward", x, dict(params), headless=headless)
 
     def frozen_features(self, x: Tensor) -> Tensor:
-        """As `Backbone.frozen_features`; computed for this client alone, because they may be kept for ever."""
+        """As `Backbone.frozen_features`; for this client alone, because a later group may use them too."""
         known = self._remembered(x)
         if known is None:
             known = self._ask(Pass("frozen_features", x, {}, {}, None, (False, False, self.active, False)))

@@ -41,7 +41,7 @@ class Streams:
             self.torch.set_state(torch.get_rng_state())
             self._python = random.getstate()
             self._numpy: Any = np.random.MT19937()
-            self._numpy.state = np.random.get_state(legacy=False)
+            self._numpy.state = np.random.get_bit_generator().state
 
     def swap(self) -> None:
         """Exchange the global states with those of this client; a second call restores them."""

@@ -61,7 +61,7 @@ def final_table(folder: Path) -> Table:
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     if config["evaluation"].get("table") == "clients":
         table = client_table(title, config["algorithm"], metric, now, test_counts(folder))
-        return replace(table, notes=(*_held_out_note(row), *_fault_notes(history)))
+        return replace(table, notes=(*_sample_note(config), *_held_out_note(row), *_fault_notes(history)))
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
@@ -72,7 +72,7 @@ def final_table(folder: Path) -> Table:
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (_percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    return Table(title, columns, tuple(rows), (*_notes(row), *_fault_notes(history)))
+    return Table(title, columns, tuple(rows), (*_notes(row), *_sample_note(config), *_fault_notes(history)))
 
 
 def _scores(folder: Path, round: int) -> list[dict[str, Any]]:
@@ -96,6 +96,13 @@ def _notes(row: dict[str, Any]) -> list[str]:
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
             )
     return [*notes, *_held_out_note(row)]
+
+
+def _sample_note(config: Mapping[str, Any]) -> Iterator[str]:
+    """A note where the global model was scored on the test sets of some clients only."""
+    wanted = config["evaluation"].get("clients", "all")
+    if wanted != "all":
+        yield f"global model scored on {wanted} clients (evaluation.clients), the same for all methods"
 
 
 def _fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
