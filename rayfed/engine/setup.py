@@ -151,8 +151,8 @@ def _check_tuning(task: str, config: Config) -> None:
 def _check_group(config: Config) -> None:
     if config.failures.client_timeout is not None and config.train.group not in ("auto", 1):
         raise ConfigError(
-            f"train.group: {config.train.group} cannot be used with failures.client_timeout, which limits the "
-            f"time of one client; set train.group=1, or leave the time limit out"
+            f"train.group: {config.train.group} cannot be used with failures.client_timeout, which limits "
+            f"the time of one client; set train.group=1, or leave the time limit out"
         )
 
 
