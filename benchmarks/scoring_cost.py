@@ -1,7 +1,7 @@
 """Time of scoring the global model on the test sets of many clients, one image each, in two actors.
 
-LoRA on vit_mini; 50 clients train in a round. Prints the seconds of training and of scoring of each round after
-the first, and the medians.
+LoRA on vit_mini; 50 clients train in a round. Prints the seconds of training and of scoring of each round
+after the first, and the medians.
 
     python benchmarks/scoring_cost.py [--clients 10000] [--rounds 4]
 """

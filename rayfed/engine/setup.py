@@ -12,6 +12,7 @@ from rayfed.config.schema import Config, Parts, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
+from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import check_counts, check_memory, measurable
@@ -92,7 +93,7 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     start = export(model, buffers=config.train.batch_norm == "average")
     return Setup(
         experiment=replace(experiment, group=group.clients, packs=packed),
-        world=replace(world, splits={**world.splits, **pack_splits(packed, world.splits)}),
+        world=replace(world, splits=RowTable({**world.splits, **pack_splits(packed, world.splits)})),
         weights=dump(model),
         start=start,
         partition=partition,

@@ -21,7 +21,7 @@ from rayfed.federation.member import MemberModel, Pass
 from rayfed.federation.turns import Streams, Turn
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.tuning.stacked import Stacked, stackable
+from rayfed.models.stacked import Stacked, stackable
 from rayfed.types import Params, Update
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.models.backbone import Backbone
-from rayfed.tuning.stacked import why_not_joint
+from rayfed.models.stacked import why_not_joint
 
 LARGEST_BATCH = 16
 """With `auto`, the largest `train.batch_size` with which clients share their passes."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rayfed.federation.turns import Streams
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.tuning.stacked import dropouts
+from rayfed.models.stacked import dropouts
 
 
 @dataclass(frozen=True)
