@@ -25,6 +25,10 @@ from rayfed.models.stacked import Stacked, stackable
 from rayfed.types import Params, Update
 
 
+MOST_ROWS = 256
+"""Most rows of a joint pass without gradients, unless those of one client are more."""
+
+
 class MemberError(Exception):
     """The code of a client of a group failed; its error is the cause of this one."""
 
@@ -125,7 +129,8 @@ class Group:
             elif wanted[0].kind == "frozen_features":
                 answers |= {k: self._alone(requests[k]) for k in members}  # type: ignore[arg-type]
             else:
-                answers |= self._together(members, wanted)  # type: ignore[arg-type]
+                for some in _portions(members, wanted):  # type: ignore[arg-type]
+                    answers |= self._together(some, [requests[k] for k in some])  # type: ignore[misc]
         return answers
 
     def _alone(self, request: Pass) -> Tensor:
@@ -172,6 +177,17 @@ class Group:
         if all(value is given[0] for value in given):
             return given[0].to(device)
         return Stacked(torch.stack([value.to(device) for value in given]))
+
+
+def _portions(members: Sequence[int], passes: Sequence[Pass]) -> list[Sequence[int]]:
+    """All clients together in a pass with gradients; without gradients, as many as `MOST_ROWS` allows.
+
+    Batches of an evaluation are large already: more rows would cost memory and save nothing.
+    """
+    if passes[0].state[1]:
+        return [members]
+    each = max(1, MOST_ROWS // max(len(p.x) for p in passes))
+    return [members[i : i + each] for i in range(0, len(members), each)]
 
 
 def _in_one_thread(task: Callable[[], Update]) -> Update:
