@@ -222,11 +222,12 @@ def score_on(
     inside = {i for p in packed.values() for i in p.sizes}
     alone = cohort.for_reporting(tuple(i for i in ids if i not in inside))
     together = cohort.for_reporting(tuple(packed))
-    sent = {i: state.broadcast(**{SETS: dict(p.sizes)}) for i, p in packed.items()}
+    plain = state.broadcast()
+    sent = {i: replace(plain, shared={**plain.shared, SETS: dict(p.sizes)}) for i, p in packed.items()}
     answers: list[Update] = []
     with suppress(NobodyAnsweredError):
         task = partial(evaluate, split=split, local=experiment.local)
-        answers += alone.run(task, state.broadcast(), tag=tag)
+        answers += alone.run(task, plain, tag=tag)
     with suppress(NobodyAnsweredError):
         for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
             for name, metrics in answer.extra[SETS].items():

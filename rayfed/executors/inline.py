@@ -41,8 +41,9 @@ class InlineExecutor:
         try:
             answers: dict[int, Update | None] = {}
             for unit in sorted(units(calls)):
-                together = self._together([calls[i] for i in unit]) if len(unit) > 1 else None
-                answers |= zip(unit, together or [self._answer(calls[i]) for i in unit], strict=True)
+                own = [calls[i] for i in unit]
+                together = self._together(own) if len(unit) > 1 else None
+                answers |= zip(unit, together or map(self._answer, own), strict=True)
             return [answers[i] for i in range(len(calls))]
         finally:
             if self.policy.watchdog:

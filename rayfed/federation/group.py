@@ -24,7 +24,6 @@ from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.types import Params, Update
 
-
 MOST_ROWS = 256
 """Most rows of a joint pass without gradients, unless those of one client are more."""
 
@@ -113,7 +112,7 @@ class Group:
         own = self.models[k].own
         leaves = [own[name] for name in answer.joint.names]
         assert isinstance(request, Pass)
-        outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)  # type: ignore[no-untyped-call]
+        outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shaped(outputs)
 
     def _answers(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:

@@ -169,7 +169,7 @@ class JointPass(torch.autograd.Function):
         return tuple(share.joint.parts(share.place))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return None, None, *ctx.ask(Backward(ctx.share.joint, grads))
 

@@ -19,6 +19,8 @@ from rayfed.seeds import seeded
 
 R = TypeVar("R")
 
+NUMPY: Any = np.random  # its annotations leave out what sets the global generator
+
 
 class Cancelled(BaseException):
     """Ends the code of a client because another client of its group failed."""
@@ -41,7 +43,7 @@ class Streams:
             self.torch.set_state(torch.get_rng_state())
             self._python = random.getstate()
             self._numpy: Any = np.random.MT19937()
-            self._numpy.state = np.random.get_bit_generator().state
+            self._numpy.state = NUMPY.get_bit_generator().state
 
     def swap(self) -> None:
         """Exchange the global states with those of this client; a second call restores them."""
@@ -51,8 +53,8 @@ class Streams:
         python = random.getstate()
         random.setstate(self._python)
         self._python = python
-        numpy = np.random.get_bit_generator()
-        np.random.set_bit_generator(self._numpy)
+        numpy = NUMPY.get_bit_generator()
+        NUMPY.set_bit_generator(self._numpy)
         self._numpy = numpy
 
     def on(self, device: torch.device) -> torch.Generator:
