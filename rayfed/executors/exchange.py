@@ -9,13 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.failures import action_for, event_of
@@ -33,10 +27,10 @@ IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
 TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
 LOST = (
-    RayActorError,
-    OutOfMemoryError,
-    NodeDiedError,
-    WorkerCrashedError,
+    exceptions.RayActorError,
+    exceptions.OutOfMemoryError,
+    exceptions.NodeDiedError,
+    exceptions.WorkerCrashedError,
 )  # errors with which Ray reports a lost actor
 
 
@@ -177,7 +171,7 @@ class Exchange:
         except LOST as err:
             self._lose(job, err)
             return
-        except ObjectLostError as err:
+        except exceptions.ObjectLostError as err:
             self._recover(job, err)
             return
         now = time.monotonic()
@@ -234,12 +228,12 @@ class Exchange:
         waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
-        kind = "out_of_memory" if isinstance(err, OutOfMemoryError) else "actor_lost"
+        kind = "out_of_memory" if isinstance(err, exceptions.OutOfMemoryError) else "actor_lost"
         what = f"{type(err).__name__}: {err}".splitlines()[0].replace("{", "{{").replace("}", "}}")
         for unit in (unit for j in jobs for unit in j.units):
             self._fail_unit(unit, kind, f"its actor was lost {{}} times; {what}", str(err))
 
-    def _recover(self, job: Job, err: ObjectLostError) -> None:
+    def _recover(self, job: Job, err: exceptions.ObjectLostError) -> None:
         """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
         job.lane.busy -= 1
         for i in job.indices:
@@ -248,7 +242,7 @@ class Exchange:
             try:
                 if store is not None:
                     ray.get(store)
-            except ObjectLostError as lost:
+            except exceptions.ObjectLostError as lost:
                 raise LostStoreError(client) from lost
         for unit in job.units:
             self._fail_unit(unit, "actor_lost", f"its answer was lost: {type(err).__name__}", str(err))

@@ -58,9 +58,7 @@ def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -
     if train.group != "auto":
         return GroupSize(train.group)
     if model.has_frozen_features and train.cache_features is not False:
-        return GroupSize(
-            1, "the features of the frozen network are kept, so that passes cost next to nothing"
-        )
+        return GroupSize(1, "the features of the frozen network are computed once and kept")
     if train.batch_size > LARGEST_BATCH:
         return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH} (train.group=K groups them anyway)")
     return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
