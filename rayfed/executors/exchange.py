@@ -121,9 +121,8 @@ class Exchange:
             return slots[ref]
 
         wire = [[self._message(i, slot) for i in unit] for unit in chunk]
-        count = sum(map(len, chunk))
         # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
-        run = lane.actor.run.options(num_returns=1 + count, name=wire[0][0].tag)
+        run = lane.actor.run.options(num_returns=1 + sum(map(len, chunk)), name=wire[0][0].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:
