@@ -95,6 +95,7 @@ class Group:
         finally:
             for turn in self._turns:
                 turn.cancel()
+            self.models.clear()  # they refer to this group, which would be freed late otherwise
             self._model.active = None if self._model.num_blocks else ()
             self._model.untuned = False
         return [turn.result for turn in self._turns if turn.result is not None]
