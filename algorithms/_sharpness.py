@@ -1,6 +1,7 @@
 """Local training with sharpness-aware gradients, for FedSAM and HarmoFL."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -29,12 +30,13 @@ class PerturbedLocal(Local):
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         live = list(client.trainable().values())
         devices = {p.device for p in live if p.device.type == "cuda"}
+        loss = partial(self.loss, client, sent)
         optimizer.zero_grad()
         with torch.random.fork_rng(devices=devices):
-            self.loss(client, sent, batch).backward()
+            client.backward(loss, batch)
         before = perturb(live, self.radius)
         optimizer.zero_grad()
-        self.loss(client, sent, batch).backward()
+        client.backward(loss, batch)
         with torch.no_grad():
             for parameter, value in before:
                 parameter.copy_(value)

@@ -18,7 +18,7 @@ from algorithms._meta import InnerOptimizer, meta_step
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.federation.method import Method
-from rayfed.models.backbone import samples_of
+from rayfed.models.samples import samples_of
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
 
@@ -51,6 +51,14 @@ class MetaLocal(Local):
     coral: CoralForm = "domainbed"
 
     grouped: ClassVar[bool] = True
+
+    @property
+    def averages_rows(self) -> bool:
+        return False  # the alignment compares statistics of a batch, and the first step uses all of its rows
+
+    @property
+    def needs_curvature(self) -> bool:
+        return self.meta_update == "second_order"
 
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()

@@ -20,7 +20,7 @@ from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.federation.params import sq_distance
-from rayfed.types import Broadcast, NonNegative, Params, Update
+from rayfed.types import Batch, Broadcast, NonNegative, Params, Update
 
 OWN = "own"
 
@@ -55,11 +55,14 @@ class Ditto(Local):
     def _train_own(self, client: Client, sent: Broadcast) -> None:
         client.load({**sent_part(client, sent), **client.store.get(OWN, {})})
         optimizer = client.optimizer()
+
+        def loss(batch: Batch) -> Tensor:
+            task = self.loss(client, sent, batch)
+            return personal_loss(task, client.trainable(), sent.params, self.lam)
+
         for batch in client.batches():
             optimizer.zero_grad()
-            personal_loss(
-                self.loss(client, sent, batch), client.trainable(), sent.params, self.lam
-            ).backward()
+            client.backward(loss, batch)
             client.clip_gradients()
             optimizer.step()
         client.store[OWN] = client.params()

@@ -41,6 +41,10 @@ class BatchMatching(Local):
 
     grouped: ClassVar[bool] = True
 
+    @property
+    def averages_rows(self) -> bool:
+        return self.objective == "class"  # a contrast compares all rows of a batch
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         update = super().train(client, sent)
         return replace(update, metrics={**update.metrics, **gate_statistics(client)})

@@ -24,7 +24,6 @@ from rayfed.types import Batch, Broadcast, NonNegative, Params, Positive, Update
 Similarity: TypeAlias = Literal["cosine", "dot"]
 TRAINED = "trained"
 RECEIVED_BEFORE = "received_before"
-OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class GroupCustomization(Local):
             prompts that GC-Net does not customise, as in the authors' code.
         optimizer: `train`: as in the config section `train`; `authors`: AdamW with learning rates 1e-2, 1e-3,
             1e-3 and weight decays 1e-5, 1e-3, 1e-2 for prompts, GC-Net and head.
-        keep_optimizer: Keep the moments of the optimizer from round to round.
     """
 
     lambda1: NonNegative = 0.5
@@ -61,22 +59,21 @@ class GroupCustomization(Local):
     z0_model: Literal["received", "stale"] = "received"
     first_loss: Literal["customized", "both"] = "customized"
     optimizer: Literal["train", "authors"] = "train"
-    keep_optimizer: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({CENTERS, "prompts by image"})
 
     grouped: ClassVar[bool] = True
 
     def train(self, client: Client, sent: Broadcast) -> Update:
-        optimizer = self._optimizer(client)
+        optimizer = (
+            client.optimizer() if self.optimizer == "train" else client.keep(authors_optimizer(client))
+        )
         for batch in client.batches():
             self.step(client, sent, batch, optimizer)
         update = client.update()
         client.store[TRAINED] = update.params
         if self.z0_model == "stale":
             client.store[RECEIVED_BEFORE] = {n: v.detach().cpu().clone() for n, v in sent.params.items()}
-        if self.keep_optimizer:
-            client.store[OPTIMIZER] = optimizer.state_dict()
         return update
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
@@ -112,12 +109,6 @@ class GroupCustomization(Local):
         params: Any = client.store.get(RECEIVED_BEFORE) if self.z0_model == "stale" else None
         return sent.params if params is None else params
 
-    def _optimizer(self, client: Client) -> torch.optim.Optimizer:
-        optimizer = client.optimizer() if self.optimizer == "train" else authors_optimizer(client)
-        if self.keep_optimizer and OPTIMIZER in client.store:
-            optimizer.load_state_dict(client.store[OPTIMIZER])
-        return optimizer
-
 
 def authors_loss_weights(round: int, rounds: int) -> tuple[float, float]:
     """Weights of the two losses in the authors' code.
@@ -130,7 +121,10 @@ def authors_loss_weights(round: int, rounds: int) -> tuple[float, float]:
 
 
 def authors_optimizer(client: Client) -> torch.optim.Optimizer:
-    """AdamW with the learning rates and weight decays of the authors' code for prompts, GC-Net and head."""
+    """AdamW with the learning rates and weight decays of the authors' code for prompts, GC-Net and head.
+
+    `train.schedule` multiplies these learning rates too.
+    """
     live = client.trainable()
     groups = (("prompt", 1e-2, 1e-5), ("gc_net.", 1e-3, 1e-3), ("", 1e-3, 1e-2))
     taken: set[str] = set()
@@ -139,7 +133,8 @@ def authors_optimizer(client: Client) -> torch.optim.Optimizer:
         names = [name for name in live if name.startswith(prefix) and name not in taken]
         taken.update(names)
         if names:
-            param_groups.append({"params": [live[name] for name in names], "lr": lr, "weight_decay": decay})
+            params = [live[name] for name in names]
+            param_groups.append({"params": params, "lr": lr * client.lr_factor, "weight_decay": decay})
     return torch.optim.AdamW(param_groups)
 
 

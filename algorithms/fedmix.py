@@ -52,6 +52,14 @@ class MeanAugmented(Local):
 
     tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION})
 
+    @property
+    def averages_rows(self) -> bool:
+        return not self.lam  # the third term is a sum over the batch
+
+    @property
+    def needs_curvature(self) -> bool:
+        return bool(self.lam)
+
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Before the first round: collect averaged images from all available clients and share them."""
         if IMAGES in state.shared or not self.lam:

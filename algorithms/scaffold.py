@@ -8,6 +8,7 @@ so the mean gradient is used there too. Blocks that a client cannot hold keep th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -70,7 +71,7 @@ class ScaffoldLocal(Local):
         optimizer = client.optimizer()
         for batch in client.batches():
             optimizer.zero_grad()
-            self.loss(client, sent, batch).backward()
+            client.backward(partial(self.loss, client, sent), batch)
             for name, p in live.items():
                 if p.grad is not None:
                     total[name] += p.grad

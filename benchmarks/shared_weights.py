@@ -60,7 +60,7 @@ def build_world() -> Any:
     from pathlib import Path
 
     from rayfed.executors.worker import World
-    from rayfed.federation.client import TrainConfig
+    from rayfed.federation.train_config import TrainConfig
     from rayfed.models.config import ModelConfig
     from rayfed.tuning.lora import Lora
 

@@ -49,6 +49,11 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"run, or change only {', '.join(HARMLESS)} and rounds"
         )
     rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
+    if rounds != before.rounds and before.train.schedule != "constant":
+        raise ConfigError(
+            f"rounds: {rounds} would change the learning rates of the {before.rounds} rounds of {path}, "
+            f"which train.schedule={before.train.schedule} spreads over all rounds; start a new run"
+        )
     return replace(config, rounds=rounds, output=str(path), overwrite=False)
 
 

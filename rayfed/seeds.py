@@ -50,3 +50,14 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch_cpu)
+
+
+@contextmanager
+def cpu_seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global CPU stream for the length of a block, and restore it; devices are not touched."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -195,7 +195,14 @@ def feature_folder(world: World, frozen: Frozen | None, device: str) -> FeatureF
     """Cache for features of this backbone on this data; None where there is no digest of its weights."""
     if frozen is None:
         return None
-    parts = (frozen.digest, world.model, world.shard.name, world.train.eval_batch_size, world.threads)
+    parts = (
+        frozen.digest,
+        world.model,
+        world.shard.name,
+        world.train.eval_batch_size,
+        world.threads,
+        world.train.compile,
+    )
     name = hashlib.sha256(repr((*parts, device, torch.__version__)).encode()).hexdigest()
     return FeatureFolder(_features_of(world) / name[:32], world.splits)
 

@@ -157,9 +157,9 @@ def _is_other_model(groups: Mapping[str, str]) -> bool:
 
 def _model(name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a model without a YAML file: any model of timm or of open_clip."""
-    from rayfed.models.open_clip_models import PREFIX
+    from rayfed.models.config import OPEN_CLIP
 
-    reference = {"compare": "zero_shot"} if name.startswith(PREFIX) else {}
+    reference = {"compare": "zero_shot"} if name.startswith(OPEN_CLIP) else {}
     return {"model": {**defaults, "name": name}, **reference}
 
 

@@ -14,8 +14,25 @@ RENAMED: Mapping[str, str | None] = {
     "watchdog": "failures.watchdog",
     "cluster.retries": "failures.retries",
     "cluster.task_names": None,
+    "local.keep_optimizer": "train.keep_optimizer",
 }
 """New names of keys, by former name; None: the key was removed."""
+
+ADDED: Mapping[str, Any] = {
+    "data.resize": "squash",
+    "data.augment": None,
+    "train.schedule": "constant",
+    "train.step_at": 0.8,
+    "train.step_factor": 0.1,
+    "train.warmup_rounds": 0,
+    "train.keep_optimizer": False,
+    "train.drop_last": False,
+    "train.checkpointing": False,
+    "train.micro_batch": None,
+    "train.compile": False,
+    "model.weights": None,
+}
+"""What runs of versions without these keys did, so that they can be continued."""
 
 
 def refuse_renamed(tree: Mapping[str, Any]) -> None:
@@ -29,9 +46,10 @@ def refuse_renamed(tree: Mapping[str, Any]) -> None:
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config in which former keys have their new names.
+    """A copy of the saved config of a run, in the words of this version.
 
-    If a config has both names, the value of the new one is used.
+    Former keys have their new names; if a config has both names, the value of the new one is used. Keys that
+    its version did not have are added with what it did.
 
     Args:
         tree: Nested mappings of a whole config.
@@ -42,6 +60,9 @@ def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
         target = RENAMED[key]
         if target is not None and isinstance(section := new.setdefault(target.split(".")[0], {}), dict):
             section.setdefault(_last(target), value)
+    for key, value in ADDED.items():
+        if isinstance(section := _section(new, key), dict):
+            section.setdefault(_last(key), value)
     return new
 
 

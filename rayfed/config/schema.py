@@ -26,13 +26,13 @@ from rayfed.data.config import DataConfig
 from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS, check_compatible
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.config import ModelConfig
+from rayfed.models.config import ModelConfig, with_weights
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 
@@ -181,22 +181,44 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     )
 
 
-PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.pretrained")
+PATHS = ("output", "data.root", "data.cache", "data.partition.file", "faults.trace", "model.weights")
 """Keys that may hold a path; `~` in them stands for a home folder."""
 
 
 def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`data.partition: path` written in full, as `data.partition.file: path`, and `~` in every path.
+    """Values that may be written in short, written in full.
+
+    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
+    a list or a name in `data.augment` is a section, and `~` in a path is the home folder.
 
     Raises:
         ConfigError: A path begins with `~` and names no home folder, or the system allows no such path.
     """
     data = tree.get("data")
     if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
-        tree = {**tree, "data": {**data, "partition": {"file": data["partition"]}}}
+        data = {**data, "partition": {"file": data["partition"]}}
+    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
+        data = {**data, "augment": _augment_section(data["augment"])}
+    if data is not None:
+        tree = {**tree, "data": data}
+    if isinstance(model := tree.get("model"), Mapping):
+        tree = {**tree, "model": with_weights(model)}
     for key in PATHS:
         tree = _at_home(tree, key.split("."), key)
     return tree
+
+
+def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
+    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
+    listed = [names] if isinstance(names, str) else list(names)
+    if listed in ([], ["none"]):
+        return None
+    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
+        raise ConfigError(
+            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
+            f"data.augment=[crop,flip]"
+        )
+    return {name: {} for name in listed}
 
 
 def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:

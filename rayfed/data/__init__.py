@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from rayfed.data.cache import cache_folder
-from rayfed.data.config import DataConfig, check_config, client_domains
+from rayfed.data.config import DataConfig, Resize, check_config, client_domains
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import Listing, make_source, task_of
@@ -17,7 +17,7 @@ from rayfed.objective import CLASSIFICATION
 log = logging.getLogger(__name__)
 
 
-def load(config: DataConfig, size: int, task: str | None = None) -> Dataset:
+def load(config: DataConfig, size: int, task: str | None = None, resize: Resize = "squash") -> Dataset:
     """Prepare the data set of a config, if that was not done before, and map it into memory.
 
     The result has every domain of the data set, also those that `data.domains` leaves out, so that all
@@ -27,12 +27,13 @@ def load(config: DataConfig, size: int, task: str | None = None) -> Dataset:
         config: The config section `data`.
         size: Input height and width of the model in pixels, or characters in a window.
         task: The task of the model; None accepts data of any task.
+        resize: How images become squares under `data.resize=auto`.
 
     Raises:
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
-    source = make_source(config)
+    source = make_source(config, resize)
     if task not in (None, task_of(source)):
         raise ConfigError(
             f"model.name: the model is for {task}, the data set {config.name!r} for {task_of(source)}; set "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
+
+Resize: TypeAlias = Literal["squash", "crop"]
+"""How an image becomes a square: as a whole, or only its centre."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +68,16 @@ class DataConfig:
         aliases: Name of the domain or class by the name of a folder that is spelled differently.
         held_out: Domain or domains without clients; all their images test the global model.
         on_bad_image: `stop` ends the command at an image that cannot be decoded, `skip` leaves it out.
+        resize: How an image file becomes the square input of the model: `squash` resizes the whole image,
+            `crop` the largest centred square (shorter side, then centre crop); `auto`: `crop` for models
+            whose own transform cuts out the centre (CLIP, most of timm), `squash` for the others.
         limit: Largest number of images of each domain, or a share in (0, 1] of them; the seed chooses them,
             stratified by class.
         val: Fraction in [0, 1), or number, of a client's samples for validation.
         test: As `val`, for testing; `official` is the official test split of the data set, which the clients
             of a domain share.
+        augment: Random changes of training images: none, a list of names (crop, flip, rotate, randaugment,
+            jitter, grayscale), or a section with the numbers of each. Images that are scored never change.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
     """
 
@@ -81,9 +90,11 @@ class DataConfig:
     aliases: dict[str, str] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"
+    resize: Literal["auto", "squash", "crop"] = "auto"
     limit: float | int | None = None
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
+    augment: AugmentConfig | None = None
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 

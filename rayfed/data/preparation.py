@@ -75,7 +75,7 @@ def prepare(
     """
     check_memory(task_of(source), size, 8 * _threads() + 1)
     fingerprint = source.fingerprint()
-    path = _path(source.name, fingerprint, size, cache, on_bad_image)
+    path = _path(source, fingerprint, size, cache, on_bad_image)
     if _is_whole(path):
         return path
     with _lock(path.with_suffix(".lock")):
@@ -93,10 +93,12 @@ def prepare(
     return path
 
 
-def _path(name: str, fingerprint: str, size: int, cache: Path, on_bad_image: str) -> Path:
+def _path(source: Source, fingerprint: str, size: int, cache: Path, on_bad_image: str) -> Path:
     decoder = f"pillow {metadata.version('pillow')}"  # another version may decode other pixels
-    identity = json.dumps([FORMAT, decoder, name, fingerprint, size, on_bad_image])
-    safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+    squashed = getattr(source, "resize", "squash") == "squash"
+    how = [] if squashed else ["crop"]  # so that files from before there was a choice keep their name
+    identity = json.dumps([FORMAT, decoder, source.name, fingerprint, size, on_bad_image, *how])
+    safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.name)
     return cache / f"{safe_name}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.arrow"
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import DataConfig
+from rayfed.data.config import DataConfig, Resize
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry
@@ -124,11 +124,16 @@ def task_of(source: Source) -> str:
     return str(getattr(source, "task", CLASSIFICATION))
 
 
-def make_source(config: DataConfig) -> Source:
+def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
     """Make the reader that a config names, with the values of the config that it has fields for.
 
+    Args:
+        config: The config section `data`.
+        resize: How images become squares under `data.resize=auto`.
+
     Raises:
-        ConfigError: There is no such reader, or it cannot use `data.classes` or `data.aliases`.
+        ConfigError: There is no such reader, or it cannot use `data.classes`, `data.aliases` or
+            `data.resize`.
     """
     reader = READERS.load(config.reader)
     options = [option.name for option in fields(reader) if option.init]
@@ -140,7 +145,13 @@ def make_source(config: DataConfig) -> Source:
             f"data.root: {config.root!r} would not be read: the reader {config.reader!r} brings its images "
             f"along; leave it out, or choose another data set"
         )
-    return reader(**{option: getattr(config, option) for option in options})
+    if config.resize == "crop" and "resize" not in options:
+        raise ConfigError(
+            f"data.resize: 'crop' has no effect: the reader {config.reader!r} decodes no image "
+            f"files; leave it out"
+        )
+    values = {**vars(config), "resize": resize if config.resize == "auto" else config.resize}
+    return reader(**{option: values[option] for option in options})
 
 
 def choose_classes(wanted: Sequence[str] | int | None, present: Sequence[str]) -> list[str]:

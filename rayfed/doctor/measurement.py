@@ -15,9 +15,9 @@ from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.errors import RayFedError, ResourceError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import World
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Call
+from rayfed.federation.train_config import TrainConfig
 from rayfed.types import Update, num_bytes
 
 SAMPLE_SECONDS = 0.02

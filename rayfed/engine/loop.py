@@ -38,6 +38,7 @@ class Experiment:
         rounds: Total number of rounds.
         clients_per_round: Number of clients in a cohort; not used where `sampling` is one_per_domain.
         sampling: How cohorts are drawn: uniformly, or one client of each domain.
+        rates: Learning rate of the clients in each round, for the rows; empty: it does not change.
         evaluate_every: Score the global model in every n-th round and in the last one; 0: never.
         validate: Score the global model on the validation splits of the clients, too.
         depth: Number of blocks of the backbone.
@@ -56,6 +57,7 @@ class Experiment:
     rounds: int
     clients_per_round: int
     sampling: Literal["uniform", "one_per_domain"] = "uniform"
+    rates: tuple[float, ...] = ()
     evaluate_every: int = 1
     validate: bool = False
     depth: int = 0
@@ -98,6 +100,8 @@ def run_rounds(
         if own := personal(own, cohort.ledger.scores, experiment.clients):
             scores["personal"] = own
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
+        if experiment.rates:
+            row["lr"] = experiment.rates[r]
         row |= {
             "clients": len(cohort.ids),
             "bytes_up": cohort.ledger.total("up"),

@@ -18,18 +18,19 @@ from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import check_counts, check_memory, measurable
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import Pack, all_splits, drawn_sets, evaluation_sets, pack_splits, packs
-from rayfed.executors.worker import Weights, World
-from rayfed.federation.client import TrainConfig
+from rayfed.executors.worker import Weights, World, adjust_trunk
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.group_size import GroupSize, group_size
 from rayfed.federation.local import Local
 from rayfed.federation.method import check_task
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign
 from rayfed.heterogeneity.faults import Faults, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import dump, skeleton
+from rayfed.models.trunk import check_compiler, has_trained_norms
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.terminal.stages import stage
 from rayfed.tuning.base import export
@@ -73,9 +74,10 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     check_counts(config)
     shape = without_values(config)
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
-    dataset = load(config.data, shape.size, shape.task)
+    dataset = load(config.data, shape.size, shape.task, shape.resize)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
+    _check_augment(dataset.task, config)
     partition = partition_of(dataset, config.data, config.seed)
     world = _world(config, parts, dataset, partition)
     faults = _faults(config, dataset, partition, world.train)
@@ -85,6 +87,9 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
     if dataset.task == CLASSIFICATION:
         _check_input(config.model, model)
     _check_cache(config.train, model)
+    _check_micro_batch(config, parts, model)
+    _check_compile(config, parts)
+    adjust_trunk(model, replace(config.train, compile=False))
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     _check_group(config)
     wish = replace(config.train, group=1) if config.failures.client_timeout is not None else config.train
@@ -103,9 +108,8 @@ def prepare(config: Config, build: Callable[[World], Backbone] = World.build) ->
 
 
 def without_values(config: Config) -> Backbone:
-    """The model of a config without values, which tells the input size before the classes are known."""
-    bare = replace(config.model, pretrained=False)
-    return measurable(config, lambda: skeleton(lambda: build_backbone(bare, 1, config.seed)))
+    """The model of a config without values: it has the input size and the way of resizing."""
+    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
@@ -117,6 +121,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         num_classes=len(dataset.classes),
         classes=tuple(dataset.classes),
         objective=objective(dataset.task),
+        augment=config.data.augment,
         train=_train(config.train, partition),
         shard=Path(dataset.path),
         splits=all_splits(partition),
@@ -157,6 +162,21 @@ def _check_group(config: Config) -> None:
         )
 
 
+def _check_augment(task: str, config: Config) -> None:
+    if config.data.augment is None:
+        return
+    if task != CLASSIFICATION:
+        raise ConfigError(
+            f"data.augment: {', '.join(config.data.augment.names)} would change the inputs, not the targets; "
+            f"it is for classification, and the data set is for {task}: leave it out"
+        )
+    if config.train.cache_features is True:
+        raise ConfigError(
+            "data.augment: cannot be used with train.cache_features=true, because features of images that "
+            "change in every batch cannot be cached; set train.cache_features=auto, or leave data.augment out"
+        )
+
+
 def _check_cache(train: TrainConfig, model: Backbone) -> None:
     if train.cache_features is True and not model.has_frozen_features:
         why = "parts of the network train" if not model.net_is_frozen else "exits or prompts read its tokens"
@@ -166,10 +186,40 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         )
 
 
+def _check_micro_batch(config: Config, parts: Parts, model: Backbone) -> None:
+    size = config.train.micro_batch
+    if size is None:
+        return
+    advice = "leave it out, or use a smaller train.batch_size"
+    if not parts.local.averages_rows:
+        name = config.local.get("name", config.algorithm)
+        raise ConfigError(
+            f"train.micro_batch: {size} cannot be used with the client half of {name}, whose loss is not a "
+            f"mean over the examples of a batch; {advice}"
+        )
+    if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
+        what = "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
+        raise ConfigError(
+            f"train.micro_batch: {size} cannot be used with {what}, which depend on the whole batch; {advice}"
+        )
+
+
+def _check_compile(config: Config, parts: Parts) -> None:
+    if not config.train.compile:
+        return
+    check_compiler("cpu")
+    if parts.local.needs_curvature:
+        name = config.local.get("name", config.algorithm)
+        raise ConfigError(
+            f"train.compile: true cannot be used with the client half of {name}, whose steps need second "
+            f"derivatives, which torch.compile does not have; leave it out"
+        )
+
+
 def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     if train.local_steps != "min_over_clients_plus_one":
         return train
-    fewest = min(-(-len(c.train) // train.batch_size) for c in partition.trainers)
+    fewest = min(train.batches(len(c.train)) for c in partition.trainers)
     limit = fewest + 1 if train.max_steps is None else min(fewest + 1, train.max_steps)
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
@@ -197,6 +247,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Backb
         rounds=config.rounds,
         clients_per_round=wanted,
         sampling=config.sampling,
+        rates=tuple(config.train.rate(r, config.rounds) for r in range(config.rounds) if config.train.varies),
         evaluate_every=config.evaluation.every,
         validate=config.evaluation.validation,
         depth=depth,

@@ -14,16 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayfed.data.augment_config import AugmentConfig
+from rayfed.data.augmentation import Augmentation
 from rayfed.data.client_data import ClientData, Normalizer, Splits
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
-from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.group import Group
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.trunk import use_checkpointing, use_compile
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, train_mode
@@ -49,6 +53,7 @@ class World:
         shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
         objective: Loss and scores of the task.
+        augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         rounds: Number of planned rounds.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
@@ -64,6 +69,7 @@ class World:
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    augment: AugmentConfig | None = None
     personal_every: int = 0
     rounds: int = 1
     threads: int = 1
@@ -76,9 +82,10 @@ class World:
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
-        bare = ModelConfig(**{**vars(self.model), "pretrained": False})
         return skeleton(
-            lambda: apply_tuning(build_backbone(bare, self.num_classes, self.seed), self.tuning, self.seed)
+            lambda: apply_tuning(
+                build_backbone(self.model, self.num_classes, self.seed), self.tuning, self.seed
+            )
         )
 
     def weights(self) -> Weights:
@@ -107,6 +114,7 @@ class Worker:
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(device)
+        adjust_trunk(self._model, world.train, device)
         self._all_blocks = model.active
         self._start = export(self._model, buffers=True)
         statistics = self._start.keys() - export(self._model, buffers=False).keys()
@@ -115,6 +123,8 @@ class Worker:
         self._images = dataset.images
         self._targets = np.asarray(dataset.targets)
         self._normalize = Normalizer(self._model.mean, self._model.std) if world.objective.pixels else symbols
+        form = self._model.size, self._model.mean, self._model.std
+        self._augment = Augmentation.of(world.augment, *form) if world.augment else None
         self.cache: dict[Any, torch.Tensor] = {}
 
     def start_params(self) -> Params:
@@ -216,15 +226,18 @@ class Worker:
             self._images, self._targets, world.splits[call.client], self._normalize, self._device
         )
         personal = "test" if world.scores_personal(call.sent.round) else ""
+        rate = world.train.rate(call.sent.round, world.rounds)
         return Client(
             call.client,
             model,
             data,
-            world.train,
+            replace(world.train, lr=rate),
             rng,
             store,
             personal,
             self.cache,
+            augment=self._augment,
+            lr_factor=rate / world.train.lr,
             objective=world.objective,
         )
 
@@ -241,6 +254,18 @@ class Worker:
         if self._float_buffers and not client.buffers_travel:
             held = export(self._model, buffers=True)
             client.store[BUFFERS] = {n: held[n] for n in sorted(self._float_buffers & held.keys())}
+
+
+def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
+    """Switch on the checkpointing and the compilation of the network that the config asks for.
+
+    Raises:
+        ConfigError: The network or the machine does not support it.
+    """
+    if train.checkpointing:
+        use_checkpointing(model)
+    if train.compile:
+        use_compile(model, device)
 
 
 def check_finite(update: Update) -> None:

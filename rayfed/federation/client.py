@@ -4,79 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.data.client_data import ClientData
+from rayfed.errors import ConfigError
+from rayfed.federation.gradients import backward
+from rayfed.federation.optimizers import States, make_optimizer, resume, states_of
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective
 from rayfed.tuning.base import export, load, trainable
-from rayfed.types import RESIDUAL, Batch, Count, Decay, NonNegative, Params, Positive, Update
+from rayfed.types import RESIDUAL, Batch, Params, Update
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Settings of local optimisation, shared by all methods.
-
-    Attributes:
-        optimizer: Kind of optimizer. A new one is made for every call, so momentum and Adam moments start at
-            zero in every round.
-        lr: Learning rate.
-        momentum: Momentum of sgd; adam and adamw ignore it.
-        weight_decay: L2 penalty added to the gradient for sgd and adam; decoupled weight decay for adamw.
-        betas: Decay rates of the two moments of adam and adamw.
-        eps: Term added to the denominator of adam and adamw.
-        clip_norm: Gradients are scaled so that their global L2 norm is at most this; none: no clipping.
-        epochs: Passes over the training split in one call.
-        batch_size: Examples in a training batch; a smaller last batch of a pass is used too.
-        eval_batch_size: Examples in a batch when a model is evaluated.
-        local_steps: Optimisation steps of one call: `full_epoch` (`epochs` passes), a number, or
-            `min_over_clients_plus_one`, as in the released code of FedRA: full epochs, but every client stops
-            one step after the client with the fewest batches.
-        max_steps: Upper limit on the steps of one call; none: no limit.
-        batch_norm: What happens to the running statistics of trained BatchNorm layers: `average` sends and
-            averages them like parameters, `local` keeps them at the client.
-        cache_features: Whether the features of a frozen network are computed once per process and image
-            instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
-            where it is not; off: never.
-        group: Number of clients whose rows share each forward and backward pass of their training
-            (`rayfed.federation.group`). `auto`: up to 16 where batches are so small that this pays, else 1.
-            Rounding depends on it, and on nothing else about how clients are placed.
-    """
-
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Positive = 0.02
-    momentum: NonNegative = 0.9
-    weight_decay: NonNegative = 0.0
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    clip_norm: Positive | None = None
-    epochs: Count = 1
-    batch_size: Count = 32
-    eval_batch_size: Count = 256
-    local_steps: Literal["full_epoch", "min_over_clients_plus_one"] | Count = "full_epoch"
-    max_steps: Count | None = None
-    batch_norm: Literal["average", "local"] = "average"
-    cache_features: Literal["auto"] | bool = "auto"
-    group: Literal["auto"] | Count = "auto"
-
-    def steps(self, num_examples: int) -> int:
-        """Number of optimisation steps of one call on a split of `num_examples` examples."""
-        full = self.epochs * -(-num_examples // self.batch_size)
-        steps = self.local_steps if isinstance(self.local_steps, int) else full
-        return steps if self.max_steps is None else min(steps, self.max_steps)
-
-    def examples(self, num_examples: int) -> int:
-        """Number of examples, with repetition, in all batches of `steps(num_examples)` steps.
-
-        The last batch of a pass may be smaller than `batch_size`.
-        """
-        if not num_examples:
-            return 0
-        passes, rest = divmod(self.steps(num_examples), -(-num_examples // self.batch_size))
-        return passes * num_examples + rest * self.batch_size
+OPTIMIZERS = "_optimizers"  # reserved name in a client's store: states by number of the optimizer
 
 
 @dataclass
@@ -96,10 +39,14 @@ class Client:
         cache: Tensors kept by the process, which depend on data and frozen weights only; it may be empty at
             the beginning of any call.
         transform: Function applied to the inputs of every batch; set in `Local.prepare`.
+        augment: Changes the inputs of a training batch at random, given a seed; None: they stay as they are.
         objective: Loss and scores of the task.
         personal_split: Split on which `fit` scores the model that the client would deploy; empty: that model
             is not scored in this call.
         measured: What `measure` was told in this call, by name, in the order of the calls.
+        lr_factor: Factor of `train.schedule` in this round, which `config.lr` contains already; for learning
+            rates that a method chooses itself.
+        trained: Whether the training of this call has ended (`end_training`).
     """
 
     id: str
@@ -111,8 +58,14 @@ class Client:
     personal_split: str = ""
     cache: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
+    augment: Callable[[Tensor, int], Tensor] | None = None
     objective: Objective = field(default_factory=Objective)
     measured: dict[str, list[float | Tensor]] = field(default_factory=dict, repr=False)
+    lr_factor: float = 1.0
+    trained: bool = False
+    _drew: bool = False
+    _derived: bool = False
+    _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Batches of a split.
@@ -129,14 +82,27 @@ class Client:
             return
         step = 0
         total = self.num_steps(split) if n else 0
+        whole_pass = self.config.batches(n)
+        self._drew = self._drew or total > 0
         while step < total:
-            for rows in torch.randperm(n, generator=self.rng).split(self.config.batch_size)[: total - step]:
+            pieces = torch.randperm(n, generator=self.rng).split(self.config.batch_size)
+            for rows in pieces[: min(whole_pass, total - step)]:
                 step += 1
-                yield self.batch(split, rows)
+                yield self.batch(split, rows, self.augment is not None)
 
-    def batch(self, split: str, positions: Tensor) -> Batch:
-        """Inputs and targets at these positions of a split, with `transform` applied to the inputs."""
+    def batch(self, split: str, positions: Tensor, augmented: bool = False) -> Batch:
+        """Inputs and targets at these positions of a split, with `transform` applied to the inputs.
+
+        Args:
+            split: Name of the split.
+            positions: Positions in the split, int64, shape (B,).
+            augmented: Whether `augment` changes the inputs first, with a seed drawn from `rng`. The features
+                of such a batch are never those of the cache.
+        """
         x, y = self.data.batch(split, positions)
+        if augmented and self.augment is not None:
+            x = self.augment(x, int(torch.randint(2**62, (), generator=self.rng)))
+            return (x if self.transform is None else self.transform(x)), y
         if self.transform is not None:
             return self.transform(x), y
         if self._keeps_features:
@@ -173,14 +139,52 @@ class Client:
         return trainable(self.model)
 
     def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
-        """A new optimizer over `trainable()`, with learning rate `lr` (None: `config.lr`)."""
-        c = self.config
-        params = list(self.trainable().values())
-        lr = c.lr if lr is None else lr
-        if c.optimizer == "sgd":
-            return torch.optim.SGD(params, lr=lr, momentum=c.momentum, weight_decay=c.weight_decay)
-        kind = torch.optim.Adam if c.optimizer == "adam" else torch.optim.AdamW
-        return kind(params, lr=lr, betas=c.betas, eps=c.eps, weight_decay=c.weight_decay)
+        """An optimizer over `trainable()`, with learning rate `lr` (None: `config.lr`), after `keep`."""
+        return self.keep(make_optimizer(self.config, self.trainable().values(), lr))
+
+    def keep(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """With `train.keep_optimizer`, continue an optimizer with its state at the end of the last visit.
+
+        Methods that make optimizers of their own call this for each of them, always in the same order: states
+        are kept by the number of the optimizer in a visit, and by tensor.
+
+        Args:
+            optimizer: An optimizer over parameters of `trainable()`, without state.
+        """
+        if self.config.keep_optimizer and not self.trained:
+            states = self.store.get(OPTIMIZERS, {}).get(str(len(self._optimizers)), {})
+            resume(optimizer, self.trainable(), states)
+            self._optimizers.append(optimizer)
+        return optimizer
+
+    def end_training(self) -> None:
+        """Keep the state of the optimizers in the store, if the config says so.
+
+        Optimizers made after this, such as for the personal model that is scored, begin without state.
+
+        Raises:
+            ConfigError: `train.micro_batch` is set, and the training did not use `backward`.
+        """
+        if self.config.micro_batch is not None and self._drew and not self._derived:
+            raise ConfigError(
+                f"train.micro_batch: {self.config.micro_batch} has no effect: the client half of this "
+                f"method does not call client.backward; leave it out"
+            )
+        self.trained = True
+        live = self.trainable() if self._optimizers else {}
+        kept: dict[str, States] = self.store.setdefault(OPTIMIZERS, {}) if live else {}
+        for number, optimizer in enumerate(self._optimizers):
+            kept[str(number)] = {**kept.get(str(number), {}), **states_of(optimizer, live)}
+
+    def backward(self, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+        """Add the gradients of the loss of a batch, in parts of `train.micro_batch` rows where that is set.
+
+        Args:
+            loss: Loss of a batch, a scalar with gradient.
+            batch: Inputs and targets.
+        """
+        self._derived = True
+        backward(self.model, loss, batch, self.config.micro_batch)
 
     def clip_gradients(self) -> None:
         """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.local import Local
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.stacked import why_not_joint
 
@@ -53,7 +53,7 @@ def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -
     """
     if train.group == 1:
         return GroupSize(1)
-    if reason := why_alone(type(local)) or why_not_joint(model):
+    if reason := why_alone(local) or _why_not_run(train) or why_not_joint(model):
         return GroupSize(1, reason)
     if train.group != "auto":
         return GroupSize(train.group)
@@ -64,13 +64,22 @@ def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -
     return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
 
 
-def why_alone(local: type[Local]) -> str:
-    """Why clients of a method are played one by one whatever the config says; empty: they need not be.
+def why_alone(local: Local) -> str:
+    """Why clients of a method are trained one by one whatever the config says; empty: they need not be.
 
     Args:
         local: Client half of the method.
     """
-    own = [name for name in ("train", "step") if getattr(local, name) is not getattr(Local, name)]
-    if not own or local.grouped:
-        return ""
-    return f"{local.__name__} has a {own[0]}() of its own"
+    kind = type(local)
+    own = [name for name in ("train", "step") if getattr(kind, name) is not getattr(Local, name)]
+    if local.needs_curvature:
+        return f"{kind.__name__} needs second derivatives"
+    return f"{kind.__name__} has a {own[0]}() of its own" if own and not kind.grouped else ""
+
+
+def _why_not_run(train: TrainConfig) -> str:
+    """Why the network cannot be run for several clients as this config wants to run it."""
+    for key in ("checkpointing", "compile"):
+        if getattr(train, key):
+            return f"train.{key} runs the network in another way"
+    return ""

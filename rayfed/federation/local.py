@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -35,6 +36,20 @@ class Local:
     tasks: ClassVar[frozenset[str]] = frozenset()
     grouped: ClassVar[bool] = False
 
+    @property
+    def averages_rows(self) -> bool:
+        """Whether the loss of a batch is the mean over its rows, plus terms of the parameters only.
+
+        Only then may `train.micro_batch` compute the gradients of a batch in parts. A half that calls
+        `backward` itself instead of `client.backward` must say False.
+        """
+        return True
+
+    @property
+    def needs_curvature(self) -> bool:
+        """Whether steps need second derivatives of the network, which `train.compile` does not offer."""
+        return False
+
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Exchanges before the training of a round; runs on the driver.
 
@@ -55,7 +70,7 @@ class Local:
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         """One optimisation step on one batch."""
         optimizer.zero_grad()
-        self.loss(client, sent, batch).backward()
+        client.backward(partial(self.loss, client, sent), batch)
         client.clip_gradients()
         optimizer.step()
 

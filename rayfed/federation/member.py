@@ -148,7 +148,7 @@ class MemberModel:
 
     def frozen_features(self, x: Tensor) -> Tensor:
         """As `Backbone.frozen_features`; for this client alone, because a later group may use them too."""
-        known = self._remembered(x)
+        known = self.remembered_features(x)
         if known is None:
             known = self._ask(Pass("frozen_features", x, {}, {}, None, (False, False, self.active, False)))
             self.remember_frozen_features(x, known)
@@ -178,9 +178,10 @@ class MemberModel:
 
     def _pass(self, kind: str, x: Tensor, values: Params | None = None, **options: Any) -> Any:
         state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
-        return self._ask(Pass(kind, x, options, values or {}, self._remembered(x), state))
+        return self._ask(Pass(kind, x, options, values or {}, self.remembered_features(x), state))
 
-    def _remembered(self, x: Tensor) -> Tensor | None:
+    def remembered_features(self, x: Tensor) -> Tensor | None:
+        """As `Backbone.remembered_features`."""
         found = (kept for batch, blocks, kept in self._known if batch is x and blocks == self.active)
         return next(found, None)
 

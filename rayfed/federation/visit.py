@@ -112,6 +112,7 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
     if start:
         metrics |= _named("start", score(client, start))
     update = local.train(client, sent)
+    client.end_training()
     if end:
         client.load(update.params)
         metrics |= _named("end", score(client, end))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfed.data.config import Resize
 from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
 from rayfed.models.clip import ClipHead, TextSide
@@ -18,21 +19,6 @@ from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import trained_modules
 from rayfed.models.named_tensors import NamedTensor, find_tensors
 from rayfed.objective import CLASSIFICATION
-
-STRIDE = 8
-"""`samples_of` takes every eighth row and every eighth column of a feature map."""
-
-
-def samples_of(features: Tensor) -> Tensor:
-    """Features as rows, for statistics over samples.
-
-    Args:
-        features: Shape (B, width), or a map of shape (B, width, H, W).
-
-    Returns:
-        Features as they are, or one row for each pixel of every eighth row and column, shape (n, width).
-    """
-    return features if features.ndim == 2 else features[:, :, ::STRIDE, ::STRIDE].movedim(1, -1).flatten(0, 2)
 
 
 class Backbone(nn.Module):
@@ -52,6 +38,7 @@ class Backbone(nn.Module):
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters.
+        resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
         num_classes: Number of logits.
@@ -76,6 +63,7 @@ class Backbone(nn.Module):
             self.num_classes = head.out_features
         self.task = CLASSIFICATION
         self.size: int = 224
+        self.resize: Resize = "squash"
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
         self.std: tuple[float, float, float] = (0.5, 0.5, 0.5)
         if has_uniform_blocks(net) and not isinstance(net.blocks, BlockStack):
@@ -126,13 +114,19 @@ class Backbone(nn.Module):
 
         The features of the last two batches are kept and returned again for the same tensor `x`.
         """
-        for batch, blocks, features in self._frozen_cache:
-            if batch is x and blocks == self.active:
-                return features
+        if (known := self.remembered_features(x)) is not None:
+            return known
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
             computed: Tensor = self.net(x)
         self.remember_frozen_features(x, computed)
         return computed
+
+    def remembered_features(self, x: Tensor) -> Tensor | None:
+        """Features kept for this tensor object and the active blocks, shape (B, width); None: none are."""
+        for batch, blocks, features in self._frozen_cache:
+            if batch is x and blocks == self.active:
+                return features
+        return None
 
     def remember_frozen_features(self, x: Tensor, features: Tensor) -> None:
         """Store the features that `frozen_features` returns for this tensor object, without computing them.
@@ -158,16 +152,9 @@ class Backbone(nn.Module):
         return self.exits.logits(self.net, self.head, x)
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
-        """What `forward` returns with other parameter values; the model keeps its own.
-
-        Args:
-            params: Values by global name; a name that is absent keeps its present value.
-            x: A batch of inputs.
-            headless: As of `forward`.
-        """
+        """What `forward` returns with other values of some tensors, by global name; the model keeps its own."""
         values = {self.module_name(name): value.to(x.device) for name, value in params.items()}
-        # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
-        # and would leave the replaced values in the second one.
+        # With tie_weights, a block of a CLIP model, which has two names, would keep the replaced values.
         return torch.func.functional_call(self, values, (x,), {"headless": headless}, tie_weights=False)
 
     def classify(self, features: Tensor) -> Tensor:

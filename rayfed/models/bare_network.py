@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from rayfed.data.config import Resize
 from rayfed.models.checkpoints import PublishedWeights
 from rayfed.models.clip import Tokenizer
 from rayfed.objective import CLASSIFICATION
@@ -33,6 +34,7 @@ class BareNetwork:
         is_tag: Whether `model.pretrained` is the tag of published weights, not a path.
         tokenizer: Turns texts into tokens; set for CLIP models only, whose `net` has both towers.
         task: The task that it solves, a name of `rayfed.objective`.
+        resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
     """
 
     net: nn.Module
@@ -47,3 +49,4 @@ class BareNetwork:
     is_tag: bool = False
     tokenizer: Tokenizer | None = None
     task: str = CLASSIFICATION
+    resize: Resize = "squash"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class BlockStack(nn.Sequential):
@@ -19,6 +20,9 @@ class BlockStack(nn.Sequential):
     iterates over it. A skipped block is the identity: nothing is rescaled. Prompt tokens, if there are any,
     are appended before the first active block and removed after the last one (Jia et al., Visual Prompt
     Tuning, 2022, section 3.2, VPT-shallow), so pooling and norms outside the blocks do not receive them.
+
+    With `checkpointing`, the activations within a block are computed again in the backward pass (Chen et al.,
+    Training Deep Nets with Sublinear Memory Cost, 2016).
 
     Letters in shapes: B batch, N tokens, P prompts, D width.
     """
@@ -31,6 +35,7 @@ class BlockStack(nn.Sequential):
         self.register_parameter("prompt", None)
         self._taps: dict[int, Tensor | None] | None = None
         self._instead: tuple[Tensor | None] | None = None
+        self.checkpointing = False
 
     @property
     def tokens(self) -> Tensor | None:
@@ -54,7 +59,9 @@ class BlockStack(nn.Sequential):
         if self.tokens is not None:
             yield self._append_prompt
         for j in self.active:
-            yield self._modules[str(j)]
+            block = self._modules[str(j)]
+            forgets = self.checkpointing and torch.is_grad_enabled()
+            yield partial(checkpoint, block, use_reentrant=False) if forgets else block
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
         if self.tokens is not None:

@@ -43,6 +43,7 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
     model = _assemble(config, bare, names, seed)
     model.size = bare.size
     model.task = bare.task
+    model.resize = bare.resize
     model.mean = config.mean or bare.mean
     model.std = config.std or bare.std
     return model
@@ -60,21 +61,26 @@ def _assemble(config: ModelConfig, bare: BareNetwork, names: Sequence[str], seed
 
 
 def _load(config: ModelConfig, bare: BareNetwork) -> None:
-    if config.pretrained is False:
+    if config.weights is not None:
+        load_into(bare.net, Path(config.weights).expanduser(), bare.classifiers)
+    elif config.pretrained is False:
         return
-    if isinstance(config.pretrained, str) and not bare.is_tag:
-        load_into(bare.net, Path(config.pretrained).expanduser(), bare.classifiers)
+    elif isinstance(config.pretrained, str) and not bare.is_tag:
+        raise ConfigError(
+            f"model.pretrained: {config.pretrained!r} is no tag of published weights of {config.name!r}; set "
+            f"true or false, or model.weights=FILE for a local file"
+        )
     elif bare.packaged:
         with as_file(files("rayfed.models") / "weights" / bare.packaged) as path:
-            load_into(bare.net, path, bare.classifiers)
+            load_into(bare.net, path, bare.classifiers, "model.pretrained")
     elif bare.published is None:
         raise ConfigError(
-            f"model.pretrained=true: no weights are published for {config.name!r}; set model.pretrained=PATH "
+            f"model.pretrained=true: no weights are published for {config.name!r}; set model.weights=FILE "
             f"to a local state dict, or model.pretrained=false for random weights"
         )
     else:
         path = locate(config.name, bare.published)
         if bare.load is None:
-            load_into(bare.net, path, bare.classifiers)
+            load_into(bare.net, path, bare.classifiers, "model.pretrained")
         else:
             bare.load(str(path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -13,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
+from rayfed.models.config import SUFFIXES
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 PROBE_SECONDS = 5.0
 """Seconds after which a host that has not answered counts as unreachable; a download has no limit."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+DIGEST_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")
+"""The first digits of a file's SHA-256 at the end of its name, as in torch's and timm's addresses."""
 
 POSITION_TABLES = ("pos_embed", "relative_position")
 """Parts of the names of tensors that timm can resize to another input size."""
@@ -67,13 +73,17 @@ def locate(label: str, source: PublishedWeights) -> Path:
         reason = " ".join(f"{type(err).__name__}: {err}".split())
         raise ConfigError(
             f"model.pretrained=true: the weights of {label!r} are not in the local cache and cannot be "
-            f"downloaded ({reason[:120]}); they are the file {source.description}. Put it anywhere and "
-            f"set model.pretrained=PATH, or set model.pretrained=false for random weights"
+            f"downloaded ({reason[:200]}); they are the file {source.description}. Put it anywhere and "
+            f"set model.weights=FILE, or set model.pretrained=false for random weights"
         ) from err
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path, key: str = "model.weights") -> dict[str, Tensor]:
     """Read the state dict of an untrusted file; a pickle may contain tensors only.
+
+    Args:
+        path: The file.
+        key: Config key that names it, for errors.
 
     Returns:
         Tensors by name; floating point tensors are converted to float32.
@@ -85,23 +95,21 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     from timm.models import load_state_dict
 
     if not path.is_file():
-        raise ConfigError(f"model.pretrained: {str(path)!r} is not a file; give a state dict, true or false")
+        raise ConfigError(f"{key}: {str(path)!r} is not a file; give a state dict")
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"model.pretrained: {str(path)!r} must end with one of {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{key}: {str(path)!r} must end with one of {', '.join(SUFFIXES)}")
     try:
         state = load_state_dict(str(path), use_ema=False, weights_only=True)
     except MemoryError:
         raise
     except Exception as err:  # parsers raise almost any exception on malformed bytes
         reason = f"{type(err).__name__}: {err}".split("\n")[0]
-        raise ConfigError(f"model.pretrained: {str(path)!r} is not a readable state dict: {reason}") from err
+        raise ConfigError(f"{key}: {str(path)!r} is not a readable state dict: {reason}") from err
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(
-            f"model.pretrained: {str(path)!r} is not a state dict: it must map names to tensors"
-        )
+        raise ConfigError(f"{key}: {str(path)!r} is not a state dict: it must map names to tensors")
     for name, value in state.items():
         if problem := _tensor_problem(value):
-            raise ConfigError(f"model.pretrained: {str(path)!r}: tensor {name!r} {problem}")
+            raise ConfigError(f"{key}: {str(path)!r}: tensor {name!r} {problem}")
     return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
 
 
@@ -116,7 +124,7 @@ def _tensor_problem(value: Tensor) -> str:
     return ""
 
 
-def load_into(net: nn.Module, path: Path, classifiers: Sequence[str]) -> None:
+def load_into(net: nn.Module, path: Path, classifiers: Sequence[str], key: str = "model.weights") -> None:
     """Load a file's tensors into a network without classifier, in float32.
 
     The classifier in the file is ignored. If the input size differs, timm resizes the position tables; timm
@@ -126,16 +134,17 @@ def load_into(net: nn.Module, path: Path, classifiers: Sequence[str]) -> None:
         net: The network, its classifier removed.
         path: The file.
         classifiers: Names of the classifier's modules in the file, e.g. `head`, `fc`, `classifier.6`.
+        key: Config key that names the file, for errors.
 
     Raises:
         ConfigError: The file cannot be read, or its tensors do not fit the network.
     """
-    state = _without(read_state_dict(path), classifiers)
+    state = _without(read_state_dict(path, key), classifiers)
     problem = _mismatch(net, state)
     if problem and _only_tables_differ(net, state):
         state, problem = _converted(net, state, classifiers, problem)
     if problem:
-        raise ConfigError(f"model.pretrained: {str(path)!r} does not fit the model: {problem}")
+        raise ConfigError(f"{key}: {str(path)!r} does not fit the model: {problem}")
     # Not strict, because `_mismatch` allows that BatchNorm's batch counters are missing.
     net.load_state_dict(state, strict=False)
 
@@ -161,23 +170,46 @@ def _from_hub(source: PublishedWeights) -> Path:
     repository, revision = _split(source.repository)
     for name in source.files:
         try:
-            get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), timeout=PROBE_SECONDS)
+            known = get_hf_file_metadata(
+                hf_hub_url(repository, name, revision=revision), timeout=PROBE_SECONDS
+            )
         except EntryNotFoundError:
             continue
         log.info("downloading %s of %s", name, repository)
-        return Path(hf_hub_download(repository, name, revision=revision))
+        path = Path(hf_hub_download(repository, name, revision=revision))
+        if known.etag and SHA256.fullmatch(known.etag):  # large files are named by their digest
+            _check_digest(path, known.etag)
+        return path
     raise FileNotFoundError(f"{repository} holds none of {', '.join(source.files)}")
 
 
 def _from_url(source: PublishedWeights) -> Path:
     request = urllib.request.Request(source.url, method="HEAD")
-    with urllib.request.urlopen(request, timeout=PROBE_SECONDS):
-        pass
+    with urllib.request.urlopen(request, timeout=PROBE_SECONDS) as answer:
+        size = answer.headers.get("Content-Length")
     path = Path(torch.hub.get_dir()) / "checkpoints" / source.files[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     log.info("downloading %s", source.files[0])
     torch.hub.download_url_to_file(source.url, str(path), progress=False)
+    if size is not None and path.stat().st_size != int(
+        size
+    ):  # a lost connection looks like the end to urllib
+        got = path.stat().st_size
+        path.unlink()
+        raise OSError(f"the download ended after {got} of {size} bytes")
+    if digest := DIGEST_IN_NAME.search(source.url):
+        _check_digest(path, digest.group(1))
     return path
+
+
+def _check_digest(path: Path, start: str) -> None:
+    """Remove a downloaded file and raise OSError unless its SHA-256 digest begins with `start`."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not digest.startswith(start):
+        path.resolve().unlink()  # a file of the hub is a link into its cache
+        path.unlink(missing_ok=True)
+        raise OSError(f"the file is damaged: its SHA-256 begins with {digest[:12]} instead of {start[:12]}")
 
 
 def _split(repository: str) -> tuple[str, str | None]:

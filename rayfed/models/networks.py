@@ -15,7 +15,7 @@ from rayfed.models import clip, open_clip_models
 from rayfed.models.bare_network import HALF, IMAGENET_MEAN, IMAGENET_STD, BareNetwork
 from rayfed.models.char_lstm import CharLSTM
 from rayfed.models.checkpoints import PublishedWeights
-from rayfed.models.config import ModelConfig
+from rayfed.models.config import OPEN_CLIP, ModelConfig
 from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet
 from rayfed.objective import NEXT_CHARACTER, SEGMENTATION
 
@@ -26,7 +26,7 @@ def construct_network(config: ModelConfig) -> BareNetwork:
     Raises:
         ConfigError: No such model, or its constructor refuses the options.
     """
-    general = _open_clip if config.name.startswith(open_clip_models.PREFIX) else _timm
+    general = _open_clip if config.name.startswith(OPEN_CLIP) else _timm
     return BUILDERS.get(config.name, general)(config)
 
 
@@ -107,6 +107,8 @@ def _timm(config: ModelConfig) -> BareNetwork:
         std=known.std,
         classifiers=(names,) if isinstance(names, str) else tuple(names),
         published=_published(known),
+        # timm keeps a margin around the centre (crop_pct), which is not cut off here.
+        resize="crop" if known.crop_mode == "center" else "squash",
     )
     return replace(bare, load=net.load_pretrained) if known.custom_load else bare
 
@@ -202,6 +204,7 @@ def _open_clip(config: ModelConfig) -> BareNetwork:
         published=known.published,
         is_tag=known.is_tag,
         tokenizer=known.tokenizer,
+        resize=known.resize,
     )
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfed.data.config import Resize
 from rayfed.errors import ConfigError, unknown
 from rayfed.models.checkpoints import PublishedWeights
-
-PREFIX = "open_clip/"
-"""Prefix in `model.name` before the name that open_clip gives a model."""
+from rayfed.models.config import OPEN_CLIP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +25,7 @@ class OpenClipModel:
         size: Input height and width in pixels.
         mean, std: Mean and standard deviation by channel that its inputs are normalised with.
         published: Location of the chosen weights; None if there are none.
+        resize: How its transform makes a square of an image.
         is_tag: Whether `model.pretrained` is the tag of published weights, not a path.
     """
 
@@ -36,6 +36,7 @@ class OpenClipModel:
     std: tuple[float, float, float]
     published: PublishedWeights | None
     is_tag: bool
+    resize: Resize = "crop"
 
     def build(self, options: dict[str, Any]) -> nn.Module:
         """Build the network with random weights.
@@ -73,10 +74,10 @@ def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
-    model = name.removeprefix(PREFIX)
+    model = name.removeprefix(OPEN_CLIP)
     config = open_clip.get_model_config(model)
     if config is None:
-        raise ConfigError(unknown("model.name", name, [PREFIX + n for n in open_clip.list_models()]))
+        raise ConfigError(unknown("model.name", name, [OPEN_CLIP + n for n in open_clip.list_models()]))
     if "multimodal_cfg" in config or "hf_model_name" in config["text_cfg"]:
         raise ConfigError(
             f"model.name: {name!r} has a text tower of another library; choose a plain model such as "
@@ -94,6 +95,7 @@ def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
         std=tuple(weights.get("std") or OPENAI_DATASET_STD),
         published=_published(weights),
         is_tag=isinstance(pretrained, str) and tag in tags,
+        resize="squash" if weights.get("resize_mode") == "squash" else "crop",
     )
 
 

@@ -100,15 +100,16 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
-    size = args.image_size or without_values(whole).size
+    model = without_values(whole)
+    size = args.image_size or model.size
     with shown_on(screen_of(quiet=args.json)):
-        found = examine(args.name, config, size)
-    model = "" if args.image_size else whole.model.name
-    output.tell(found, published, model, size, as_json=args.json)
+        found = examine(args.name, config, size, model.resize)
+    name = "" if args.image_size else whole.model.name
+    output.tell(found, published, name, size, as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        output.plot(config, whole.seed, found.shard, args.plot)
+        output.plot(config, whole.seed, found.shard, args.plot, model.resize)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:

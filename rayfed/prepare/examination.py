@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from rayfed.data.cache import cache_folder
-from rayfed.data.config import DataConfig
+from rayfed.data.config import DataConfig, Resize
 from rayfed.data.download_check import Inventory, take_inventory
 from rayfed.data.preparation import prepare
 from rayfed.data.published import PUBLISHED, PublishedDataset
@@ -42,14 +42,20 @@ class Findings:
         return self.shard is not None
 
 
-def examine(name: str, config: DataConfig, image_size: int) -> Findings:
+def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "squash") -> Findings:
     """Check a data set and prepare it if nothing is missing.
+
+    Args:
+        name: Name of the data set in `data=NAME`.
+        config: The config section `data`.
+        image_size: Height and width of the prepared images in pixels.
+        resize: How images become squares under `data.resize=auto`.
 
     Raises:
         ConfigError: The folder does not exist, holds no images, or has lists that cannot be read.
     """
     published = PUBLISHED.get(name)
-    source = make_source(config)
+    source = make_source(config, resize)
     try:
         listing = source.scan()
     except ConfigError as error:

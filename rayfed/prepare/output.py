@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rayfed.data.config import DataConfig
+from rayfed.data.config import DataConfig, Resize
 from rayfed.data.published import PublishedDataset
 from rayfed.data.shards import open_dataset
 from rayfed.objective import SEGMENTATION
@@ -88,13 +88,13 @@ def cleaned(count: int, num_bytes: int) -> str:
     return f"removed {count} prepared {'file' if count == 1 else 'files'}, {size(num_bytes)}"
 
 
-def plot(config: DataConfig, seed: int, shard: Path, path: Path) -> None:
+def plot(config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize) -> None:
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
     from rayfed.data.partition.manifest import to_table
     from rayfed.report.partition_figure import draw_partition
 
-    dataset = load(config, open_dataset(shard).size)
+    dataset = load(config, open_dataset(shard).size, resize=resize)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
     drawing = draw_partition(
         to_table(partition, dataset), dataset.classes, dataset.name, dataset.task != SEGMENTATION

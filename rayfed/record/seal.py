@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config.changes import changes
+from rayfed.config.renamed import with_new_names
 from rayfed.errors import ConfigError
 from rayfed.record.readers import DamagedError, read_json, reading
 
@@ -49,11 +50,17 @@ class Basis:
         where = f"when round {facts['round']} of {path} was saved"
         advice = "put it back or start a new run"
         now = json.loads(json.dumps(self.config))  # with the key types that JSON has
-        for key, old, new in changes(facts["config"], now):
-            if key != "rounds":  # a continued run may have more rounds
+        for key, old, new in changes(with_new_names(facts["config"]), now):
+            if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, new in changes(facts["data"], self.data):
             raise ConfigError(f"{key} was {str(old)[:16]} {where} and is {str(new)[:16]} now; {advice}")
+
+
+def _depends_on_rounds(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a round depends on the number of all rounds."""
+    train = config.get("train")
+    return isinstance(train, Mapping) and train.get("schedule", "constant") != "constant"
 
 
 NOTHING = Basis()

@@ -10,7 +10,8 @@ from rayfed.record.readers import read_json, read_yaml, rows_so_far
 from rayfed.report.table import Table
 
 SETTINGS = (
-    *("algorithm", "tuning.name", "model.name", "model.pretrained", "data.name", "data.held_out"),
+    *("algorithm", "tuning.name", "model.name", "model.pretrained", "model.weights"),
+    *("data.name", "data.held_out"),
     *("data.partition.scheme", "data.partition.clients_per_domain", "data.partition.alpha"),
     *("data.partition.factor", "rounds", "clients_per_round", "train.optimizer", "train.lr", "train.epochs"),
     *("train.batch_size", "capacity", "seed"),

@@ -234,7 +234,7 @@ def test_authors_options_run(short):
         "optimizer=authors",
     )
     options = [f"server.{text}" for text in server] + [f"local.{text}" for text in local]
-    options += ["local.keep_optimizer=true", "server.empty_groups=zero", "tuning.prompt_mix=scramble"]
+    options += ["train.keep_optimizer=true", "server.empty_groups=zero", "tuning.prompt_mix=scramble"]
     result = short("fedgcr", *options, "tuning.feature_dropout=0.1")
     assert result.history.beta.iloc[0] == pytest.approx(0.05)
     rows = pq.read_table(result.path / "clusters.parquet").to_pylist()

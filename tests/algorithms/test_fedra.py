@@ -15,8 +15,9 @@ from rayfed.engine.loop import make_cohort
 from rayfed.engine.setup import _block_bytes, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.client import Client
 from rayfed.federation.params import digest
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import skeleton

@@ -6,7 +6,8 @@ import torch
 
 from algorithms.scaffold import ScaffoldLocal, ScaffoldServer
 from rayfed import Broadcast, Cohort, ServerState, Update
-from rayfed.federation.client import Client, TrainConfig
+from rayfed.federation.client import Client
+from rayfed.federation.train_config import TrainConfig
 from tests.algorithms.batch_norm import WITH_BATCH_NORM, statistics
 
 RATE = 0.1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rayfed.config.schema import Config
 
-PLACES = ("output", "data.cache", "data.root", "faults.trace", "data.partition.file", "model.pretrained")
+PLACES = ("output", "data.cache", "data.root", "faults.trace", "data.partition.file", "model.weights")
 """Keys that name a place: damaged with PATHS only, so that no case reads or writes somewhere else."""
 
 FIXED = (

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rayfed.data.formats.digit_files import read_idx, read_listed, read_mat, read_pickles, read_usps
-from rayfed.data.readers.image_folder import open_bounded
+from rayfed.data.formats.image_file import open_bounded
 from rayfed.data.source import BadImageError, Listing
 from rayfed.errors import ConfigError, DataError
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,20 +13,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
-from rayfed.data.source import BadImageError, Listing, choose_classes
+from rayfed.data.config import Resize
+from rayfed.data.formats.image_file import read_image
+from rayfed.data.source import Listing, choose_classes
 from rayfed.errors import ConfigError, DataError
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
 ONE_DOMAIN = "all"
 """Name of the domain of images in folders `<root>/<class>/<image>`."""
-
-MAX_PIXELS = 89_478_485
-"""Limit for the pixels of an image, as in Pillow: a file of a few kB may decode to gigabytes."""
-
-MAX_FILE_BYTES = 500_000_000
-"""Limit for the size of an image file."""
 
 MAX_DEPTH = 100
 """Limit for the nesting of folders."""
@@ -36,8 +29,6 @@ MAX_DEPTH = 100
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 log = logging.getLogger(__name__)
-
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `open_bounded` raises an error instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +62,15 @@ class ImageFolder:
     folders without images; suffixes may be in upper case. Where all images are one level higher, in
     `root/<class>/<image>`, they are one domain named `all`. Classes are the class folders of all domains, or
     those of `classes`. `aliases` maps other spellings of folders to the names of domains and classes, e.g.
-    `{"Real_World": "Real World"}`; names and keys do not depend on the spelling.
+    `{"Real_World": "Real World"}`; names and keys do not depend on the spelling. `resize` is an argument of
+    `decode_image`.
     """
 
     name: str
     root: str | None
     classes: Sequence[str] | int | None = None
     aliases: Mapping[str, str] | None = None
+    resize: Resize = "squash"
 
     def fingerprint(self) -> str:
         return self.scan().fingerprint
@@ -113,7 +106,7 @@ class ImageFolder:
         )
 
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
-        return read_image(self._path(listing.keys[index]), size)
+        return read_image(self._path(listing.keys[index]), size, self.resize)
 
     def _place(self, path: str) -> Place | None:
         """Domain, class and key of a file; None if it is not part of the data set."""
@@ -159,69 +152,6 @@ class ImageFolder:
             what = "is a file" if folder.exists() else "does not exist"
             raise DataError(f"data.root: folder {folder} {what}; give the folder laid out as {LAYOUT}")
         return folder
-
-
-def read_image(path: Path, size: int) -> NDArray[np.uint8]:
-    """Read an image file as RGB pixels, uint8, shape (size, size, 3).
-
-    Raises:
-        BadImageError: The file is missing or corrupt; `data.on_bad_image=skip` leaves it out.
-        DataError: The file system reports an error; such an image is never left out.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise BadImageError(f"image {path} is not a file; remove it, or set data.on_bad_image=skip")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise BadImageError(f"image {path} is larger than {MAX_FILE_BYTES // 1_000_000} MB; replace it")
-        data = path.read_bytes()
-    except FileNotFoundError as err:
-        raise BadImageError(f"image {path} does not exist any more, or is a broken link") from err
-    except OSError as err:
-        # Not skipped: the image may be fine, and a temporary error of the disk must not change the data set.
-        raise DataError(
-            f"image {path} cannot be read ({err.strerror}); check the disk and the permissions"
-        ) from err
-    try:
-        return decode_image(data, size)
-    except MemoryError:
-        raise
-    except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
-        why = "no image format that is known" if isinstance(err, UnidentifiedImageError) else err
-        raise BadImageError(
-            f"image {path} is corrupt ({why}); replace it, or set data.on_bad_image=skip"
-        ) from err
-
-
-def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
-    """Decode an image and resize it to a square, bicubic with antialiasing, without keeping its proportions.
-
-    Args:
-        data: The content of the file.
-        size: Side of the result in pixels.
-
-    Returns:
-        RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
-    """
-    with open_bounded(io.BytesIO(data)) as image:
-        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is faster. At least twice the target
-        # size is kept, so that the result hardly differs from resizing the whole image.
-        image.draft("RGB", (2 * size, 2 * size))
-        image.load()
-        plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-        rgb = plain if plain.mode == "RGB" else plain.convert("RGB")  # converting RGB to RGB would copy
-    return np.asarray(rgb if rgb.size == (size, size) else rgb.resize((size, size), Image.Resampling.BICUBIC))
-
-
-def open_bounded(file: Path | io.BytesIO) -> Image.Image:
-    """Open an image without decoding it.
-
-    Raises:
-        ValueError: The image has more than MAX_PIXELS pixels.
-    """
-    image = Image.open(file)
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
-    return image
 
 
 def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[ImageFile]:

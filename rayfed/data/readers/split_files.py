@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.readers.image_folder import read_image
+from rayfed.data.config import Resize
+from rayfed.data.formats.image_file import read_image
 from rayfed.data.source import Listing, check_inside, choose_classes, read_list
 from rayfed.errors import ConfigError, DataError
 
@@ -53,6 +54,7 @@ class SplitFiles:
     name: str
     root: str | None
     classes: Sequence[str] | int | None = None
+    resize: Resize = "squash"
 
     def fingerprint(self) -> str:
         """A hash of the lists and the chosen classes, not of the images, as released images do not change."""
@@ -76,7 +78,7 @@ class SplitFiles:
         )
 
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
-        return read_image(self._folder() / listing.keys[index], size)
+        return read_image(self._folder() / listing.keys[index], size, self.resize)
 
     def _folder(self) -> Path:
         if not self.root:

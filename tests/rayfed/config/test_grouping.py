@@ -7,6 +7,6 @@ from rayfed.federation.method import METHODS
 
 
 def test_the_list_names_the_methods_whose_clients_are_trained_one_by_one():
-    assert played_alone() == [name for name in METHODS.names() if why_alone(METHODS.load(name).local)]
+    assert played_alone() == [name for name in METHODS.names() if why_alone(METHODS.load(name).local())]
     assert played_alone() == ["fedmix"]
     assert "except with algorithm=fedmix and tuning=full" in catalog()

@@ -49,7 +49,7 @@ CASES = [
     ),
     *(
         Case(f"a path no disk takes in {key}", f"{key} | File name too long", f"{key}={'x' * 300}")
-        for key in ("data.root", "data.cache", "data.partition", "faults.trace", "model.pretrained")
+        for key in ("data.root", "data.cache", "data.partition", "faults.trace", "model.weights")
     ),
     Case("terminal codes in a name", "algorithm | fed", "algorithm=fed\x1b[31mavg"),
     # Files of --config.

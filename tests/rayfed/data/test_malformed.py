@@ -171,18 +171,18 @@ CASES = [
     # Weights.
     Case(
         "weights that are not there",
-        "model.pretrained | not a file",
-        make=lambda folder: [f"model.pretrained={folder}/w.pth"],
+        "model.weights | not a file",
+        make=lambda folder: [f"model.weights={folder}/w.pth"],
     ),
     Case(
         "a folder as weights",
-        "model.pretrained | not a file",
+        "model.weights | not a file",
         make=lambda folder: [f"model.pretrained={folder}"],
     ),
     Case("weights without bytes", "w.pth | state dict", make=weights(lambda path, _: path.touch(), "w.pth")),
     Case(
         "weights of an unknown kind",
-        "model.pretrained | w.onnx",
+        "model.weights | w.onnx",
         make=weights(lambda path, _: path.touch(), "w.onnx"),
     ),
     Case("half a safetensors file", "w.safetensors | state dict", make=weights(cut)),

@@ -18,7 +18,7 @@ from rayfed.doctor.measurement import costs, measure
 from rayfed.engine.preflight import check_resources
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
-from rayfed.federation.client import TrainConfig
+from rayfed.federation.train_config import TrainConfig
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
 

@@ -19,6 +19,8 @@ PARTIAL = (
     "clients_per_round=3",
     "rounds=3",
 )
+CHANGING = ("data.augment=[crop,flip,jitter,grayscale]", "train.keep_optimizer=true", "train.schedule=cosine")
+"""Random changes of images, and settings that depend on the round or are kept between rounds."""
 
 
 @pytest.mark.ray
@@ -28,13 +30,13 @@ PARTIAL = (
         "3",
         *(
             pytest.param(actors, marks=[pytest.mark.slow, pytest.mark.steady])
-            for actors in ("1", "per_client")
+            for actors in ("1", "2", "per_client")
         ),
     ],
 )
 def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
-    here = small(*PARTIAL)
-    there = small(*PARTIAL, "cluster.executor=ray", f"cluster.actors={actors}")
+    here = small(*PARTIAL, *CHANGING)
+    there = small(*PARTIAL, *CHANGING, "cluster.executor=ray", f"cluster.actors={actors}")
     assert here.sha256 == there.sha256
     assert digest(there.params) == there.sha256
     drop = ["seconds", "seconds_training"]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rayfed.errors import ConfigError
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.group_size import group_size
 from rayfed.federation.local import Local
+from rayfed.federation.train_config import TrainConfig
 from rayfed.testing.small import small_setup
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
@@ -54,7 +54,7 @@ def test_a_method_with_a_step_of_its_own_is_grouped_if_it_says_so():
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        ("algorithm=fedmix", "MeanAugmented has a step"),
+        ("algorithm=fedmix", "MeanAugmented needs second"),
         ("algorithm=fedavg tuning=full", "most of the model"),
         ("algorithm=fedgcr tuning.prompt_mix=scramble", "mixes the images"),
     ],

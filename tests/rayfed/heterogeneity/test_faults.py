@@ -13,8 +13,8 @@ from rayfed.engine.loop import run_rounds, sample
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.client import TrainConfig
 from rayfed.federation.params import digest
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.report.table import final_table
 from rayfed.types import Broadcast

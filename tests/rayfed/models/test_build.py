@@ -52,14 +52,14 @@ def test_the_head_does_not_depend_on_the_backbone_weights(tmp_path):
     net = small("vit", seed=9).net
     save_file(net.state_dict(), tmp_path / "net.safetensors")
     loaded = build_backbone(
-        ModelConfig(**{**vars(config("vit")), "pretrained": str(tmp_path / "net.safetensors")}), CLASSES, 3
+        ModelConfig(**{**vars(config("vit")), "weights": str(tmp_path / "net.safetensors")}), CLASSES, 3
     )
     assert torch.equal(loaded.head.weight, small("vit", seed=3).head.weight)
     assert digest(dict(loaded.net.state_dict())) == digest(dict(net.state_dict()))
 
 
 def from_file(path, **changes):
-    values = {**vars(config("vit")), "pretrained": str(path), **changes}
+    values = {**vars(config("vit")), "weights": str(path), **changes}
     return build_backbone(ModelConfig(**values), CLASSES, 0)
 
 
@@ -157,7 +157,7 @@ def test_without_network_and_cache_the_error_says_what_to_do(offline, monkeypatc
     assert time.monotonic() - start < 5
     message = str(caught.value)
     assert "\n" not in message
-    for part in (f"{name!r}", file, "model.pretrained=PATH", "model.pretrained=false"):
+    for part in (f"{name!r}", file, "model.weights=FILE", "model.pretrained=false"):
         assert part in message
 
 
@@ -245,7 +245,7 @@ def test_real_vit_weights():
     path = shared("weights/vit12_tiny64_tinyimagenet.safetensors")
     options = {"num_heads": 6, "img_size": 64}
     model = build_backbone(
-        ModelConfig(name="vit_tiny_patch16_224", pretrained=str(path), options=options), CLASSES, 0
+        ModelConfig(name="vit_tiny_patch16_224", weights=str(path), options=options), CLASSES, 0
     )
     assert (model.size, model.num_blocks, model.width) == (64, 12, 192)
     stored = load_file(path)
@@ -258,7 +258,7 @@ def test_real_mobilenet_weights_classify_as_timm_does():
     import timm
 
     path = shared("weights/mobilenetv2_100_imagenet1k.safetensors")
-    config = ModelConfig(name="mobilenetv2_100", pretrained=str(path), size=64, options={"pad_type": "same"})
+    config = ModelConfig(name="mobilenetv2_100", weights=str(path), size=64, options={"pad_type": "same"})
     model: Backbone = build_backbone(config, 1001, 0).eval()
     reference = timm.create_model("mobilenetv2_100", pad_type="same", num_classes=1001).eval()
     state = {n: v.float() if v.is_floating_point() else v for n, v in load_file(path).items()}

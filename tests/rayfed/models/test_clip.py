@@ -153,7 +153,7 @@ def test_a_local_file_is_read(tmp_path):
     whole = original()
     path = tmp_path / "clip.safetensors"
     save_file({n: v.contiguous() for n, v in whole.state_dict().items()}, path)
-    model = build(ModelConfig(name="clip_mini", pretrained=str(path), options={"depth": 2}))
+    model = build(ModelConfig(name="clip_mini", weights=str(path), options={"depth": 2}))
     assert torch.equal(model.features(images(2)), whole.encode_image(images(2)))
 
 

@@ -260,6 +260,10 @@ def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path,
     load(config.data, without_values(config).size)
     assert len(list((tmp_path / "cache").glob("*.arrow"))) == 1
     assert main(["pacs", *place, "model=vit_base_patch16_224"]) == 0
+    vit = load_config(["data=pacs", *place, "model=vit_base_patch16_224"])
+    model = without_values(vit)
+    assert model.resize == "crop"  # as its own transform does; the prepared file is another one
+    load(vit.data, model.size, resize=model.resize)
     assert len(list((tmp_path / "cache").glob("pacs-224-*.arrow"))) == 1
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data.readers.image_folder import ImageFolder, decode_image
+from rayfed.data.formats.image_file import decode_image
+from rayfed.data.readers.image_folder import ImageFolder
 from rayfed.data.source import BadImageError
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs

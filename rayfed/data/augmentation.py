@@ -1,0 +1,89 @@
+"""Random changes of training images: flip, crop, rotate, randaugment, jitter and grayscale of torchvision.
+
+Each image of a batch is changed on its own. The random numbers come from a seed that a client draws from its
+own stream, and are drawn on the CPU, so that the result does not depend on where a client runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.data.augment_config import AugmentConfig
+from rayfed.seeds import cpu_seeded
+
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Changes batches of normalised images at random.
+
+    Attributes:
+        transform: Changes one image with values in [0, 1], shape (3, size, size).
+        mean, std: Mean and standard deviation by channel that the images were normalised with.
+    """
+
+    transform: Callable[[Tensor], Tensor]
+    mean: Channels
+    std: Channels
+
+    @classmethod
+    def of(cls, config: AugmentConfig, size: int, mean: Channels, std: Channels) -> Augmentation:
+        """The changes that a config section names, in its order.
+
+        Args:
+            config: The config section `data.augment`.
+            size: Height and width of the images in pixels.
+            mean: Mean by channel that the images are normalised with.
+            std: Standard deviation by channel.
+        """
+        from torchvision.transforms import v2
+
+        return cls(v2.Compose(_transforms(config, size)), mean, std)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, seed: int) -> Tensor:
+        """Change every image of a batch.
+
+        Args:
+            x: Normalised images, shape (B, 3, H, W).
+            seed: Determines all random numbers.
+
+        Returns:
+            A new batch of the same shape, normalised, on the same device.
+        """
+        mean = _by_channel(self.mean, x.device)
+        std = _by_channel(self.std, x.device)
+        pixels = (x * std + mean).clamp_(0, 1)
+        with cpu_seeded(seed):
+            changed = torch.stack([self.transform(image) for image in pixels])
+        return (changed - mean) / std
+
+
+@lru_cache(maxsize=8)
+def _by_channel(values: Channels, device: torch.device) -> Tensor:
+    """Values of the channels for arithmetic with images, shape (1, 3, 1, 1); copied to a device once."""
+    return torch.tensor(values, device=device).view(1, 3, 1, 1)
+
+
+def _transforms(config: AugmentConfig, size: int) -> list[Any]:
+    """Transforms of torchvision for images of `size` pixels."""
+    from torchvision.transforms import v2
+
+    build: dict[str, Callable[[Any], Any]] = {
+        "crop": lambda c: v2.RandomResizedCrop(
+            size, scale=tuple(sorted(c.scale)), ratio=tuple(sorted(c.ratio))
+        ),
+        "flip": lambda c: v2.RandomHorizontalFlip(c.p),
+        "rotate": lambda c: v2.RandomRotation(c.degrees),
+        "randaugment": lambda c: v2.RandAugment(c.num_ops, c.magnitude),
+        "jitter": lambda c: v2.ColorJitter(c.brightness, c.contrast, c.saturation, c.hue),
+        "grayscale": lambda c: v2.RandomGrayscale(c.p),
+    }
+    return [build[name](getattr(config, name)) for name in config.names]

@@ -1,0 +1,104 @@
+"""Decodes image files that may be corrupt or hostile, and makes them square."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from rayfed.data.config import Resize
+from rayfed.data.source import BadImageError
+from rayfed.errors import DataError
+
+MAX_PIXELS = 89_478_485
+"""Limit for the pixels of an image, as in Pillow: a file of a few kB may decode to gigabytes."""
+
+MAX_FILE_BYTES = 500_000_000
+"""Limit for the size of an image file."""
+
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `open_bounded` raises an error instead
+
+
+def read_image(path: Path, size: int, resize: Resize = "squash") -> NDArray[np.uint8]:
+    """Read an image file as RGB pixels, uint8, shape (size, size, 3); arguments as of `decode_image`.
+
+    Raises:
+        BadImageError: The file is missing or corrupt; `data.on_bad_image=skip` leaves it out.
+        DataError: The file system reports an error; such an image is never left out.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise BadImageError(f"image {path} is not a file; remove it, or set data.on_bad_image=skip")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadImageError(f"image {path} is larger than {MAX_FILE_BYTES // 1_000_000} MB; replace it")
+        data = path.read_bytes()
+    except FileNotFoundError as err:
+        raise BadImageError(f"image {path} does not exist any more, or is a broken link") from err
+    except OSError as err:
+        # Not skipped: the image may be fine, and a temporary error of the disk must not change the data set.
+        raise DataError(
+            f"image {path} cannot be read ({err.strerror}); check the disk and the permissions"
+        ) from err
+    try:
+        return decode_image(data, size, resize)
+    except MemoryError:
+        raise
+    except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
+        why = "no image format that is known" if isinstance(err, UnidentifiedImageError) else err
+        raise BadImageError(
+            f"image {path} is corrupt ({why}); replace it, or set data.on_bad_image=skip"
+        ) from err
+
+
+def decode_image(data: bytes, size: int, resize: Resize = "squash") -> NDArray[np.uint8]:
+    """Decode an image and resize it to a square, bicubic with antialiasing.
+
+    Args:
+        data: The content of the file.
+        size: Side of the result in pixels.
+        resize: `squash`: the whole image, whose proportions change; `crop`: the largest centred square of it,
+            as if the shorter side were resized and the centre cut out.
+
+    Returns:
+        RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
+    """
+    with open_bounded(io.BytesIO(data)) as image:
+        # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is faster. At least twice the target
+        # size is kept, so that the result hardly differs from resizing the whole image.
+        image.draft("RGB", (2 * size, 2 * size))
+        image.load()
+        plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+        rgb = plain if plain.mode == "RGB" else plain.convert("RGB")  # converting RGB to RGB would copy
+    if rgb.size == (size, size):
+        return np.asarray(rgb)
+    return np.asarray(rgb.resize((size, size), Image.Resampling.BICUBIC, _part(rgb.size, resize)))
+
+
+def _part(whole: tuple[int, int], resize: Resize) -> tuple[float, float, float, float] | None:
+    """Left, upper, right and lower edge of the part of an image that is used; None: all of it.
+
+    Args:
+        whole: Width and height of the image.
+        resize: As of `decode_image`.
+    """
+    side = min(whole)
+    if resize == "squash" or side == max(whole):
+        return None
+    left, top = ((length - side) / 2 for length in whole)
+    return left, top, left + side, top + side
+
+
+def open_bounded(file: Path | io.BytesIO) -> Image.Image:
+    """Open an image without decoding it.
+
+    Raises:
+        ValueError: The image has more than MAX_PIXELS pixels.
+    """
+    image = Image.open(file)
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+    return image

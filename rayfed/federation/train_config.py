@@ -1,0 +1,129 @@
+"""The config section `train`: settings of local optimisation, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from rayfed.types import Count, Decay, Fraction, NonNegative, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of local optimisation, shared by all methods.
+
+    Attributes:
+        optimizer: Kind of optimizer. A new one is made for every call, so momentum and Adam moments start at
+            zero in every round, unless `keep_optimizer` is set.
+        keep_optimizer: Clients keep momentum and Adam moments from round to round, tensor by tensor: a tensor
+            that a client does not hold in a round keeps its moments.
+        lr: Learning rate.
+        schedule: Learning rate over the rounds: `constant`; `cosine`: from `lr` in the first round after
+            warm-up towards 0 after the last one; `step`: multiplied by `step_factor` once.
+        step_at: Under `step`: share of all rounds after which the learning rate changes.
+        step_factor: Under `step`: the factor.
+        warmup_rounds: Number of first rounds in which the learning rate grows linearly, beginning with
+            lr / (warmup_rounds + 1).
+        momentum: Momentum of sgd; adam and adamw ignore it.
+        weight_decay: L2 penalty added to the gradient for sgd and adam; decoupled weight decay for adamw.
+        betas: Decay rates of the two moments of adam and adamw.
+        eps: Term added to the denominator of adam and adamw.
+        clip_norm: Gradients are scaled so that their global L2 norm is at most this; none: no clipping.
+        epochs: Passes over the training split in one call.
+        batch_size: Examples in a training batch; a smaller last batch of a pass is used too.
+        drop_last: Leave out a smaller last batch of a pass, unless it is the only one.
+        eval_batch_size: Examples in a batch when a model is evaluated.
+        local_steps: Optimisation steps of one call: `full_epoch` (`epochs` passes), a number, or
+            `min_over_clients_plus_one`, as in the released code of FedRA: full epochs, but every client stops
+            one step after the client with the fewest batches.
+        max_steps: Upper limit on the steps of one call; none: no limit.
+        batch_norm: What happens to the running statistics of trained BatchNorm layers: `average` sends and
+            averages them like parameters, `local` keeps them at the client.
+        cache_features: Whether the features of a frozen network are computed once per process and image
+            instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
+            where it is not; off: never.
+        group: Number of clients whose rows share each forward and backward pass of their training
+            (`rayfed.federation.group`). `auto`: up to 16 where batches are so small that this pays, else 1.
+            Rounding depends on it, and on nothing else about how clients are placed.
+        checkpointing: Compute the activations within a block again in the backward pass instead of keeping
+            them: less memory, about a third more time, the same result.
+        micro_batch: Compute the gradients of a batch in parts of this many examples, whose sum is used for
+            one step: less memory, the same step except for rounding. None: the batch as a whole.
+        compile: Compile the network with torch.compile, which takes minutes at first and changes rounding.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    keep_optimizer: bool = False
+    lr: Positive = 0.02
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    step_at: Fraction = 0.8
+    step_factor: Positive = 0.1
+    warmup_rounds: Annotated[int, Ge(0)] = 0
+    momentum: NonNegative = 0.9
+    weight_decay: NonNegative = 0.0
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    clip_norm: Positive | None = None
+    epochs: Count = 1
+    batch_size: Count = 32
+    drop_last: bool = False
+    eval_batch_size: Count = 256
+    local_steps: Literal["full_epoch", "min_over_clients_plus_one"] | Count = "full_epoch"
+    max_steps: Count | None = None
+    batch_norm: Literal["average", "local"] = "average"
+    cache_features: Literal["auto"] | bool = "auto"
+    group: Literal["auto"] | Count = "auto"
+    checkpointing: bool = False
+    micro_batch: Count | None = None
+    compile: bool = False
+
+    @property
+    def varies(self) -> bool:
+        """Whether the learning rate depends on the round."""
+        return self.schedule != "constant" or self.warmup_rounds > 0
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Learning rate of a round.
+
+        Cosine: Loshchilov and Hutter, SGDR, ICLR 2017, Eq. 5, without restarts and in steps of a round.
+
+        Args:
+            round: Round index, from 0. Rounds after the last one, with which finished runs are analysed, have
+                its learning rate.
+            rounds: Total number of rounds.
+        """
+        round = min(round, rounds - 1)
+        if round < self.warmup_rounds:
+            return self.lr * (round + 1) / (self.warmup_rounds + 1)
+        if self.schedule == "cosine":
+            done = (round - self.warmup_rounds) / (rounds - self.warmup_rounds)
+            return self.lr * (1 + math.cos(math.pi * done)) / 2
+        # A product such as 0.7 * 10 may exceed the whole number by a rounding error.
+        changed = self.schedule == "step" and round >= math.ceil(self.step_at * rounds - 1e-9)
+        return self.lr * self.step_factor if changed else self.lr
+
+    def batches(self, num_examples: int) -> int:
+        """Number of batches of one pass over `num_examples` examples."""
+        if self.drop_last and num_examples > self.batch_size:
+            return num_examples // self.batch_size
+        return -(-num_examples // self.batch_size)
+
+    def steps(self, num_examples: int) -> int:
+        """Number of optimisation steps of one call on a split of `num_examples` examples."""
+        full = self.epochs * self.batches(num_examples)
+        steps = self.local_steps if isinstance(self.local_steps, int) else full
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def examples(self, num_examples: int) -> int:
+        """Number of examples, with repetition, in all batches of `steps(num_examples)` steps.
+
+        The last batch of a pass may be smaller than `batch_size`.
+        """
+        if not num_examples:
+            return 0
+        batches = self.batches(num_examples)
+        passes, rest = divmod(self.steps(num_examples), batches)
+        return passes * min(num_examples, batches * self.batch_size) + rest * self.batch_size

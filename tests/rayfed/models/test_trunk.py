@@ -1,0 +1,121 @@
+"""Activation checkpointing gives the same tensors with less memory; torch.compile compiles the network."""
+
+import shutil
+
+import pytest
+import torch
+
+from rayfed.engine.loop import run_rounds
+from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.models import trunk
+from rayfed.testing.small import small_setup
+from tests.rayfed.models.small import images, small
+
+OPTIONS = ("data.domains=[plain,fonts]", "model.options={depth: 3}", "rounds=2", "evaluation.every=0")
+
+
+def trained(*overrides):
+    setup = small_setup(*OPTIONS, *overrides)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    return last.state.params
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm=fedavg",),
+        ("algorithm=fedavg", "tuning=full"),
+        ("algorithm=fedavg", "tuning=lora", "tuning.dropout=0.5"),
+        ("algorithm=fedgcr",),
+        ("algorithm=fedra", "capacity=[2,1]"),
+        ("algorithm=fedmix", "local.lam=0.2"),
+        ("algorithm=bgp", "local.meta_update=second_order"),
+        ("algorithm=depthfl", "capacity=[3,2]"),
+        ("algorithm=promptfl", "model=clip_mini"),
+        ("algorithm=fedavg", "model=clip_mini", "tuning=full", "compare=[]"),
+    ],
+    ids=lambda overrides: "-".join(overrides).replace("algorithm=", ""),
+)
+def test_checkpointing_changes_nothing(overrides):
+    plain, saving = trained(*overrides), trained(*overrides, "train.checkpointing=true")
+    for name, value in plain.items():
+        torch.testing.assert_close(saving[name], value, atol=1e-6, rtol=0)
+
+
+def kept_bytes(model):
+    """Bytes that a forward pass keeps for the backward pass, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def note(tensor):
+        if (place := tensor.untyped_storage().data_ptr()) not in own:
+            kept[place] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model(images(4))
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+def test_checkpointing_keeps_less():
+    model = small("vit")
+    before = kept_bytes(model)
+    trunk.use_checkpointing(model)
+    assert kept_bytes(model) < before / 4
+
+
+def test_a_network_without_uniform_blocks_uses_its_own_checkpointing():
+    model = small("resnet")
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.requires_grad_(False)
+    model.refresh()
+    trunk.use_checkpointing(model)
+    assert model.net.grad_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ("model=resnet10t", "model.size=32", "model.options={}", "tuning=full"),
+            "has trained BatchNorm layers",
+        ),
+        (("model=alexnet", "model.size=64", "model.options={}", "tuning=full"), "has no blocks"),
+    ],
+)
+def test_checkpointing_is_refused_where_it_cannot_work(overrides, words):
+    with pytest.raises(ConfigError) as caught:
+        small_setup("algorithm=fedavg", *overrides, "train.checkpointing=true")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("train.checkpointing: ")
+
+
+def test_compiling_is_refused_where_it_cannot_work(monkeypatch):
+    curved = ("algorithm=fedmix", "local.lam=0.2")
+    with pytest.raises(ConfigError, match=r"train.compile: true cannot be used .* half of fedmix"):
+        small_setup(*curved, "train.compile=true")
+    monkeypatch.setattr(trunk, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the package triton"):
+        trunk.check_compiler("cuda")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train.compile: true needs a C\+\+ compiler"):
+        small_setup("algorithm=fedavg", "train.compile=true")
+
+
+def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    setup = small_setup("algorithm=fedavg", "train.compile=true")
+    worker = InlineExecutor(setup.world, setup.weights).worker
+    assert compiled == [worker._model.net]
+    assert worker.start_params().keys() == setup.start.keys()
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_alike():
+    plain, compiled = trained("algorithm=fedavg"), trained("algorithm=fedavg", "train.compile=true")
+    for name, value in plain.items():
+        torch.testing.assert_close(compiled[name], value, atol=1e-4, rtol=1e-3)
