@@ -29,17 +29,20 @@ class GroupSize:
     Attributes:
         clients: Number of clients; 1: every client is played alone.
         why: Why it is 1, although the config does not say so; empty: no reason is needed.
+        chosen: Whether `auto` chose it, because groups would not pay.
     """
 
     clients: int
     why: str = ""
+    chosen: bool = False
 
     @property
     def sentence(self) -> str:
-        """What the header of a run says about it; empty where the config says the same."""
+        """What the header of a run says about it; empty where `auto` or the config chose single clients."""
         if self.clients > 1:
             return f"{self.clients} clients share each forward and backward pass (train.group)"
-        return f"clients are trained one by one, because {self.why}" if self.why else ""
+        told = self.why and not self.chosen
+        return f"clients are trained one by one, because {self.why}" if told else ""
 
 
 def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -> GroupSize:
@@ -58,9 +61,9 @@ def group_size(train: TrainConfig, local: Local, model: Backbone, cohort: int) -
     if train.group != "auto":
         return GroupSize(train.group)
     if model.has_frozen_features and train.cache_features is not False:
-        return GroupSize(1, "the features of the frozen network are computed once and kept")
+        return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
     if train.batch_size > LARGEST_BATCH:
-        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH} (train.group=K groups them anyway)")
+        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH}", chosen=True)
     return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
 
 

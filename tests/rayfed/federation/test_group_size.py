@@ -26,6 +26,7 @@ def test_auto_groups_small_batches_and_leaves_work_for_several_actors():
     assert sizes == [16, 16, 8, 1, 1]
     assert [chosen(Lora(), cohort, batch_size=8).clients for cohort in (3, 10, 16)] == [1, 3, 4]
     assert "batch_size" in chosen(Lora(), batch_size=32).why
+    assert chosen(Lora(), batch_size=32).sentence == ""
 
 
 def test_a_number_is_a_wish_that_the_tuning_can_refuse():
@@ -56,6 +57,7 @@ def test_a_method_with_a_step_of_its_own_is_grouped_if_it_says_so():
     [
         ("algorithm=fedmix", "MeanAugmented needs second"),
         ("algorithm=fedavg tuning=full", "most of the model"),
+        ("algorithm=fedavg train.checkpointing=true", "train.checkpointing"),
         ("algorithm=fedgcr tuning.prompt_mix=scramble", "mixes the images"),
     ],
 )
