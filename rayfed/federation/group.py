@@ -85,6 +85,7 @@ class Group:
         self._turns = [
             Turn(partial(_in_one_thread, task), own) for task, own in zip(tasks, self.streams, strict=True)
         ]
+        self._model.train()  # a new model is in no defined mode, in which frozen layers may round differently
         try:
             for turn in self._turns:
                 self._resume(turn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -198,17 +198,22 @@ class MemberModel:
         places = {
             (id(e.module), e.leaf): self.own[n] for n, e in self._model.tensors().items() if n in self.own
         }
-        return _copied(part, places, self.training)
+        trained = {id(module) for module in self._model._modes()[1]} if self.training else set()
+        return _copied(part, places, trained)
 
 
-def _copied(module: nn.Module, places: Mapping[tuple[int, str], Tensor], training: bool) -> nn.Module:
+def _copied(
+    module: nn.Module, places: Mapping[tuple[int, str], Tensor], trained: Collection[int]
+) -> nn.Module:
+    """A copy with the tensors of `places` (by id of the module); modules in `trained` are in train mode."""
     clone = copy.copy(module)
     state = vars(clone)
+    state["training"] = id(module) in trained
     for kind in ("_parameters", "_buffers"):
         mine = {leaf: places.get((id(module), leaf), value) for leaf, value in state[kind].items()}
         state[kind] = mine
     state["_modules"] = {
-        name: None if child is None else _copied(child, places, training)
+        name: None if child is None else _copied(child, places, trained)
         for name, child in state["_modules"].items()
     }
     return clone

@@ -123,6 +123,15 @@ def test_a_group_gives_the_same_bits_again():
     assert digest(played(setup, 1, 2)[1]) != first  # otherwise nothing was grouped
 
 
+def test_a_group_does_not_depend_on_what_the_process_did_before():
+    setup = prepared("algorithm=promptfl", "data.domains=[plain]")
+    first, params = played(setup, 2)
+    first.worker.cache.clear()
+    again = replace(setup.experiment, group=2, rounds=1, evaluate_every=0)
+    *_, last = run_rounds(again, first, setup.start)
+    assert digest(last.state.params) == digest(params)
+
+
 class Failing(Local):
     """Raises an error in the second step of one client."""
 
