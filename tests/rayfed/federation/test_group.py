@@ -31,8 +31,11 @@ TUNINGS = [
 ]
 UNEVEN = "data.partition.scheme=dirichlet"
 METHODS = [
-    *("fedprox", "fedgcr rounds=3", "fedsam", "scaffold", "feddyn", "ditto", "bgp", "grace", "depthfl"),
-    *("fedra", "fedavg model=mixer_mini model.options={}"),
+    *("fedprox", "fedgcr rounds=3", "scaffold", "ditto", "bgp", "depthfl"),
+    *(
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.steady])
+        for name in ("fedsam", "feddyn", "grace", "fedra", "fedavg model=mixer_mini model.options={}")
+    ),
 ]
 
 
