@@ -46,6 +46,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
         "precision": config.train.precision,
+        "group": setup.group.clients,
     }
     commands: list[str] = []
     if resume:
@@ -58,6 +59,8 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell(describe(partition, dataset))
+    if setup.group.sentence:
+        tell(setup.group.sentence)
     if dataset.skipped:
         tell(f"{dataset.skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
