@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ class PerturbedLocal(Local):
     Foret et al., Sharpness-Aware Minimization, ICLR 2021, Eq. 2 and 3, not adaptive. Both passes use the same
     batch and the same random numbers (dropout), so a radius of 0 gives ordinary training.
     """
+
+    grouped: ClassVar[bool] = True
 
     @property
     def radius(self) -> float:

@@ -9,7 +9,7 @@ segmentation, each pixel is a sample.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class MetaLocal(Local):
     inner_lr: Positive | None = None
     inner_optimizer: InnerOptimizer = "client"
     coral: CoralForm = "domainbed"
+
+    grouped: ClassVar[bool] = True
 
     @property
     def averages_rows(self) -> bool:

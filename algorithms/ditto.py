@@ -40,6 +40,8 @@ class Ditto(Local):
     lam: NonNegative = 0.1
     variant: Literal["official", "mediabrain"] = "official"
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         if self.variant == "mediabrain":
             self._train_own(client, sent)

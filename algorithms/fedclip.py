@@ -5,7 +5,7 @@ Engineering Bulletin 2023 [lu2023fedclip], Algorithm 1 and Eq. 7 to 9.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,8 @@ class BatchMatching(Local):
     objective: Literal["symmetric", "class"] = "symmetric"
     mu: NonNegative = 0.0
     finetune_epochs: Annotated[int, Ge(0)] = 0
+
+    grouped: ClassVar[bool] = True
 
     @property
     def averages_rows(self) -> bool:

@@ -40,6 +40,8 @@ class DynamicRegularization(Local):
     offers: ClassVar[frozenset[str]] = frozenset({FEDDYN_UPDATE})
     needs: ClassVar[frozenset[str]] = frozenset({FEDDYN_ALPHA})
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         start = {name: value.detach().clone() for name, value in client.trainable().items()}
         update = super().train(client, sent)

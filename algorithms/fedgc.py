@@ -63,6 +63,8 @@ class GroupCustomization(Local):
 
     needs: ClassVar[frozenset[str]] = frozenset({CENTERS, "prompts by image"})
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = (
             client.optimizer() if self.optimizer == "train" else client.keep(authors_optimizer(client))

@@ -33,6 +33,8 @@ class LocalOnly(Local):
 
     deploys: ClassVar[Literal["global", "personal"]] = "personal"
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         client.load(client.store.get("own", {}))
         update = super().train(client, sent)

@@ -60,6 +60,8 @@ class ScaffoldLocal(Local):
     offers: ClassVar[frozenset[str]] = frozenset({CHANGE})
     needs: ClassVar[frozenset[str]] = frozenset({CONTROL})
 
+    grouped: ClassVar[bool] = True
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         live = client.trainable()
         control = {name: sent.shared[CONTROL][name] for name in live}

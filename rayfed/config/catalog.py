@@ -16,6 +16,7 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
+from rayfed.config.grouping import played_alone
 from rayfed.documents import read_file
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -85,7 +86,14 @@ def catalog() -> str:
         width = max(len(choice.name) for choice in found)
         lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
         parts.append("\n".join([f"{group}=", *lines]))
+    parts.append(grouping())
     return "\n\n".join(parts)
+
+
+def grouping() -> str:
+    """Which methods train their clients one by one; the header of a run says why."""
+    alone = ", ".join(f"algorithm={name}" for name in played_alone())
+    return f"train.group=K trains K clients at once, except with {alone} and tuning=full"
 
 
 def as_json() -> dict[str, list[dict[str, Any]]]:

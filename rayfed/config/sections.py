@@ -51,6 +51,8 @@ class EvaluationConfig:
 
     Attributes:
         every: Score the global model in every n-th round and in the last one; 0: never.
+        clients: Number of clients whose test sets are scored with the global model, drawn once by the seed
+            and so the same for all methods; all: every client's.
         personal: Also score the personal model of each client, on a split of its own.
         personal_split: That split: `test`, or `val`, on which FFT-GP scores personal models; a round that is
             selected by the same split makes these scores optimistic.
@@ -63,6 +65,7 @@ class EvaluationConfig:
     """
 
     every: Annotated[int, Ge(0)] = 1
+    clients: Literal["all"] | Count = "all"
     personal: bool = False
     personal_split: Literal["test", "val"] = "test"
     validation: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from rayfed.errors import NobodyAnsweredError, ServerError, one_line
 from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
-from rayfed.evaluation.test_sets import EvaluationSet
+from rayfed.evaluation.test_sets import EvaluationSet, Pack
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
-from rayfed.federation.executor import Executor, Task
+from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
-from rayfed.federation.visit import evaluate
+from rayfed.federation.visit import SETS, evaluate, evaluate_pack
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of
@@ -45,6 +45,8 @@ class Experiment:
         capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
         block_bytes: Size of the frozen weights of each block in bytes.
         faults: Faults to inject; None: no faults.
+        group: Number of clients that share their passes in training.
+        packs: Small test sets that are scored in shared batches.
     """
 
     server: Server
@@ -62,6 +64,8 @@ class Experiment:
     capacity: Mapping[str, int] | None = None
     block_bytes: tuple[int, ...] = ()
     faults: Faults | None = None
+    group: int = 1
+    packs: tuple[Pack, ...] = ()
 
 
 def run_rounds(
@@ -174,6 +178,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int) -> Cohor
         executor=executor,
         block_bytes=experiment.block_bytes,
         faults=experiment.faults,
+        group=experiment.group,
     )
 
 
@@ -200,8 +205,7 @@ def sample(experiment: Experiment, round: int) -> tuple[str, ...]:
 def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> Evaluation:
     """Score the global model on all test sets; this traffic is not counted as the method's."""
     ids = tuple(s.id for s in experiment.sets)
-    task = partial(evaluate, split="test", local=experiment.local)
-    answers = score_on(cohort, ids, task, state, "report")
+    answers = score_on(experiment, cohort, ids, state, "test", "report")
     others = {name for a in answers.values() for name in a.metrics} - {*METRICS, "loss", "num"}
     for name in sorted(others):  # metrics of further predictions, such as that of the last exit
         values = [a.metrics[name] for a in answers.values() if name in a.metrics]
@@ -210,16 +214,28 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
 
 
 def score_on(
-    cohort: Cohort, ids: tuple[str, ...], task: Task, state: ServerState, tag: str
+    experiment: Experiment, cohort: Cohort, ids: tuple[str, ...], state: ServerState, split: str, tag: str
 ) -> dict[str, Update]:
-    """Evaluate the global model on these ids; records how many did not answer as `<tag>_missing`.
+    """Score the global model on these sets; records how many have no score as `<tag>_missing`.
 
     Returns:
-        Answers by id.
+        Answers by id of the set.
     """
-    answers: Sequence[Update] = ()
+    wanted = set(ids)
+    packed = {p.id: p for p in experiment.packs if p.split == split and wanted.issuperset(p.sizes)}
+    inside = {i for p in packed.values() for i in p.sizes}
+    alone = cohort.for_reporting(tuple(i for i in ids if i not in inside))
+    together = cohort.for_reporting(tuple(packed))
+    plain = state.broadcast()
+    sent = {i: replace(plain, shared={**plain.shared, SETS: dict(p.sizes)}) for i, p in packed.items()}
+    answers: list[Update] = []
     with suppress(NobodyAnsweredError):
-        answers = cohort.for_reporting(ids).run(task, state.broadcast(), tag=tag)
+        task = partial(evaluate, split=split, local=experiment.local)
+        answers += alone.run(task, plain, tag=tag)
+    with suppress(NobodyAnsweredError):
+        for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
+            for name, metrics in answer.extra[SETS].items():
+                answers.append(Update(client=name, num_examples=int(metrics["num"]), metrics=metrics))
     if len(answers) < len(ids):
         cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
     return {answer.client: answer for answer in answers}
@@ -230,8 +246,7 @@ def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> di
 
     Both are unweighted means over the clients that have validation examples.
     """
-    task = partial(evaluate, local=experiment.local)
-    answers = score_on(cohort, cohort.all_ids, task, state, "report_validation")
+    answers = score_on(experiment, cohort, cohort.all_ids, state, "val", "report_validation")
     scored = [a.metrics for a in answers.values() if metric_of(a.metrics)]
     metric = metric_of(scored[0]) if scored else None
     names = (metric, "loss") if metric else ()

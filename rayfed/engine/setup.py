@@ -12,14 +12,17 @@ from rayfed.config.schema import Config, Parts, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
+from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import GB, check_counts, check_memory, measurable
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
-from rayfed.evaluation.test_sets import all_splits, evaluation_sets
+from rayfed.evaluation.test_sets import Pack, all_splits, drawn_sets, evaluation_sets, pack_splits, packs
 from rayfed.executors.worker import Weights, World, adjust_trunk
 from rayfed.federation.cohort import ClientInfo
+from rayfed.federation.group_size import GroupSize, group_size
+from rayfed.federation.local import Local
 from rayfed.federation.method import check_task
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign
@@ -45,6 +48,7 @@ class Setup:
         start: Initial values of the tensors that are sent and trained, by global name.
         partition: Examples of each client.
         dataset: The prepared examples.
+        group: How many clients share their passes, and why not more.
     """
 
     experiment: Experiment
@@ -53,6 +57,7 @@ class Setup:
     start: Params
     partition: Partition
     dataset: Dataset
+    group: GroupSize
 
 
 def prepare(
@@ -91,13 +96,20 @@ def prepare(
     )
     _check_micro_batch(config, parts, model)
     _check_compile(config, parts)
+    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
+    _check_group(config)
+    wish = replace(config.train, group=1) if config.failures.client_timeout is not None else config.train
+    group = group_size(wish, parts.local, model.why_not_joint, model.frozen, experiment.clients_per_round)
+    packed = _packs(config, experiment, world)
+    splits = RowTable({**world.splits, **pack_splits(packed, world.splits)})
     return Setup(
-        experiment=replace(_experiment(config, parts, partition, model), faults=faults),
-        world=replace(world, features=model.features) if shared else world,
+        experiment=replace(experiment, group=group.clients, packs=packed),
+        world=replace(world, splits=splits, features=model.features if shared else ""),
         weights=model.weights,
         start=model.start,
         partition=partition,
         dataset=dataset,
+        group=group,
     )
 
 
@@ -165,6 +177,21 @@ def _check_tuning(task: str, config: Config) -> None:
         raise ConfigError(
             f"tuning.name: {scheme!r} adapts a pretrained image classifier, and the data set is for {task}; "
             f"set tuning=full"
+        )
+
+
+def _check_group(config: Config) -> None:
+    if config.train.group in ("auto", 1):
+        return
+    if config.train.precision == "bf16":
+        raise ConfigError(
+            f"train.group: {config.train.group} cannot be used with train.precision=bf16, in which passes of "
+            f"several clients round differently; set train.group=1, or train.precision=fp32"
+        )
+    if config.failures.client_timeout is not None:
+        raise ConfigError(
+            f"train.group: {config.train.group} cannot be used with failures.client_timeout, which limits "
+            f"the time of one client; set train.group=1, or leave the time limit out"
         )
 
 
@@ -238,6 +265,7 @@ def _faults(config: Config, dataset: Dataset, partition: Partition, train: Train
 
 def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Experiment:
     trainers = partition.trainers
+    own = config.train.batch_norm == "local"
     depth = model.stack if parts.server.by_block else model.blocks
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
@@ -247,7 +275,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         server=parts.server,
         local=parts.local,
         clients=clients,
-        sets=evaluation_sets(partition, per_client=config.train.batch_norm == "local"),
+        sets=drawn_sets(evaluation_sets(partition, own), config.evaluation.clients, config.seed),
         seed=config.seed,
         rounds=config.rounds,
         clients_per_round=wanted,
@@ -259,3 +287,13 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         capacity=assign(config.capacity, {c.id: c.domain for c in trainers}, depth, config.seed),
         block_bytes=model.block_bytes,
     )
+
+
+def _packs(config: Config, experiment: Experiment, world: World) -> tuple[Pack, ...]:
+    """Small sets that are scored in shared batches: where all of them are scored with the same model."""
+    if config.train.batch_norm == "local" or type(experiment.local).prepare is not Local.prepare:
+        return ()
+    rows = config.train.eval_batch_size
+    test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
+    val = packs(experiment.clients, world.splits, "val", rows) if config.evaluation.validation else ()
+    return (*test, *val)

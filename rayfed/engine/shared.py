@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import dump
+from rayfed.models.stacked import why_not_joint
 from rayfed.models.trunk import has_trained_norms
 from rayfed.tuning.base import export
 from rayfed.types import Params, num_bytes
@@ -51,6 +52,8 @@ class Built:
         stack: Number of blocks that capacities count, those of a text tower included.
         block_bytes: Bytes of the frozen tensors of each block.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
+        why_not_joint: Why several clients cannot share the passes of the network; empty: they can.
+        frozen: The features of the network do not change in training.
         features: SHA-256 digest of the weights, where the features of frozen parts are kept; else empty.
     """
 
@@ -60,6 +63,8 @@ class Built:
     stack: int
     block_bytes: tuple[int, ...]
     whole_batch: str
+    why_not_joint: str
+    frozen: bool
     features: str
 
     @classmethod
@@ -81,6 +86,8 @@ class Built:
             stack=len(model.stack),
             block_bytes=_block_bytes(model),
             whole_batch=_of_whole_batches(model),
+            why_not_joint=why_not_joint(model),
+            frozen=model.has_frozen_features,
             features=digest_of(weights) if keeps_features else "",
         )
 

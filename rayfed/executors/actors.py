@@ -22,7 +22,7 @@ from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call, Event, Kept, Visit
-from rayfed.types import Broadcast, Update
+from rayfed.types import Broadcast, Params, Update
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    def run(self, calls: list[WireCall], *args: Any) -> tuple[Any, ...]:
-        """Run calls of clients one after the other.
+    def run(self, units: list[list[WireCall]], *args: Any) -> tuple[Any, ...]:
+        """Run calls of clients, one unit after the other; the clients of a unit share their passes.
 
         Returns:
             The list of answers: for each call an update, whether the client keeps a store, and the seconds it
@@ -67,28 +67,38 @@ class ClientActor:
         """
         answers: list[tuple[tuple[Update, Packed], bool, float] | RayFedError] = []
         stores: list[Any] = []
-        sent_params: dict[int, dict[str, torch.Tensor]] = {}
-        for call in calls:
-            slot = call.params.index
-            if slot not in sent_params:
-                sent_params[slot] = unpack(args[slot])
-            shared = {k: args[v.index] if isinstance(v, Slot) else v for k, v in call.shared.items()}
-            sent = Broadcast(
-                round=call.round, params=sent_params[slot], shared=decode(shared), blocks=call.blocks
-            )
-            before = decode(args[call.store.index], copy=True) if call.store else {}
-            began = time.perf_counter()
-            try:
-                update, store = self._worker.call(Call(call.client, call.task, call.tag, sent), before)
-            except RayFedError as err:
-                answers.append(err)
-                stores.append(None)
-            else:
-                answers.append((encode_update(update), bool(store), time.perf_counter() - began))
-                stores.append(encode(store))
+        received = Received(args)
+        for unit in units:
+            for answer, store in self._unit(unit, received):
+                answers.append(answer)
+                stores.append(store)
         if self._memory is not None:
             self._memory.measure()
         return answers, *stores
+
+    def _unit(self, unit: list[WireCall], received: Received) -> Iterator[tuple[Any, Any]]:
+        """The answer and the store of each call of a unit; if one fails, all are run alone."""
+        calls = [received.call(wire) for wire in unit]
+        began = time.perf_counter()
+        done = None
+        if len(unit) > 1:
+            done = self._worker.call_group(calls, [received.store(wire) for wire in unit])
+        if done is not None:
+            seconds = (time.perf_counter() - began) / len(unit)
+            yield from ((self._encoded(update, store, seconds)) for update, store in done)
+            return
+        for wire, call in zip(unit, calls, strict=True):
+            began = time.perf_counter()
+            try:
+                update, store = self._worker.call(call, received.store(wire))
+            except RayFedError as err:
+                yield err, None
+            else:
+                yield self._encoded(update, store, time.perf_counter() - began)
+
+    @staticmethod
+    def _encoded(update: Update, store: Mapping[str, Any], seconds: float) -> tuple[Any, Any]:
+        return (encode_update(update), bool(store), seconds), encode(store)
 
     def where(self) -> dict[str, Any]:
         """Name, node, worker and process id of this actor."""
@@ -99,6 +109,29 @@ class ClientActor:
             "worker": context.get_worker_id(),
             "pid": os.getpid(),
         }
+
+
+class Received:
+    """The arguments of a remote call, each of them decoded once."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self._args = args
+        self._params: dict[int, Params] = {}
+
+    def call(self, wire: WireCall) -> Call:
+        """The call that was sent."""
+        slot = wire.params.index
+        if slot not in self._params:
+            self._params[slot] = unpack(self._args[slot])
+        shared = {k: self._args[v.index] if isinstance(v, Slot) else v for k, v in wire.shared.items()}
+        sent = Broadcast(
+            round=wire.round, params=self._params[slot], shared=decode(shared), blocks=wire.blocks
+        )
+        return Call(wire.client, wire.task, wire.tag, sent)
+
+    def store(self, wire: WireCall) -> dict[str, Any]:
+        """A new copy of the client's store."""
+        return dict(decode(self._args[wire.store.index], copy=True)) if wire.store else {}
 
 
 class LaneExecutor:

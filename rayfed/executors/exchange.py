@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 
 from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.failures import action_for, event_of
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
+from rayfed.executors.outbox import Outbox
 from rayfed.executors.stacks import silence
 from rayfed.executors.startup import StartProgress
-from rayfed.executors.wire import decode_update, encode, pack
-from rayfed.federation.executor import Call, Event, Visit
-from rayfed.types import Update, num_bytes
+from rayfed.executors.wire import decode_update
+from rayfed.federation.executor import Call, Event, Visit, units
+from rayfed.types import Update
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
-SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
 LOST = (
-    RayActorError,
-    OutOfMemoryError,
-    NodeDiedError,
-    WorkerCrashedError,
+    exceptions.RayActorError,
+    exceptions.OutOfMemoryError,
+    exceptions.NodeDiedError,
+    exceptions.WorkerCrashedError,
 )  # errors with which Ray reports a lost actor
 
 
@@ -48,17 +41,16 @@ class Exchange:
         self._calls = calls
         self._pool = pool
         self._policy = pool.policy
-        self._refs: dict[int, Any] = {}
-        self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
+        self._outbox = Outbox()
         self._answers: dict[int, Update | None] = {}
         self._tries = [0] * len(calls)
         self._running: dict[Any, Job] = {}
-        self._free: deque[int] = deque()
+        self._free: deque[list[int]] = deque()
         self._heard = time.monotonic()
         self._silent = False
         self._progress = StartProgress()
-        for i in sorted(range(len(calls)), key=lambda i: -calls[i].cost):
-            self._enqueue(i)
+        for unit in units(calls):
+            self._enqueue(unit)
 
     def run(self) -> list[Update | None]:
         try:
@@ -96,9 +88,10 @@ class Exchange:
                 seen = up
                 yield up
 
-    def _enqueue(self, i: int) -> None:
-        lane = self._pool.home.get(self._calls[i].client)
-        (lane.own if lane else self._free).append(i)
+    def _enqueue(self, unit: list[int]) -> None:
+        """Queue calls that are run together; where clients have actors, the first one's actor runs them."""
+        lane = self._pool.home.get(self._calls[unit[0]].client)
+        (lane.own if lane else self._free).append(unit)
 
     def _hand_out(self) -> None:
         """Submit a chunk to every lane that has fewer than IN_FLIGHT."""
@@ -107,15 +100,17 @@ class Exchange:
                 if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
                     self._submit(lane, chunk)
 
-    def _chunk(self, lane: Lane) -> list[int]:
+    def _chunk(self, lane: Lane) -> list[list[int]]:
         queue = lane.own or self._free
+        if not queue:
+            return []
         shared_by = 1 if queue is lane.own else len(self._pool.lanes)
         # With a time limit, each client is a chunk of its own, so that its time can be measured.
-        largest = 1 if self._policy.client_timeout else LARGEST_CHUNK
+        largest = 1 if self._policy.client_timeout else max(1, LARGEST_CHUNK // len(queue[0]))
         size = min(largest, max(1, len(queue) // (2 * shared_by)))
         return [queue.popleft() for _ in range(min(size, len(queue)))]
 
-    def _submit(self, lane: Lane, chunk: list[int]) -> None:
+    def _submit(self, lane: Lane, chunk: list[list[int]]) -> None:
         args: list[Any] = []
         slots: dict[Any, Slot] = {}
 
@@ -125,35 +120,19 @@ class Exchange:
                 args.append(ref)
             return slots[ref]
 
-        wire = []
-        for i in chunk:
-            call = self._calls[i]
-            sent = call.sent
-            shared = {
-                k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
-                for k, v in sent.shared.items()
-            }
-            params = slot(self._reference(sent.params, pack))
-            store = self._pool.reference(call.client)
-            home = slot(store) if store is not None else None
-            wire.append(
-                WireCall(call.client, call.task, call.tag, sent.round, sent.blocks, params, shared, home)
-            )
-            self._tries[i] += 1
+        wire = [[self._message(i, slot) for i in unit] for unit in chunk]
         # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
-        run = lane.actor.run.options(num_returns=1 + len(chunk), name=wire[0].tag)
+        run = lane.actor.run.options(num_returns=1 + sum(map(len, chunk)), name=wire[0][0].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:
             lane.since = time.monotonic()
         lane.busy += 1
 
-    def _reference(self, value: Any, encoder: Any) -> Any:
-        """Reference of a value in the object store, where it is put only once per exchange."""
-        if id(value) not in self._refs:
-            self._refs[id(value)] = ray.put(encoder(value))
-            self._keep.append(value)
-        return self._refs[id(value)]
+    def _message(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
+        self._tries[i] += 1
+        call = self._calls[i]
+        return self._outbox.message(call, self._pool.reference(call.client), slot)
 
     def _wait(self) -> None:
         """Handle the next finished chunk or started actor, if there is one, and check the timeouts."""
@@ -191,7 +170,7 @@ class Exchange:
         except LOST as err:
             self._lose(job, err)
             return
-        except ObjectLostError as err:
+        except exceptions.ObjectLostError as err:
             self._recover(job, err)
             return
         now = time.monotonic()
@@ -211,44 +190,61 @@ class Exchange:
                 self._pool.keep(call.client, store if keeps else None)
                 self._pool.on_visit(Visit(call.client, call.tag, seconds, waited))
 
-    def _fail(self, i: int, err: ClientError, kind: str, lost: bool = False) -> None:
+    def _fail(self, i: int, err: ClientError, kind: str) -> None:
+        if self._is_repeated(i, err, kind):
+            self._enqueue([i])
+
+    def _fail_unit(self, unit: list[int], kind: str, cause: str, trace: str) -> None:
+        """Repeat calls whose actor was lost: together once more, then one by one."""
+        again = []
+        for i in unit:
+            call = self._calls[i]
+            err = ClientError(call.client, call.sent.round, call.tag, cause.format(self._tries[i]), trace)
+            if self._is_repeated(i, err, kind, lost=True):
+                again.append(i)
+        if any(self._tries[i] > 1 for i in again) or len(again) < len(unit):
+            for i in again:
+                self._enqueue([i])
+        elif again:
+            self._enqueue(again)
+
+    def _is_repeated(self, i: int, err: ClientError, kind: str, lost: bool = False) -> bool:
+        """Apply the policy to a failed call: report it, and return whether it is run again.
+
+        Raises:
+            ClientError: The policy is to end the run.
+        """
         action = action_for(self._policy, self._tries[i], lost)
         self._pool.on_event(event_of(err, kind, action, self._tries[i]))
         if action == "raise":
             raise err
-        if action == "retry":
-            self._enqueue(i)
-        else:
+        if action != "retry":
             self._answers[i] = None
+        return action == "retry"
 
     def _lose(self, job: Job, err: Exception) -> None:
         """Replace the lost actor of a chunk, and repeat its chunks as the policy says."""
         waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
-        kind = "out_of_memory" if isinstance(err, OutOfMemoryError) else "actor_lost"
-        for i in itertools.chain.from_iterable(j.indices for j in jobs):
-            call = self._calls[i]
-            cause = f"its actor was lost {self._tries[i]} times; {type(err).__name__}: {err}".splitlines()[0]
-            self._fail(
-                i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), kind, lost=True
-            )
+        kind = "out_of_memory" if isinstance(err, exceptions.OutOfMemoryError) else "actor_lost"
+        what = f"{type(err).__name__}: {err}".splitlines()[0].replace("{", "{{").replace("}", "}}")
+        for unit in (unit for j in jobs for unit in j.units):
+            self._fail_unit(unit, kind, f"its actor was lost {{}} times; {what}", str(err))
 
-    def _recover(self, job: Job, err: ObjectLostError) -> None:
+    def _recover(self, job: Job, err: exceptions.ObjectLostError) -> None:
         """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
         job.lane.busy -= 1
         for i in job.indices:
-            call = self._calls[i]
-            store = self._pool.reference(call.client)
+            client = self._calls[i].client
+            store = self._pool.reference(client)
             try:
                 if store is not None:
                     ray.get(store)
-            except ObjectLostError as lost:
-                raise LostStoreError(call.client) from lost
-            cause = f"its answer was lost: {type(err).__name__}"
-            self._fail(
-                i, ClientError(call.client, call.sent.round, call.tag, cause, str(err)), "actor_lost", True
-            )
+            except exceptions.ObjectLostError as lost:
+                raise LostStoreError(client) from lost
+        for unit in job.units:
+            self._fail_unit(unit, "actor_lost", f"its answer was lost: {type(err).__name__}", str(err))
 
     def _check_timeouts(self, now: float) -> None:
         limit = self._policy.client_timeout
@@ -276,9 +272,10 @@ class Exchange:
         late, *waiting = (self._running.pop(ref) for ref in refs)
         ray.kill(lane.actor)
         self._pool.replace(lane)
-        for i in itertools.chain.from_iterable(job.indices for job in waiting):
-            self._tries[i] -= 1
-            self._enqueue(i)
+        for unit in (unit for job in waiting for unit in job.units):
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
         for i in late.indices:
             call = self._calls[i]
             cause = f"no answer within client_timeout={limit:g} s"

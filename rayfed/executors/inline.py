@@ -17,7 +17,7 @@ from rayfed.devices import HOST
 from rayfed.errors import ClientError, StoppedError
 from rayfed.executors.failures import Policy, action_for, event_of
 from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.executor import Call, Event, Kept, Visit
+from rayfed.federation.executor import Call, Event, Kept, Visit, units
 from rayfed.types import Update
 
 
@@ -46,10 +46,30 @@ class InlineExecutor:
 
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         try:
-            return [self._answer(call) for call in calls]
+            answers: dict[int, Update | None] = {}
+            for unit in sorted(units(calls)):
+                own = [calls[i] for i in unit]
+                together = self._together(own) if len(unit) > 1 else None
+                answers |= zip(unit, together or map(self._answer, own), strict=True)
+            return [answers[i] for i in range(len(calls))]
         finally:
             if self.policy.watchdog:
                 faulthandler.cancel_dump_traceback_later()
+
+    def _together(self, calls: Sequence[Call]) -> list[Update] | None:
+        """Answers of calls that share their passes; None if one failed, which then has to be found."""
+        if self._stopped.is_set():
+            raise StoppedError("the run was asked to end")
+        began = time.perf_counter()
+        kept = [self._stores.get(call.client) for call in calls]
+        done = self.worker.call_group(calls, [copy.deepcopy(k.value) if k else {} for k in kept])
+        if done is None:
+            return None
+        seconds = (time.perf_counter() - began) / len(calls)
+        for call, (_, store) in zip(calls, done, strict=True):
+            self.restore(call.client, store)
+            self.on_visit(Visit(call.client, call.tag, seconds))
+        return [update for update, _ in done]
 
     def _answer(self, call: Call) -> Update | None:
         for attempt in itertools.count(1):

@@ -50,7 +50,7 @@ class Lane:
         place: Node and process of the actor, once it is up.
         failed_starts: Number of actors in a row that died before they were up.
         since: Time (monotonic) at which its start or its current chunk began.
-        own: Indices of calls that only this lane may run, with one actor per client.
+        own: Units of calls that only this lane may run, with one actor per client.
         busy: Number of chunks that were submitted to it and are not finished.
         started: Number of actors that were started for this lane.
         space: Namespace of their names, unless `options` has one.
@@ -63,7 +63,7 @@ class Lane:
     place: dict[str, Any] = field(default_factory=dict)
     failed_starts: int = 0
     since: float = 0.0
-    own: deque[int] = field(default_factory=deque)
+    own: deque[list[int]] = field(default_factory=deque)
     busy: int = 0
     started: int = 0
     space: str = field(default_factory=namespace)
@@ -105,9 +105,14 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted chunk of calls."""
+    """A submitted chunk of calls, in units of calls that are run together."""
 
     lane: Lane
-    indices: list[int]
+    units: list[list[int]]
     stores: list[Any]
     began: float
+
+    @property
+    def indices(self) -> list[int]:
+        """Indices of all calls of the chunk, in order."""
+        return [i for unit in self.units for i in unit]

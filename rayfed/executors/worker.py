@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from rayfed.data.shards import open_dataset
 from rayfed.devices import HOST, moved, set_products
 from rayfed.errors import ClientError, NonFiniteClientError, RayFedError
 from rayfed.executors.features import FeatureFolder, feature_folder
+from rayfed.executors.transfer import arrived, check_finite, check_shapes, left
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
+from rayfed.federation.group import Group
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
@@ -32,6 +36,8 @@ from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update
+
+log = logging.getLogger(__name__)
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -136,14 +142,8 @@ class Worker:
         statistics = self._start.keys() - held(self._model, buffers=False).keys()
         self._float_buffers = {name for name in statistics if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
-        self._examples = choose(
-            dataset.images,
-            np.asarray(dataset.targets),
-            world.splits,
-            self._device,
-            world.resident,
-            world.resident_bytes,
-        )
+        examples = dataset.images, np.asarray(dataset.targets), world.splits
+        self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
         images = Normalizer(self._model.mean, self._model.std, self._device)
         self._normalize = images if world.objective.pixels else symbols
         form = self._model.size, self._model.mean, self._model.std
@@ -190,13 +190,12 @@ class Worker:
         world = self._world
         with seeded(derive(world.seed, call.tag, call.sent.round, call.client)) as rng:
             try:
-                sent, own = self._arrived(call.sent, store)
-                client = self._client(call.client, sent, own, rng)
-                update = call.task(client, sent)
-                update = replace(update, metrics={**update.metrics, **client.metrics()})
-                self._check_shapes(update)
+                ((sent, own),) = arrived([(call.sent, store)], self._device)
+                self._load(sent, own)
+                client = self._client(call, self._model, own, rng)
+                update = self._answer(call, client, sent)
                 self._keep_buffers(client)
-                update, kept = self._left(update, client.store)
+                ((update, kept),) = left([(update, client.store)], self._device)
                 check_finite(update)
             except RayFedError:
                 raise
@@ -206,54 +205,79 @@ class Worker:
                 raise kind(call.client, call.sent.round, call.tag, cause, traceback.format_exc()) from err
             return update, kept
 
-    def _arrived(self, sent: Broadcast, store: Mapping[str, Any]) -> tuple[Broadcast, dict[str, Any]]:
-        """The message and the store of a client on the device."""
-        if self._device == HOST:
-            return sent, dict(store)
-        params, shared, own = moved((sent.params, sent.shared, dict(store)), self._device)
-        return replace(sent, params=params, shared=shared), own
+    def call_group(
+        self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Update, dict[str, Any]]] | None:
+        """Run calls of several clients, which share their passes (`rayfed.federation.group`).
 
-    def _left(self, update: Update, store: dict[str, Any]) -> tuple[Update, dict[str, Any]]:
-        """The update and the store of a client on the CPU."""
-        if self._device == HOST:
-            return update, store
-        params, extra, own = moved((update.params, update.extra, store), HOST)
-        return replace(update, params=params, extra=extra), own
+        Args:
+            calls: The calls, all of one exchange.
+            stores: The private store of each client before its call, on the CPU.
 
-    def _client(self, id: str, sent: Broadcast, store: dict[str, Any], rng: torch.Generator) -> Client:
-        model = self._model
-        world = self._world
-        model.active = self._all_blocks if sent.blocks is None else sent.blocks
+        Returns:
+            As `call` for each of them; None if anything failed, because then each call has to be run alone,
+            which tells whose fault it is.
+        """
+        try:
+            return self._together(calls, stores)
+        except Exception as err:
+            ids = [call.client for call in calls]
+            log.info("clients %s are run one by one: %s", ids, err.__cause__ or err)
+            return None
+
+    def _together(
+        self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Update, dict[str, Any]]]:
+        seed = self._world.seed
+        seeds = [derive(seed, call.tag, call.sent.round, call.client) for call in calls]
+        messages = [(call.sent, store) for call, store in zip(calls, stores, strict=True)]
+        there = arrived(messages, self._device)
+        values = [self._values(sent, own) for sent, own in there]
+        active = [self._all_blocks if sent.blocks is None else sent.blocks for sent, _ in there]
+        group = Group(self._model, values, active, seeds)
+        tasks = []
+        clients = []
+        for call, (sent, own), model, streams in zip(calls, there, group.models, group.streams, strict=True):
+            clients.append(self._client(call, model, own, streams.own))
+            tasks.append(partial(self._answer, call, clients[-1], sent))
+        with seeded(seeds[0]):  # what draws from the stream of a device, whose state is not kept by client
+            updates = group.run(tasks)
+        answers = [(update, client.store) for update, client in zip(updates, clients, strict=True)]
+        done = left(answers, self._device)
+        for update, _ in done:
+            check_finite(update)
+        return done
+
+    def _answer(self, call: Call, client: Client, sent: Broadcast) -> Update:
+        """Run the task of a call, and check the shapes of its answer."""
+        update = call.task(client, sent)
+        update = replace(update, metrics={**update.metrics, **client.metrics()})
+        check_shapes(update, self._start)
+        return update
+
+    def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
+        """Values of all tensors that calls may change, at the start of a call."""
         values = {**store.get(BUFFERS, {}), **{n: v for n, v in sent.params.items() if sent.holds(n)}}
-        load(model, {n: v for n, v in self._start.items() if n not in values} | values)
+        return {n: v for n, v in self._start.items() if n not in values} | values
+
+    def _load(self, sent: Broadcast, store: Mapping[str, Any]) -> None:
+        """Reset the model to the values with which a call starts."""
+        model = self._model
+        model.active = self._all_blocks if sent.blocks is None else sent.blocks
+        load(model, self._values(sent, store))
         model.untuned = False
         model.zero_grad(set_to_none=True)
         train_mode(model)
-        data = ClientData(id, self._examples, world.splits[id], self._normalize)
-        rate = world.train.rate(sent.round, world.rounds)
-        personal = world.personal_split if world.scores_personal(sent.round) else ""
-        return Client(
-            id,
-            model,
-            data,
-            replace(world.train, lr=rate),
-            rng,
-            store,
-            personal,
-            self.cache,
-            augment=self._augment,
-            lr_factor=rate / world.train.lr,
-            objective=world.objective,
-        )
 
-    def _check_shapes(self, update: Update) -> None:
-        """Raise ValueError if an update has a tensor that the model does not have, or of another shape."""
-        for name, value in update.params.items():
-            wanted = self._start.get(name)
-            if wanted is None:
-                raise ValueError(f"it answered with {name!r}, which is not a trained tensor of this model")
-            if value.shape != wanted.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)} instead of {tuple(wanted.shape)}")
+    def _client(self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator) -> Client:
+        world = self._world
+        data = ClientData(call.client, self._examples, world.splits[call.client], self._normalize)
+        personal = world.personal_split if world.scores_personal(call.sent.round) else ""
+        rate = world.train.rate(call.sent.round, world.rounds)
+        train = replace(world.train, lr=rate)
+        own = (call.client, model, data, train, rng, store, personal, self.cache)
+        factor = rate / world.train.lr
+        return Client(*own, augment=self._augment, lr_factor=factor, objective=world.objective)
 
     def _keep_buffers(self, client: Client) -> None:
         if self._float_buffers and not client.buffers_travel:
@@ -271,11 +295,3 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
         use_checkpointing(model)
     if train.compile:
         use_compile(model, device)
-
-
-def check_finite(update: Update) -> None:
-    """Raise FloatingPointError if an update holds NaN or infinity; names the first such tensor."""
-    values = [v for v in update.params.values() if v.is_floating_point()]
-    if values and not torch.isfinite(torch.nn.utils.get_total_norm(values, norm_type=float("inf"))):
-        bad = next(n for n, v in update.params.items() if not torch.isfinite(v).all())
-        raise FloatingPointError(f"{bad} is not finite after the call; a smaller train.lr may help")

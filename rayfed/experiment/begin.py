@@ -46,6 +46,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
         "precision": config.train.precision,
+        "group": setup.group.clients,
     }
     commands: list[str] = []
     if resume:
@@ -63,6 +64,8 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
 def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     """Show the table of the clients, and how many images could not be read."""
     tell(describe(setup.partition, setup.dataset))
+    if setup.group.sentence:
+        tell(setup.group.sentence)
     if skipped := setup.dataset.skipped:
         tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
 

@@ -248,10 +248,7 @@ class Client:
             x: Inputs, shape (B, ...).
             headless: Return the features before the head, shape (B, width), instead of the output.
         """
-        values = {self.model.module_name(name): value for name, value in params.items()}
-        # tie_weights must be off: it treats a module with two names (a block of a CLIP model) as two modules
-        # and would leave the replaced values in the second one.
-        return torch.func.functional_call(self.model, values, (x,), {"headless": headless}, tie_weights=False)
+        return self.model.output_with(params, x, headless)
 
     def update(self, **parts: Any) -> Update:
         """The answer to the server, with the trained values of this client.

@@ -79,6 +79,7 @@ class Cohort:
         executor: Runs the calls.
         ledger: Collects traffic, tables and metrics of the round.
         faults: Injected faults (`rayfed.heterogeneity.faults`); None: no faults and no virtual clock.
+        group: Number of clients that share their passes in the training exchange.
     """
 
     round: int
@@ -92,6 +93,7 @@ class Cohort:
     block_bytes: tuple[int, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     faults: Faults | None = None
+    group: int = 1
 
     @property
     def all_ids(self) -> tuple[str, ...]:
@@ -167,7 +169,7 @@ class Cohort:
             share = len(sent.blocks) / self.depth
         cost = (float(info.num_examples) if info else 1.0) * share
         seconds = self.faults.seconds(cid, sent, share, tag == TRAINING) if self.faults else 0.0
-        return Call(cid, task, tag, sent, cost, seconds)
+        return Call(cid, task, tag, sent, cost, seconds, self.group if tag == TRAINING else 1)
 
     def _answers(self, calls: Sequence[Call]) -> dict[str, Update]:
         """Run the calls that no injected fault cancels, and record which clients are missing and why.

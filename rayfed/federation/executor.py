@@ -25,6 +25,7 @@ class Call:
         cost: Estimated work in arbitrary units. The longest calls are started first; results do not depend on
             it.
         seconds: Duration on the virtual clock in seconds, transfers included.
+        group: Largest number of calls of the exchange that share their passes (`units`).
     """
 
     client: str
@@ -33,6 +34,18 @@ class Call:
     sent: Broadcast
     cost: float = 1.0
     seconds: float = 0.0
+    group: int = 1
+
+
+def units(calls: Sequence[Call]) -> list[list[int]]:
+    """Positions of the calls that are run together, the longest calls first.
+
+    The members of a unit share their passes, so rounding depends on who they are. They follow from the calls
+    of the exchange alone, and not from who runs them.
+    """
+    order = sorted(range(len(calls)), key=lambda i: -calls[i].cost)
+    size = min((call.group for call in calls), default=1)
+    return [order[i : i + size] for i in range(0, len(order), size)]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,15 @@ class Local:
         deploys: Which model the accuracy columns of the results are about: the global model, or the personal
             models of the clients.
         tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
+        grouped: Whether clients may share their passes (`train.group`) although this half has a `train` or a
+            `step` of its own; they may where the model is used through `client.model` only.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
     deploys: ClassVar[Literal["global", "personal"]] = "global"
     tasks: ClassVar[frozenset[str]] = frozenset()
+    grouped: ClassVar[bool] = False
 
     @property
     def averages_rows(self) -> bool:

@@ -46,6 +46,9 @@ class TrainConfig:
         cache_features: Whether the features of a frozen network are computed once per process and image
             instead of in every round. `auto`: wherever the result is exactly the same; on: the run is refused
             where it is not; off: never.
+        group: Number of clients whose rows share each forward and backward pass of their training
+            (`rayfed.federation.group`). `auto`: up to 16 where batches are so small that this pays, else 1.
+            Rounding depends on it, and on nothing else about how clients are placed.
         checkpointing: Compute the activations within a block again in the backward pass instead of keeping
             them: less memory, about a third more time, the same result.
         micro_batch: Compute the gradients of a batch in parts of this many examples, whose sum is used for
@@ -77,6 +80,7 @@ class TrainConfig:
     max_steps: Count | None = None
     batch_norm: Literal["average", "local"] = "average"
     cache_features: Literal["auto"] | bool = "auto"
+    group: Literal["auto"] | Count = "auto"
     checkpointing: bool = False
     micro_batch: Count | None = None
     precision: Precision = "fp32"

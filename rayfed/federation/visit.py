@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
+
+SETS = "sets"
+"""Name of what belongs to the sets of a pack: in `shared` their sizes, in `extra` their metrics, by id."""
 
 
 @torch.no_grad()
@@ -23,21 +28,25 @@ def score(client: Client, split: str) -> dict[str, float]:
         and `<metric>_last_exit`, that of the last exit.
     """
     client.model.eval()
-    task = client.objective
-    found: dict[str, list[torch.Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
     n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
-        output = client.model(x)
-        values = task.sums(client.model.predict(output), y)
-        if isinstance(output, list):
-            for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
-                values[f"{task.metric}_{name}"] = task.sums(out, y)[task.metric]
-        for name, value in values.items():
+        for name, value in _sums(client, client.model(x), y).items():
             found.setdefault(name, []).append(value)
     train_mode(client.model)
     read = iter(numbers([value for values in found.values() for value in values]))
     means = {name: total(next(read) for _ in values) / n for name, values in found.items()}
     return {"loss": means.pop("loss"), "num": n, **means} if n else {}
+
+
+def _sums(client: Client, output: Any, y: Tensor) -> dict[str, Tensor]:
+    """Sums of the loss and the metrics over a batch, from the output of the model, on its device."""
+    task = client.objective
+    values = task.sums(client.model.predict(output), y)
+    if isinstance(output, list):
+        for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
+            values[f"{task.metric}_{name}"] = task.sums(out, y)[task.metric]
+    return values
 
 
 def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
@@ -52,6 +61,42 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
     if local is not None:
         local.prepare(client, sent)
     return Update(client=client.id, num_examples=client.data.size(split), metrics=score(client, split))
+
+
+@torch.no_grad()
+def evaluate_pack(client: Client, sent: Broadcast, split: str) -> Update:
+    """Task that scores the received model on many small sets, whose examples share batches.
+
+    Args:
+        client: Not one client: its split holds the examples of the sets, one after the other.
+        sent: Message from the server; `shared[SETS]` is the number of examples of each set, by id.
+        split: Name of the split.
+
+    Returns:
+        An answer with `extra[SETS]`: the metrics of every set, as of `score`, by id.
+    """
+    client.model.eval()
+    outputs, targets = [], []
+    for x, y in client.batches(split, shuffle=False):
+        outputs.append(client.model(x))
+        targets.append(y)
+    several = isinstance(outputs[0], list)
+    joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)] if several else torch.cat(outputs)
+    every = torch.cat(targets)
+    found: dict[str, dict[str, Tensor]] = {}
+    start = 0
+    for name, n in sent.shared[SETS].items():
+        rows = slice(start, start + n)
+        own = [out[rows] for out in joined] if several else joined[rows]
+        found[name] = _sums(client, own, every[rows])
+        start += n
+    train_mode(client.model)
+    read = iter(numbers([value for sums in found.values() for value in sums.values()]))
+    scores: dict[str, dict[str, float]] = {}
+    for name, n in sent.shared[SETS].items():
+        means = {metric: next(read) / n for metric in found[name]}
+        scores[name] = {"loss": means.pop("loss"), "num": n, **means}
+    return Update(client=client.id, num_examples=start, extra={SETS: scores})
 
 
 def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str = "") -> Update:

@@ -114,8 +114,7 @@ class Backbone(nn.Module):
 
         The features of the last two batches are kept and returned again for the same tensor `x`.
         """
-        known = self.remembered_features(x)
-        if known is not None:
+        if (known := self.remembered_features(x)) is not None:
             return known
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
             features = computed(self.net, x, self.mixed)
@@ -151,6 +150,12 @@ class Backbone(nn.Module):
             features = self.features(x)
             return features if headless else self.classify(features)
         return computed(partial(self.exits.logits, self.net, self.head), x, self.mixed)
+
+    def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
+        """What `forward` returns with other values of some tensors, by global name; its own are kept."""
+        values = {self.module_name(name): value for name, value in params.items()}
+        # With tie_weights, a block of a CLIP model, which has two names, would keep the replaced values.
+        return torch.func.functional_call(self, values, (x,), {"headless": headless}, tie_weights=False)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""

@@ -43,6 +43,31 @@ def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster
     assert here.history.drop(columns=drop).equals(there.history.drop(columns=drop))
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("group", "actors"),
+    [(2, 2), *(pytest.param(group, 1, marks=[pytest.mark.slow, pytest.mark.steady]) for group in (1, 4, 16))],
+)
+def test_groups_follow_from_names_and_not_from_actors(group, actors, cache, ray_cluster):
+    """In one process as on actors, of which one is killed after the first round."""
+    import ray
+
+    from rayfed.engine.loop import run_rounds
+
+    setup = small_setup(cache, "algorithm=fedavg", f"train.group={group}", "rounds=2", "evaluation.every=0")
+    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    names = [f"{group}-{i}" for i in range(actors)]
+    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), names, [{"num_cpus": 0}] * actors)
+    try:
+        for done in run_rounds(setup.experiment, pool, setup.start):
+            there = done
+            ray.kill(pool.lanes[0].actor)
+    finally:
+        pool.close()
+    assert pool.replaced
+    assert digest(there.state.params) == digest(here.state.params)
+
+
 def test_the_seed_decides(small):
     assert small("seed=1").sha256 == small("seed=1").sha256
     assert small("seed=1").sha256 != small("seed=2").sha256

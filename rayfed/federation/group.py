@@ -1,0 +1,197 @@
+"""Plays a group of clients at once: one forward and one backward pass for the rows of all of them.
+
+The code of every client runs as if it were alone. Where it asks its model for a pass, it waits until all
+clients of the group ask for something; passes of the same kind are then computed together, with the values
+of each client for its rows, and every client continues with its own rows of the result. Likewise, where it
+calls `backward`, the gradients of all clients go through the shared network in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.federation.joint import Backward, Joint, JointPass, Rows, Share, bound, dropping
+from rayfed.federation.member import MemberModel, Pass
+from rayfed.federation.turns import Streams, Turn
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor
+from rayfed.models.stacked import Stacked, stackable
+from rayfed.types import Params, Update
+
+MOST_ROWS = 256
+"""Most rows of a joint pass without gradients, unless those of one client are more."""
+
+
+class MemberError(Exception):
+    """The code of a client of a group failed; its error is the cause of this one."""
+
+
+class Group:
+    """Clients that share their passes.
+
+    Attributes:
+        models: The model of each client, to be used in its code only.
+        streams: The random streams of each client.
+    """
+
+    def __init__(
+        self,
+        model: Backbone,
+        values: Sequence[Params],
+        active: Sequence[tuple[int, ...]],
+        seeds: Sequence[int],
+    ) -> None:
+        """Make the models of the clients.
+
+        Args:
+            model: The model; it is changed during passes only.
+            values: Values of all trained tensors of each client, by global name.
+            active: Blocks that each client holds.
+            seeds: Seed of the random streams of each client.
+        """
+        self._model = model
+        self._places = stackable(model)
+        self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
+        entries = model.tensors()
+        self._turns: list[Turn[Update]] = []
+        self.streams = [Streams(seed) for seed in seeds]
+        self.models = [
+            MemberModel(model, self._own(k, entries), active[k], partial(self._ask, k))
+            for k in range(len(values))
+        ]
+
+    def _own(self, k: int, entries: Mapping[str, NamedTensor]) -> Params:
+        """Trained tensors of client k, which are views of the stacks, so that a pass need not copy them."""
+        return {
+            name: stack[k] if entries[name].is_buffer else nn.Parameter(stack[k])
+            for name, stack in self._stacks.items()
+        }
+
+    def run(self, tasks: Sequence[Callable[[], Update]]) -> list[Update]:
+        """Run the code of every client to its end.
+
+        Args:
+            tasks: The code of each client.
+
+        Raises:
+            MemberError: The code of a client raised an error; that of the others was ended.
+        """
+        self._turns = [
+            Turn(partial(_in_one_thread, task), own) for task, own in zip(tasks, self.streams, strict=True)
+        ]
+        self._model.train()  # a new model is in no defined mode, in which frozen layers may round differently
+        try:
+            for turn in self._turns:
+                self._resume(turn)
+            while waiting := [k for k, turn in enumerate(self._turns) if turn.request is not None]:
+                answers = self._answers({k: self._turns[k].request for k in waiting})
+                for k in waiting:
+                    self._resume(self._turns[k], answers[k])
+        finally:
+            for turn in self._turns:
+                turn.cancel()
+            self.models.clear()  # they refer to this group, which would be freed late otherwise
+            self._model.active = None if self._model.num_blocks else ()
+            self._model.untuned = False
+        return [turn.result for turn in self._turns if turn.result is not None]
+
+    def _resume(self, turn: Turn[Update], answer: Any = None) -> None:
+        turn.resume(answer)
+        if turn.error is not None:
+            raise MemberError from turn.error
+
+    def _ask(self, k: int, request: Pass | Backward) -> Any:
+        """What client k's model calls for a pass: wait for the joint one, and connect it to the gradients."""
+        answer = self._turns[k].ask(request)
+        if not isinstance(answer, Share):
+            return answer
+        own = self.models[k].own
+        leaves = [own[name] for name in answer.joint.names]
+        assert isinstance(request, Pass)
+        outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
+        return answer.joint.shaped(outputs)
+
+    def _answers(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
+        """Compute all requests, those of the same kind together; kinds in the order of their first client."""
+        kinds: dict[Any, list[int]] = {}
+        for k, request in requests.items():
+            kinds.setdefault(request.key, []).append(k)
+        answers: dict[int, Any] = {}
+        for members in kinds.values():
+            wanted = [requests[k] for k in members]
+            if isinstance(wanted[0], Backward):
+                answers |= wanted[0].joint.backward({k: requests[k].grads for k in members})  # type: ignore[union-attr]
+            elif wanted[0].kind == "frozen_features":
+                answers |= {k: self._alone(requests[k]) for k in members}  # type: ignore[arg-type]
+            else:
+                for some in _portions(members, wanted):  # type: ignore[arg-type]
+                    answers |= self._together(some, [requests[k] for k in some])  # type: ignore[misc]
+        return answers
+
+    def _alone(self, request: Pass) -> Tensor:
+        self._model.active = request.state[2]
+        return self._model.frozen_features(request.x)
+
+    def _together(self, members: Sequence[int], passes: Sequence[Pass]) -> dict[int, Any]:
+        """One pass of the network for the rows of these clients."""
+        training, gradients, active, untuned = passes[0].state
+        model = self._model
+        model.active = active
+        model.untuned = untuned
+        if model.training != training:
+            model.train(training)
+        rows = Rows(members, [len(p.x) for p in passes])
+        held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
+        leaves = {n: self._values(n, members, passes) for n in held}
+        learned = [
+            n for n, v in leaves.items() if gradients and isinstance(v, Stacked) and not held[n].is_buffer
+        ]
+        for name in learned:
+            leaves[name].value.requires_grad_()
+        x = rows.join([p.x.detach() for p in passes])
+        if passes[0].x.requires_grad:
+            x.requires_grad_()
+        if passes[0].known is not None:
+            known = rows.join([p.known for p in passes])  # type: ignore[misc]
+            x = known if model.has_frozen_features else x
+            model.remember_frozen_features(x, known)
+        with ExitStack() as stack, torch.set_grad_enabled(gradients):
+            stack.enter_context(bound(held, leaves))
+            stack.enter_context(dropping(model, rows, self.streams))
+            output = getattr(model, passes[0].kind)(x, **passes[0].options)
+        joint = Joint(rows, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
+        return joint.answers()
+
+    def _values(self, name: str, members: Sequence[int], passes: Sequence[Pass]) -> Any:
+        """The values of one tensor for these clients: their own, or those that they gave for this pass."""
+        if name not in passes[0].values:
+            # A copy: a client may change its values before another one has gone backward through this pass.
+            return Stacked(self._stacks[name].detach()[list(members)])
+        given = [p.values[name] for p in passes]
+        device = self._stacks[name].device
+        if all(value is given[0] for value in given):
+            return given[0].to(device)
+        return Stacked(torch.stack([value.to(device) for value in given]))
+
+
+def _portions(members: Sequence[int], passes: Sequence[Pass]) -> list[Sequence[int]]:
+    """All clients together in a pass with gradients; without gradients, as many as `MOST_ROWS` allows.
+
+    Batches of an evaluation are large already: more rows would cost memory and save nothing.
+    """
+    if passes[0].state[1]:
+        return [members]
+    each = max(1, MOST_ROWS // max(len(p.x) for p in passes))
+    return [members[i : i + each] for i in range(0, len(members), each)]
+
+
+def _in_one_thread(task: Callable[[], Update]) -> Update:
+    """Run a task with its backward passes in its own thread, which may wait in them, on a GPU too."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return task()

@@ -1,0 +1,89 @@
+"""How many clients share their passes, which config, method and model decide and placement does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayfed.federation.local import Local
+from rayfed.federation.train_config import TrainConfig
+
+LARGEST_BATCH = 16
+"""With `auto`, the largest `train.batch_size` with which clients share their passes."""
+
+ROWS = 128
+"""With `auto`, the largest number of rows of a joint batch."""
+
+MOST = 16
+"""With `auto`, the largest number of clients that share their passes."""
+
+PARTS = 4
+"""With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """How many clients share their passes.
+
+    Attributes:
+        clients: Number of clients; 1: every client is played alone.
+        why: Why it is 1, although the config does not say so; empty: no reason is needed.
+        chosen: Whether `auto` chose it, because groups would not pay.
+    """
+
+    clients: int
+    why: str = ""
+    chosen: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What the header of a run says about it; empty where `auto` or the config chose single clients."""
+        if self.clients > 1:
+            return f"{self.clients} clients share each forward and backward pass (train.group)"
+        told = self.why and not self.chosen
+        return f"clients are trained one by one, because {self.why}" if told else ""
+
+
+def group_size(train: TrainConfig, local: Local, joint: str, frozen: bool, cohort: int) -> GroupSize:
+    """The number of clients that share their passes.
+
+    Args:
+        train: Config of local optimisation.
+        local: Client half of the method.
+        joint: Why several clients cannot share the passes of the tuned network; empty: they can.
+        frozen: The features of the network do not change in training.
+        cohort: Number of clients of a round.
+    """
+    if train.group == 1:
+        return GroupSize(1)
+    if reason := why_alone(local) or _why_not_run(train) or joint:
+        return GroupSize(1, reason)
+    if train.group != "auto":
+        return GroupSize(train.group)
+    if frozen and train.cache_features is not False:
+        return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
+    if train.batch_size > LARGEST_BATCH:
+        return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH}", chosen=True)
+    return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
+
+
+def why_alone(local: Local) -> str:
+    """Why clients of a method are trained one by one whatever the config says; empty: they need not be.
+
+    Args:
+        local: Client half of the method.
+    """
+    kind = type(local)
+    own = [name for name in ("train", "step") if getattr(kind, name) is not getattr(Local, name)]
+    if local.needs_curvature:
+        return f"{kind.__name__} needs second derivatives"
+    return f"{kind.__name__} has a {own[0]}() of its own" if own and not kind.grouped else ""
+
+
+def _why_not_run(train: TrainConfig) -> str:
+    """Why the network cannot be run for several clients as this config wants to run it."""
+    if train.precision == "bf16":
+        return "train.precision=bf16 rounds each matrix product of a joint pass in its own way"
+    for key in ("checkpointing", "compile"):
+        if getattr(train, key):
+            return f"train.{key} runs the network in another way"
+    return ""

@@ -1,0 +1,176 @@
+"""A trained tensor with one value for each client of a joint forward pass, and the layers that can have one.
+
+The rows of K clients run through one network: client k owns rows k m to (k + 1) m of every batch, and layers
+that train apply each client's own values to its rows. Letters in shapes: K clients, m rows of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
+
+OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d)
+"""Layers whose trained tensors can differ by client in a joint pass."""
+
+
+class Stacked:
+    """Values of one tensor for K clients, in place of a parameter of a module.
+
+    It is no tensor: the functions of torch that receive it call `__torch_function__`, and only those that
+    know how rows belong to clients are implemented.
+
+    Attributes:
+        value: The values, shape (K, ...).
+        requires_grad: True: it stands for a tensor that is trained, whether or not this pass has gradients.
+    """
+
+    requires_grad = True
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    @property
+    def clients(self) -> int:
+        """Number K of clients."""
+        return len(self.value)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor of one client."""
+        return self.value.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.value.device
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def to(self, *args: Any, **kwargs: Any) -> Stacked:
+        """As Tensor.to."""
+        return Stacked(self.value.to(*args, **kwargs))
+
+    def expand(self, rows: int, *_: int) -> Tensor:
+        """The value of its client for each of K m rows, shape (K m, ...)."""
+        each = rows // self.clients
+        return self.value[:, None].expand(-1, each, *self.shape).flatten(0, 1)
+
+    def __add__(self, other: Tensor) -> Tensor:
+        """The sum for each row; `other` has shape (K m, ...)."""
+        return self.expand(len(other)) + other
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in FUNCTIONS:
+            name = getattr(func, "__name__", str(func))
+            raise NotImplementedError(f"{name} cannot be computed for several clients at once")
+        return FUNCTIONS[func](*args, **(kwargs or {}))
+
+
+def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
+    """F.linear of rows (K m, ..., d_in) with the weight, the bias or both of each client."""
+    if isinstance(weight, Tensor):
+        return _add(F.linear(x, weight), bias)
+    rows = x.reshape(weight.clients, -1, x.shape[-1])
+    if isinstance(bias, Stacked):
+        out = torch.baddbmm(bias.value[:, None], rows, weight.value.mT)
+    else:
+        out = torch.bmm(rows, weight.value.mT)
+        out = out if bias is None else out + bias
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """F.layer_norm over the last dimension with the weight, the bias or both of each client."""
+    if isinstance(weight, Stacked):
+        rows = F.layer_norm(x, shape, None, None, eps).reshape(weight.clients, -1, x.shape[-1])
+        return _add((rows * weight.value[:, None]).view(x.shape), bias)
+    return _add(F.layer_norm(x, shape, weight, None, eps), bias)
+
+
+def _add(y: Tensor, bias: Any) -> Tensor:
+    """Rows (K m, ..., d) plus the vector of d numbers of each client."""
+    if not isinstance(bias, Stacked):
+        return y if bias is None else y + bias
+    rows = y.reshape(bias.clients, -1, y.shape[-1])
+    return (rows + bias.value[:, None]).view(y.shape)
+
+
+def _conv2d(x: Tensor, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """F.conv2d of images (K m, d_in, H, W) with the weight, the bias or both of each client."""
+    if isinstance(weight, Tensor):
+        maps = torch.conv2d(x, weight, None, *args, **kwargs).unflatten(0, (bias.clients, -1))
+        return (maps + bias.value[:, None, :, None, None]).flatten(0, 1)
+    kernels = weight.value.unbind(0)
+    biases = bias.value.unbind(0) if isinstance(bias, Stacked) else [bias] * len(kernels)
+    parts = x.unflatten(0, (len(kernels), -1)).unbind(0)
+    each = zip(parts, kernels, biases, strict=True)
+    return torch.cat([torch.conv2d(part, w, b, *args, **kwargs) for part, w, b in each])
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.linear: _linear,
+    F.layer_norm: _layer_norm,
+    torch.conv2d: _conv2d,
+}
+"""Functions that take values by client, and what computes them."""
+
+
+def stackable(model: Backbone) -> dict[str, NamedTensor]:
+    """The tensors that differ by client in a joint pass: all trained ones outside the text side, by name."""
+    text = set() if model.text is None else set(model.text.modules())
+    return {n: t for n, t in model.tensors().items() if t.is_trained and t.module not in text}
+
+
+def why_not_joint(model: Backbone) -> str:
+    """Why clients with this model cannot share a forward pass; empty: they can.
+
+    Args:
+        model: The tuned model, with or without values.
+    """
+    trained = stackable(model)
+    held = sum(t.tensor.numel() for t in trained.values() if not t.is_buffer)
+    if 2 * held > sum(p.numel() for p in model.parameters()):
+        return "most of the model is trained, so that clients have no trunk in common"
+    apart = {
+        m for whole in model.modules() if isinstance(whole, nn.MultiheadAttention) for m in whole.modules()
+    }
+    for name, entry in trained.items():
+        if entry.is_buffer and entry.leaf != RESIDUAL_LEAF:
+            return f"{name} is a statistic over the images of a batch"
+        fits = isinstance(entry.module, OWN_LAYERS) or entry.leaf in ("prompt", RESIDUAL_LEAF)
+        if not fits or entry.module in apart:
+            kind = type(entry.module).__name__
+            return f"{name} belongs to a layer of type {kind}, which takes the same values for all images"
+    if model.gc_net is not None and model.gc_net.mix == "scramble":
+        return "tuning.prompt_mix=scramble mixes the images of a batch"
+    return _other_randomness(model)
+
+
+def dropouts(model: Backbone) -> Iterator[nn.Dropout]:
+    """Dropout layers that are active in training."""
+    _, trained = model._modes()
+    return (m for m in trained if isinstance(m, nn.Dropout) and m.p > 0)
+
+
+def _other_randomness(model: Backbone) -> str:
+    for module in model._modes()[1]:
+        kind = type(module).__name__
+        if "Drop" in kind and not isinstance(module, nn.Dropout):
+            rate = getattr(module, "p", getattr(module, "drop_prob", 0.0))
+            if rate:
+                return f"{kind} draws random numbers for the images of a batch together"
+    return ""
