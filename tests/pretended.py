@@ -107,6 +107,8 @@ def _register(wanted: str) -> str:
     if found != UNNAMED:
         return found
     _setup_privateuseone_for_python_backend(wanted)
+    module = getattr(torch, wanted)
+    module.get_amp_supported_dtype = list  # torch.utils.checkpoint asks for it, also on the CPU
     return wanted
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from annotated_types import Gt, Lt
 
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.imbalance import imbalanced_counts
 from rayfed.errors import ConfigError, unknown
-from rayfed.types import Positive
 
 Resize: TypeAlias = Literal["squash", "crop"]
 """How an image becomes a square: as a whole, or only its centre."""
@@ -109,7 +110,7 @@ class DataConfig:
     test: Literal["official"] | float | int = 0.2
     augment: AugmentConfig | None = None
     resident: Literal["auto"] | bool = "auto"
-    resident_memory: Positive = 4.0
+    resident_memory: Annotated[float, Gt(0), Lt(float("inf"))] = 4.0
     partition: PartitionConfig = field(default_factory=PartitionConfig)
 
 

@@ -266,7 +266,7 @@ def _faults(config: Config, dataset: Dataset, partition: Partition, train: Train
 def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Experiment:
     trainers = partition.trainers
     own = config.train.batch_norm == "local"
-    depth = model.stack if parts.server.by_block else model.blocks
+    depth = model.depth(parts.server.by_block)
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > len(trainers):
         raise ConfigError(f"clients_per_round: {wanted} is more than the {len(trainers)} clients there are")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import dump
 from rayfed.models.stacked import why_not_joint
@@ -49,9 +50,10 @@ class Built:
         weights: All initial tensors by module name.
         start: Initial values of the tensors that are sent and trained, by global name.
         blocks: Number of blocks of the backbone.
-        stack: Number of blocks that capacities count, those of a text tower included.
+        stack: Number of blocks that capacities count, those of a text tower included; 0: no uniform blocks.
         block_bytes: Bytes of the frozen tensors of each block.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
+        no_blocks: The message that says that there are no uniform blocks; empty: there are.
         why_not_joint: Why several clients cannot share the passes of the network; empty: they can.
         frozen: The features of the network do not change in training.
         features: SHA-256 digest of the weights, where the features of frozen parts are kept; else empty.
@@ -63,9 +65,23 @@ class Built:
     stack: int
     block_bytes: tuple[int, ...]
     whole_batch: str
+    no_blocks: str
     why_not_joint: str
     frozen: bool
     features: str
+
+    def depth(self, by_block: bool) -> int:
+        """Number of blocks that capacities of clients count.
+
+        Args:
+            by_block: The server sends blocks one by one.
+
+        Raises:
+            ConfigError: It does, and the network has no uniform blocks.
+        """
+        if by_block and self.no_blocks:
+            raise ConfigError(self.no_blocks)
+        return self.stack if by_block else self.blocks
 
     @classmethod
     def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> Built:
@@ -83,13 +99,22 @@ class Built:
             weights=weights,
             start=export(model, buffers=buffers),
             blocks=model.num_blocks,
-            stack=len(model.stack),
+            stack=len(model.stack) if model.num_blocks else 0,
+            no_blocks=_no_blocks(model),
             block_bytes=_block_bytes(model),
             whole_batch=_of_whole_batches(model),
             why_not_joint=why_not_joint(model),
             frozen=model.has_frozen_features,
             features=digest_of(weights) if keeps_features else "",
         )
+
+
+def _no_blocks(model: Backbone) -> str:
+    try:
+        len(model.stack)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _of_whole_batches(model: Backbone) -> str:

@@ -155,7 +155,7 @@ def test_zero_shot_is_the_same_under_every_tuning(short):
     assert losses == pytest.approx([losses[0]] * len(tunings), rel=1e-6)
     assert runs[0].metrics["accuracy"] > 0.4
     beside = short("fedclip", *RANDOM, "compare=zero_shot")
-    assert "zero_shot: " in (beside.path / "report.md").read_text()
+    assert "| zero_shot | " in (beside.path / "report.md").read_text()
 
 
 def test_cached_features_change_no_bit(short):
@@ -200,7 +200,7 @@ def test_any_method_runs_on_a_clip_model_with_the_default_tuning(short):
     factors = {n: v for n, v in run.params.items() if n.endswith("lora_B")}
     assert sorted(factors) == [f"blocks.{i}.mlp.c_proj.lora_B" for i in (0, 1)]
     assert all(v.abs().max() > 0 for v in factors.values())
-    assert "zero_shot: " in (run.path / "report.md").read_text()
+    assert "| zero_shot | " in (run.path / "report.md").read_text()
     with pytest.raises(ConfigError, match=r"tuning\.sites: \['l0'\] match no linear layer"):
         short("ga", "model=clip_mini", "rounds=1", "tuning.sites=[l0]")
 

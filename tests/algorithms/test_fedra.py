@@ -12,7 +12,8 @@ from algorithms.fedra import RandomAllocation
 from rayfed import simulate
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort
-from rayfed.engine.setup import _block_bytes, prepare
+from rayfed.engine.setup import prepare
+from rayfed.engine.shared import _block_bytes
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client

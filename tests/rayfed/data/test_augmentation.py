@@ -85,15 +85,15 @@ def test_the_seed_decides_and_the_global_stream_is_left_alone():
 def watched(monkeypatch, *overrides):
     """The inputs that every method asks a client for in a run, by whether they are for training."""
     seen = {"training": [], "scoring": []}
-    batch = Client.batch
+    batches = Client._pass
 
-    def note(client, split, positions, augmented=False):
-        x, y = batch(client, split, positions, augmented)
-        plain, _ = client.data.batch(split, positions)
-        seen["training" if augmented else "scoring"].append(torch.equal(x, plain))
-        return x, y
+    def note(client, split, order, size, augmented=False):
+        stored = client.data.batches(split, order, size)
+        for (x, y), (plain, _) in zip(batches(client, split, order, size, augmented), stored, strict=True):
+            seen["training" if augmented else "scoring"].append(torch.equal(x, plain))
+            yield x, y
 
-    monkeypatch.setattr(Client, "batch", note)
+    monkeypatch.setattr(Client, "_pass", note)
     setup = small_setup("algorithm=fedavg", "data.domains=[plain]", *overrides)
     executor = InlineExecutor(setup.world, setup.weights)
     from rayfed.engine.loop import run_rounds

@@ -85,12 +85,12 @@ def test_features_that_are_known_are_not_computed_again(monkeypatch):
     options = ("algorithm=fedavg", "tuning=head", "train.cache_features=true", "train.micro_batch=3")
     setup = small_setup(*OPTIONS, *options)
     executor = InlineExecutor(setup.world, setup.weights)
-    batch = Client.batch
+    batches = Client._pass
 
-    def counted(client, split, positions, augmented=False):
-        found = batch(client, split, positions, augmented)  # fills the cache of a split at the first batch
-        monkeypatch.setattr(Backbone, "frozen_features", note)
-        return found
+    def counted(client, split, order, size, augmented=False):
+        for found in batches(client, split, order, size, augmented):
+            monkeypatch.setattr(Backbone, "frozen_features", note)  # the first batch filled the cache
+            yield found
 
     frozen = Client._frozen_features
 
@@ -98,7 +98,7 @@ def test_features_that_are_known_are_not_computed_again(monkeypatch):
         monkeypatch.setattr(Backbone, "frozen_features", original)
         return frozen(client, split)
 
-    monkeypatch.setattr(Client, "batch", counted)
+    monkeypatch.setattr(Client, "_pass", counted)
     monkeypatch.setattr(Client, "_frozen_features", filling)
     for _ in run_rounds(setup.experiment, executor, setup.start):
         pass

@@ -57,14 +57,15 @@ def small_clients(monkeypatch, *overrides):
     from rayfed.federation.client import Client
 
     sizes = []
-    batch = Client.batch
+    batches = Client._pass
 
-    def note(client, split, positions, augmented=False):
-        if len(positions) <= client.config.batch_size:
-            sizes.append(len(positions))
-        return batch(client, split, positions, augmented)
+    def note(client, split, order, size, augmented=False):
+        for x, y in batches(client, split, order, size, augmented):
+            if order is not None:  # not a pass in order, for scores
+                sizes.append(len(x))
+            yield x, y
 
-    monkeypatch.setattr(Client, "batch", note)
+    monkeypatch.setattr(Client, "_pass", note)
     setup = small_setup(
         "algorithm=fedavg", "data.domains=[plain]", "rounds=1", "evaluation.every=0", *overrides
     )
