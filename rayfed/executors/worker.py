@@ -216,8 +216,10 @@ class Worker:
 
         Returns:
             As `call` for each of them; None if anything failed, because then each call has to be run alone,
-            which tells whose fault it is.
+            which tells whose fault it is, and None on any device but the CPU.
         """
+        if self._device != HOST:
+            return None
         try:
             return self._together(calls, stores)
         except Exception as err:

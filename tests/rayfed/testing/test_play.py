@@ -229,3 +229,11 @@ def test_play_makes_a_folder_of_its_own(cache):
     result = play([*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"])
     assert result.path.is_dir()
     assert len(result.history) == 1
+
+
+def test_clients_on_a_device_are_trained_one_by_one(tmp_path, cache):
+    settings = [*TINY, "algorithm=fedavg", "rounds=1"]
+    alone, one = played([*settings, "train.group=1"], tmp_path / "alone", cache, TYPE)
+    asked, other = played([*settings, "train.group=2"], tmp_path / "asked", cache, TYPE)
+    assert asked.sha256 == alone.sha256
+    assert one == other
