@@ -62,6 +62,9 @@ class Tiny(nn.Module):
     def forward(self, x, headless=False):
         return self.encode(x)[0]
 
+    def output_with(self, params, x, headless=False):
+        return torch.func.functional_call(self, dict(params), (x,), {"headless": headless})
+
     def classify(self, z):
         return z
 
