@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -116,8 +117,10 @@ def set_products(device: torch.device, precision: Precision) -> None:
     """
     if precision == "bf16":
         try:
-            torch.autocast(device.type, torch.bfloat16)
-        except (AssertionError, RuntimeError) as err:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # torch only warns where a device has no products of bfloat16
+                torch.autocast(device.type, torch.bfloat16)
+        except (AssertionError, RuntimeError, UserWarning) as err:
             raise ConfigError(
                 f"train.precision: 'bf16' needs automatic mixed precision, which torch does not have for the "
                 f"device {device.type!r}; set fp32"

@@ -224,18 +224,20 @@ def score_on(
     wanted = set(ids)
     packed = {p.id: p for p in experiment.packs if p.split == split and wanted.issuperset(p.sizes)}
     inside = {i for p in packed.values() for i in p.sizes}
-    alone = cohort.for_reporting(tuple(i for i in ids if i not in inside))
-    together = cohort.for_reporting(tuple(packed))
+    lone = tuple(i for i in ids if i not in inside)
     plain = state.broadcast()
     sent = {i: replace(plain, shared={**plain.shared, SETS: dict(p.sizes)}) for i, p in packed.items()}
     answers: list[Update] = []
-    with suppress(NobodyAnsweredError):
-        task = partial(evaluate, split=split, local=experiment.local)
-        answers += alone.run(task, plain, tag=tag)
-    with suppress(NobodyAnsweredError):
-        for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
-            for name, metrics in answer.extra[SETS].items():
-                answers.append(Update(client=name, num_examples=int(metrics["num"]), metrics=metrics))
+    if lone:
+        with suppress(NobodyAnsweredError):
+            task = partial(evaluate, split=split, local=experiment.local)
+            answers += cohort.for_reporting(lone).run(task, plain, tag=tag)
+    if packed:
+        with suppress(NobodyAnsweredError):
+            together = cohort.for_reporting(tuple(packed))
+            for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
+                for name, metrics in answer.extra[SETS].items():
+                    answers.append(Update(client=name, num_examples=int(metrics["num"]), metrics=metrics))
     if len(answers) < len(ids):
         cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
     return {answer.client: answer for answer in answers}
