@@ -103,9 +103,10 @@ class Turn(Generic[R]):
 
     def ask(self, request: Any) -> Any:
         """Called by the client's code: wait for the answer to a request."""
-        self.request = request
-        self._paused.release()
-        self._go.acquire()
+        if not self._cancelled:  # else the code ends, and its cleaning up asks again
+            self.request = request
+            self._paused.release()
+            self._go.acquire()
         if self._cancelled:
             raise Cancelled
         return self._answer
