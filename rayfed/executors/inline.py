@@ -58,9 +58,7 @@ class InlineExecutor:
 
     def _together(self, calls: Sequence[Call]) -> list[Update] | None:
         """Answers of calls that share their passes; None if one failed, which then has to be found."""
-        if self._stopped.is_set():
-            raise StoppedError("the run was asked to end")
-        began = time.perf_counter()
+        began = self._begin()
         kept = [self._stores.get(call.client) for call in calls]
         done = self.worker.call_group(calls, [copy.deepcopy(k.value) if k else {} for k in kept])
         if done is None:
@@ -71,14 +69,18 @@ class InlineExecutor:
             self.on_visit(Visit(call.client, call.tag, seconds))
         return [update for update, _ in done]
 
+    def _begin(self) -> float:
+        """Start the watchdog for what is run next; returns the present time (`time.perf_counter`)."""
+        if self._stopped.is_set():
+            raise StoppedError("the run was asked to end")
+        if self.policy.watchdog and sys.__stderr__:
+            faulthandler.dump_traceback_later(self.policy.watchdog, file=sys.__stderr__)
+        return time.perf_counter()
+
     def _answer(self, call: Call) -> Update | None:
         for attempt in itertools.count(1):
-            if self._stopped.is_set():
-                raise StoppedError("the run was asked to end")
-            if self.policy.watchdog and sys.__stderr__:
-                faulthandler.dump_traceback_later(self.policy.watchdog, file=sys.__stderr__)
+            began = self._begin()
             kept = self._stores.get(call.client)
-            began = time.perf_counter()
             try:
                 update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
             except ClientError as err:
