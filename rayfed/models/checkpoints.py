@@ -191,10 +191,8 @@ def _from_url(source: PublishedWeights) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     log.info("downloading %s", source.files[0])
     torch.hub.download_url_to_file(source.url, str(path), progress=False)
-    if size is not None and path.stat().st_size != int(
-        size
-    ):  # a lost connection looks like the end to urllib
-        got = path.stat().st_size
+    got = path.stat().st_size
+    if size is not None and got != int(size):  # a lost connection looks like the end to urllib
         path.unlink()
         raise OSError(f"the download ended after {got} of {size} bytes")
     if digest := DIGEST_IN_NAME.search(source.url):
