@@ -179,27 +179,21 @@ def children_of(pid):
     return psutil.Process(pid).children(recursive=True)
 
 
+def launched(tmp_path, cache, *more):
+    """A run in a process of its own."""
+    own = [f"data.cache={cache}", f"output={tmp_path / 'run'}", "cluster.dashboard=false"]
+    command = [sys.executable, "-m", "rayfed.run", *SMALL, *own, *more]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     import psutil
 
-    overrides = [
-        *SMALL,
-        f"data.cache={cache}",
-        "rounds=500",
-        f"output={tmp_path / 'run'}",
-        "cluster.dashboard=false",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rayfed.run", *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
+    process = launched(tmp_path, cache, "rounds=500")
     for line in process.stdout:
         if line.startswith("round   2"):
             break
@@ -223,14 +217,7 @@ def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
 @pytest.mark.ray
 @pytest.mark.parametrize("moment", ["starting Ray", "actors started"])
 def test_a_sigterm_before_the_first_round_ends_quietly_with_one_line(moment, tmp_path, cache):
-    overrides = [*SMALL, f"data.cache={cache}", f"output={tmp_path / 'run'}", "cluster.dashboard=false"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rayfed.run", *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    process = launched(tmp_path, cache)
     assert any(line.startswith(moment) for line in process.stdout)
     process.terminate()
     assert process.wait(60) == 130
