@@ -25,7 +25,7 @@ class GroupSize:
     """How many clients share their passes.
 
     Attributes:
-        clients: Number of clients; 1: every client is played alone.
+        clients: Number of clients on a CPU; 1: every client is played alone, as on any other device.
         why: Why it is 1, although the config does not say so; empty: no reason is needed.
         chosen: Whether `auto` chose it, because groups would not pay.
     """
@@ -38,7 +38,7 @@ class GroupSize:
     def sentence(self) -> str:
         """What the header of a run says about it; empty where `auto` or the config chose single clients."""
         if self.clients > 1:
-            return f"{self.clients} clients share each forward and backward pass (train.group)"
+            return f"{self.clients} clients share each forward and backward pass on a CPU (train.group)"
         told = self.why and not self.chosen
         return f"clients are trained one by one, because {self.why}" if told else ""
 
