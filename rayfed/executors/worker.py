@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from rayfed.executors.features import FeatureFolder, feature_folder
 from rayfed.executors.transfer import arrived, check_finite, check_shapes, left
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
-from rayfed.federation.group import Group
+from rayfed.federation.group import Group, log_failure
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
@@ -36,8 +35,6 @@ from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update
-
-log = logging.getLogger(__name__)
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -223,8 +220,7 @@ class Worker:
         try:
             return self._together(calls, stores)
         except Exception as err:
-            ids = [call.client for call in calls]
-            log.info("clients %s are run one by one: %s", ids, err.__cause__ or err)
+            log_failure([call.client for call in calls], err)
             return None
 
     def _together(

@@ -8,21 +8,24 @@ calls `backward`, the gradients of all clients go through the shared network in 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.federation.joint import Backward, Joint, JointPass, Rows, Share, bound, dropping
-from rayfed.federation.member import MemberModel, Pass
+from rayfed.federation.member import MemberModel, NotShareableError, Pass
 from rayfed.federation.turns import Streams, Turn
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.types import Params, Update
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS = 256
 """Most rows of a joint pass without gradients, unless those of one client are more."""
@@ -118,28 +121,33 @@ class Group:
         return answer.joint.shaped(outputs)
 
     def _answers(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
-        """Compute all requests, those of the same kind together; kinds in the order of their first client."""
-        kinds: dict[Any, list[int]] = {}
+        """Compute all requests, those of the same kind together."""
+        backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
+        forward: dict[Any, dict[int, Pass]] = {}
         for k, request in requests.items():
-            kinds.setdefault(request.key, []).append(k)
-        answers: dict[int, Any] = {}
-        for members in kinds.values():
-            wanted = [requests[k] for k in members]
-            if isinstance(wanted[0], Backward):
-                answers |= wanted[0].joint.backward({k: requests[k].grads for k in members})  # type: ignore[union-attr]
-            elif wanted[0].kind == "frozen_features":
-                answers |= {k: self._alone(requests[k]) for k in members}  # type: ignore[arg-type]
+            if isinstance(request, Backward):
+                backward.setdefault(request.joint, {})[k] = request.grads
             else:
-                for some in _portions(members, wanted):  # type: ignore[arg-type]
-                    answers |= self._together(some, [requests[k] for k in some])  # type: ignore[misc]
+                forward.setdefault(request.key, {})[k] = request
+        answers: dict[int, Any] = {}
+        for joint, grads in backward.items():
+            answers |= joint.backward(grads)
+        for (kind, *_), passes in forward.items():
+            if kind == "frozen_features":
+                answers |= {k: self._alone(request) for k, request in passes.items()}
+            else:
+                for some in _portions(passes):
+                    answers |= self._together(some)
         return answers
 
     def _alone(self, request: Pass) -> Tensor:
         self._model.active = request.state[2]
         return self._model.frozen_features(request.x)
 
-    def _together(self, members: Sequence[int], passes: Sequence[Pass]) -> dict[int, Any]:
+    def _together(self, requests: Mapping[int, Pass]) -> dict[int, Any]:
         """One pass of the network for the rows of these clients."""
+        members = list(requests)
+        passes = list(requests.values())
         training, gradients, active, untuned = passes[0].state
         model = self._model
         model.active = active
@@ -149,17 +157,16 @@ class Group:
         rows = Rows(members, [len(p.x) for p in passes])
         held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
         leaves = {n: self._values(n, members, passes) for n in held}
-        learned = [
-            n for n, v in leaves.items() if gradients and isinstance(v, Stacked) and not held[n].is_buffer
-        ]
+        own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients
+        learned = [n for n, v in held.items() if gradients and n in own and not v.is_buffer]
         for name in learned:
             leaves[name].value.requires_grad_()
         x = rows.join([p.x.detach() for p in passes])
         if passes[0].x.requires_grad:
             x.requires_grad_()
-        if passes[0].known is not None:
-            known = rows.join([p.known for p in passes])  # type: ignore[misc]
-            x = known if model.has_frozen_features else x
+        if features := [p.known for p in passes if p.known is not None]:  # of all of them, or of none
+            known = rows.join(features)
+            x = known if model.has_frozen_features and not x.requires_grad else x
             model.remember_frozen_features(x, known)
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held, leaves))
@@ -168,11 +175,11 @@ class Group:
         joint = Joint(rows, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
         return joint.answers()
 
-    def _values(self, name: str, members: Sequence[int], passes: Sequence[Pass]) -> Any:
+    def _values(self, name: str, members: list[int], passes: Sequence[Pass]) -> Any:
         """The values of one tensor for these clients: their own, or those that they gave for this pass."""
         if name not in passes[0].values:
             # A copy: a client may change its values before another one has gone backward through this pass.
-            return Stacked(self._stacks[name].detach()[list(members)])
+            return Stacked(self._stacks[name].detach()[members])
         given = [p.values[name] for p in passes]
         device = self._stacks[name].device
         if all(value is given[0] for value in given):
@@ -180,15 +187,39 @@ class Group:
         return Stacked(torch.stack([value.to(device) for value in given]))
 
 
-def _portions(members: Sequence[int], passes: Sequence[Pass]) -> list[Sequence[int]]:
+def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:
     """All clients together in a pass with gradients; without gradients, as many as `MOST_ROWS` allows.
 
     Batches of an evaluation are large already: more rows would cost memory and save nothing.
     """
-    if passes[0].state[1]:
-        return [members]
-    each = max(1, MOST_ROWS // max(len(p.x) for p in passes))
-    return [members[i : i + each] for i in range(0, len(members), each)]
+    members = list(passes.items())
+    gradients = members[0][1].state[1]
+    each = max(1, MOST_ROWS // max(len(p.x) for p in passes.values()))
+    size = len(members) if gradients else each
+    return [dict(members[i : i + size]) for i in range(0, len(members), size)]
+
+
+def log_failure(clients: Sequence[str], err: Exception) -> None:
+    """Log that clients of a group are run one by one.
+
+    Args:
+        clients: Their ids.
+        err: What `Group` raised. It is a warning where the method or the model cannot be grouped, because
+            then every group costs an attempt.
+    """
+    cause = err.__cause__ or err
+    log.info("clients %s are run one by one: %s", ", ".join(clients), cause)
+    if isinstance(cause, NotShareableError | NotImplementedError):
+        _warn(str(cause))
+
+
+@cache
+def _warn(cause: str) -> None:
+    """Warn once per process and cause."""
+    log.warning(
+        "clients cannot share their passes and are run one by one: %s; train.group=1 saves the attempts",
+        cause,
+    )
 
 
 def _in_one_thread(task: Callable[[], Update]) -> Update:

@@ -38,7 +38,7 @@ class Rows:
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The rows of all clients, shape (K m, ...)."""
         if len(parts) == 1:
-            return parts[0].clone() if parts[0].requires_grad else parts[0]
+            return parts[0]
         filled = []
         for part in parts:
             filled.append(part)
@@ -115,9 +115,9 @@ class Joint:
 
     def _incoming(self, j: int, out: Tensor, grads: Mapping[int, Sequence[Tensor | None]]) -> Tensor:
         parts = [grads[k][j] if k in grads else None for k in self._rows.members]
-        full = all(size == self._rows.room for size in self._rows.sizes)
-        if full and all(part is not None for part in parts):
-            return torch.cat(parts)  # type: ignore[arg-type]
+        given = [part for part in parts if part is not None]
+        if len(given) == len(parts) and min(self._rows.sizes) == self._rows.room:
+            return torch.cat(given)
         whole = torch.zeros_like(out)
         for i, part in enumerate(parts):
             if part is not None:
@@ -149,10 +149,6 @@ class Backward:
 
     joint: Joint
     grads: Sequence[Tensor | None]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return "backward", id(self.joint)
 
 
 class JointPass(torch.autograd.Function):

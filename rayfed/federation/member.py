@@ -140,10 +140,12 @@ class MemberModel:
         return self._model.class_features()
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
-        """As `Backbone.output_with`."""
+        """As `Backbone.output_with`; without gradients of the given values."""
         unknown = sorted(params.keys() - self.own.keys())
         if unknown or self.text_is_live:
             raise NotShareableError(f"a pass with other values of {unknown or 'the text side'}")
+        if torch.is_grad_enabled() and any(value.requires_grad for value in params.values()):
+            raise NotShareableError("a pass with gradients of the values that are given for it")
         return self._pass("forward", x, dict(params), headless=headless)
 
     def frozen_features(self, x: Tensor) -> Tensor:

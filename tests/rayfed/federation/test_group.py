@@ -11,6 +11,7 @@ from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import units
+from rayfed.federation.group import _warn
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.visit import fit
@@ -75,9 +76,9 @@ def moved(call, update):
     return torch.cat([(v - call.sent.params[n]).flatten() for n, v in update.params.items()])
 
 
-def check_agreement(setup, rounds=1):
-    alone, _ = played(setup, 1, rounds)
-    grouped, _ = played(setup, 3, rounds)
+def check_agreement(setup, rounds=1, local=None):
+    alone, _ = played(setup, 1, rounds, local=local)
+    grouped, _ = played(setup, 3, rounds, local=local)
     assert grouped.together == 3 * rounds  # the fourth client is a group of one
     for (call, one), (_, other) in zip(alone.seen, grouped.seen, strict=True):
         assert call.client == one.client == other.client
@@ -174,11 +175,52 @@ class Counting(Local):
         return super().loss(client, sent, batch)
 
 
-def test_a_method_that_asks_for_more_than_a_group_offers_is_played_alone():
+class Meta(Local):
+    """Asks for gradients of values that it gives for a pass."""
+
+    def loss(self, client, sent, batch):
+        given = {name: value.detach().requires_grad_() for name, value in client.trainable().items()}
+        output = client.model.output_with(given, batch[0]).square().mean()
+        torch.autograd.grad(output, list(given.values()))
+        return super().loss(client, sent, batch)
+
+
+@pytest.mark.parametrize(("local", "why"), [(Counting(), "'parameters'"), (Meta(), "that are given for it")])
+def test_a_method_that_asks_for_more_than_a_group_offers_is_played_alone(local, why, caplog):
+    _warn.cache_clear()
     setup = prepared("algorithm=fedavg")
-    executor, params = played(setup, 4, local=Counting())
+    executor, params = played(setup, 2, local=local)
     assert executor.together == 0
-    assert digest(params) == digest(played(setup, 1)[1])
+    assert digest(params) == digest(played(setup, 1, local=local)[1])
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert why in told
+    assert told.endswith("train.group=1 saves the attempts")
+
+
+class Distilling(Local):
+    """Takes gradients of a second pass, with half the values of the head."""
+
+    def loss(self, client, sent, batch):
+        given = {name: value.detach() / 2 for name, value in client.trainable().items() if "head" in name}
+        assert given
+        return super().loss(client, sent, batch) + client.model.output_with(given, batch[0]).square().mean()
+
+
+def test_values_that_are_given_for_a_pass_get_no_gradients():
+    check_agreement(prepared("algorithm=fedavg"), local=Distilling())
+
+
+class Adversarial(Local):
+    """Trains on images that were moved along the gradient of their loss."""
+
+    def loss(self, client, sent, batch):
+        x, y = batch
+        (slope,) = torch.autograd.grad(super().loss(client, sent, (x.requires_grad_(), y)), x)
+        return super().loss(client, sent, (x.detach() + slope, y))
+
+
+def test_images_get_gradients_where_their_features_are_known():
+    check_agreement(prepared("algorithm=fedavg", "tuning=head"), local=Adversarial())
 
 
 def test_the_model_is_as_before_after_a_group():
