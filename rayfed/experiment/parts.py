@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.errors import ConfigError, PartsFailedError, one_line
+from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, one_line
 from rayfed.experiment.alone import run_alone
 from rayfed.experiment.begin import tell_clients
 from rayfed.experiment.plan import Plan
@@ -120,7 +120,7 @@ def _each(
         show.tell(f"\n{what} {number} of {len(runs)}: {name}")
         try:
             done[name] = start()
-        except ConfigError:
+        except (ConfigError, OutputClosedError):
             raise
         except Exception as err:  # a method may raise anything
             if session.lost:
