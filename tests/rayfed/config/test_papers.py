@@ -181,7 +181,7 @@ def test_the_matrix_says_what_each_cell_trains_with_and_on():
 
 def test_files_name_each_key_once_and_hold_nothing_else():
     known = {"where", "title", "data", "measures", "rows", "settings", "mini", "numbers", "also", "choices"}
-    known |= {"figure", "selection", "seeds", "common"}
+    known |= {"figure", "selection", "seeds", "common", "like"}
     for file in (ROOT / "configs" / "papers").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())
         assert content.keys() == {"reference", "defaults", "tables"}
