@@ -1,10 +1,11 @@
 """Tables and figures of the papers: their rows, settings, seeds and published numbers, read from YAML.
 
 `configs/papers/<paper>.yaml` holds one entry for each table or figure, and `configs/experiment/<paper>/` an
-experiment of the same name with everything that all rows share. `experiment=fedgcr/table1` is that experiment
-at the scale of the paper, `experiment=fedgcr/table1/mini` the same matrix on data and models that ship with
-RayFed. `row=NAME` and `setting=NAME` choose a cell; with `algorithm=NAME` the first row of that algorithm
-gives the hyperparameters that the table has for it.
+experiment of the same name with everything that all rows share. An entry takes what it leaves out from the
+entry that its key `like` names. `experiment=fedgcr/table1` is that experiment at the scale of the paper,
+`experiment=fedgcr/table1/mini` the same matrix on data and models that ship with RayFed. `row=NAME` and
+`setting=NAME` choose a cell; with `algorithm=NAME` the first row of that algorithm gives the hyperparameters
+that the table has for it.
 """
 
 from __future__ import annotations
