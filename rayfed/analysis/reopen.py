@@ -13,9 +13,8 @@ from rayfed.config.schema import Config, load_run
 from rayfed.documents import check_run_folder
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
-from rayfed.record.files import write_text
 from rayfed.record.folder import how_to_go_on
-from rayfed.record.readers import DamagedError, read_bytes, read_json, read_tensors, reading
+from rayfed.record.readers import DamagedError, read_json, read_tensors
 from rayfed.types import Params, ServerState, is_statistic
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -93,13 +92,3 @@ def evenly(rows: Indices, count: int) -> Indices:
     if len(rows) <= count:
         return rows
     return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
-
-
-def mention(folder: Path, title: str, picture: Path) -> None:
-    """Add a figure to report.md of the run, unless it is there already."""
-    report = folder / "report.md"
-    with reading(report):
-        text = read_bytes(report).decode() if report.exists() else ""
-    link = f"](figures/{picture.name})"
-    if link not in text:
-        write_text(report, f"{text}\n![{title}{link}\n")

@@ -22,7 +22,7 @@ from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
-python -m rayfed.config.catalog [--json]
+rayfed list [--json] [--debug]
 
 Lists every algorithm, tuning scheme, model, data set, experiment and sweep, and in brackets what each one
 brings: data=shakespeare brings model=char_lstm. For example

@@ -100,12 +100,18 @@ class Protocol:
         doing: What is said when it begins, with the names of the runs.
         part: What a run is, for messages.
         inside: What the folder of a run holds, with its name.
+        setting: What tells a run apart on a page about several, with its name.
+        data: What the matrix of a paper's table says of the data.
+        by_validation: The round with the best validation score is reported, not the last evaluated one.
     """
 
     parts: Callable[[Config, Callable[[], tuple[str, ...]], Path], dict[str, Config]]
     doing: str
     part: str
     inside: str
+    setting: str
+    data: str
+    by_validation: bool = False
 
 
 PROTOCOLS: Mapping[str, Protocol] = {
@@ -114,12 +120,17 @@ PROTOCOLS: Mapping[str, Protocol] = {
         doing="holding out {names} in turn",
         part="held-out domain",
         inside="the run with {name} held out",
+        setting="{name} held out",
+        data="each domain held out",
+        by_validation=True,
     ),
     "few_shot": Protocol(
         parts=lambda config, domains, path: few_shots(config, path),
         doing="training with {names}",
         part="number of shots",
         inside="the run with {name} of each class and client",
+        setting="{name}",
+        data="few shots",
     ),
 }
 """Every protocol but `single`; `rayfed.experiment.summary` has the table of each."""

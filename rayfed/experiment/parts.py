@@ -101,7 +101,7 @@ def _folds(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session)
     finished = {name: fold.path for name, fold in plan.parts.items() if name in done}
     if finished:
         report_folds(plan.config, path, finished, show.tell)
-    _raise_failures("fold", failed, len(runs), path)
+    _raise_failures("run", failed, len(runs), path)
     return hashlib.sha256("".join(done.values()).encode()).hexdigest()
 
 

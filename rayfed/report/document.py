@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.readers import read_json, read_yaml, rows_so_far
+from rayfed.record.files import write_text
+from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
+from rayfed.report.style import Drawing
 from rayfed.report.table import Table
 
 SETTINGS = (
@@ -141,3 +143,23 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
     what = "round" if len(rows) == 1 else "rounds"
     of = f" of {len(runs)} runs" if len(runs) > 1 else ""
     yield f"\n{len(rows)} {what}{of} in {seconds:.0f} s, without the time in which the actors were started.\n"
+
+
+def add_figure(folder: Path, title: str, drawing: Drawing) -> Path:
+    """Save a figure in the folder of a run, and add it to report.md unless it is there already.
+
+    Returns:
+        The file of the figure.
+
+    Raises:
+        DamagedError: report.md cannot be read.
+        StorageError: A file cannot be written.
+    """
+    picture = drawing.save(folder)
+    report = folder / "report.md"
+    with reading(report):
+        text = read_bytes(report).decode() if report.exists() else ""
+    link = f"](figures/{picture.name})"
+    if link not in text:
+        write_text(report, f"{text}\n![{title}{link}\n")
+    return picture

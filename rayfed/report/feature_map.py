@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayfed.analysis.feature_map import distance, features, same_class_share
-from rayfed.analysis.reopen import mention
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.report import style
+from rayfed.report.document import add_figure
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -124,9 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with shown_on(screen_of()):
             for folder in args.runs:
                 say(f"{folder}: {separation(features(folder, args.images, args.by == 'class'))}")
-        picture = panels([RunTables(run) for run in args.runs]).save(args.runs[0])
-        mention(args.runs[0], TITLE, picture)
-        say(str(picture))
+        drawing = panels([RunTables(run) for run in args.runs])
+        say(str(add_figure(args.runs[0], TITLE, drawing)))
 
     return guarded(work, args.debug, "the run itself is unchanged")
 

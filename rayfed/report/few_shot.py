@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
-from rayfed.record.layout import COMPARE
 from rayfed.record.readers import read_rows
-from rayfed.report.leave_one_out import Tables
+from rayfed.report.leave_one_out import Tables, methods_in, percent, title_of
 from rayfed.report.table import Table, last_evaluated
 
 COLUMNS = (
@@ -27,25 +26,24 @@ COLUMNS = (
 def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     """One row for each number of shots and algorithm, with the scores of the last round that has some.
 
+    A run without scores (evaluation.every=0) has empty cells.
+
     Args:
         config: The experiment of all runs.
         folders: Folders of the finished runs by `shots-<number>`, in the order of the rows. Compared
             algorithms come before the main one.
     """
-    others = (config.compare,) if isinstance(config.compare, str) else config.compare
-    names = [name for name in others if name != config.algorithm]
     rows, metrics = [], []
     for part, folder in folders.items():
         samples = str(training_samples(folder))
-        for name in (*names, config.algorithm):
-            last = last_evaluated(read_rows(folder / COMPARE / name if name in names else folder))
+        for name, path in methods_in(config, folder):
+            last = last_evaluated(read_rows(path))
             metric = metric_of(last) or METRICS[0]
             metrics.append(metric)
             keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
-            values = (_percent(last.get(key)) for key in keys)
-            rows.append((part.removeprefix("shots-"), name, samples, str(last["round"]), *values))
-    title = f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
-    title += f"seed {config.seed}, few training samples of each class and client"
+            values = (percent(last.get(key)) for key in keys)
+            rows.append((part.removeprefix("shots-"), name, samples, str(last.get("round", "")), *values))
+    title = title_of(config, "few training samples of each class and client")
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "
         f"means; training samples: of all clients together",
@@ -59,7 +57,3 @@ def training_samples(folder: Path) -> int:
 
     splits = pq.read_table(folder / "partition.parquet", columns=["split"])["split"].to_pylist()
     return splits.count("train")
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"

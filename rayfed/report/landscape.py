@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rayfed.analysis.landscape import Vectors, survey
-from rayfed.analysis.reopen import mention
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.report import style
+from rayfed.report.document import add_figure
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -90,9 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with shown_on(screen_of()):
             survey(args.run, args.points, args.images)
         if drawing := landscape(RunTables(args.run)):
-            picture = drawing.save(args.run)
-            mention(args.run, TITLE, picture)
-            say(str(picture))
+            say(str(add_figure(args.run, TITLE, drawing)))
 
     return guarded(work, args.debug, "the run itself is unchanged")
 

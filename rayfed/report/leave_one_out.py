@@ -164,16 +164,28 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
     second that of FedCLIP's Table 1. Compared algorithms come before the main one.
     """
-    others = (config.compare,) if isinstance(config.compare, str) else config.compare
-    names = [name for name in others if name != config.algorithm]
     found = [
-        outcome(folder / COMPARE / name if name in names else folder, name, domain, config.evaluation.ties)
+        outcome(path, name, domain, config.evaluation.ties)
         for domain, folder in folders.items()
-        for name in (*names, config.algorithm)
+        for name, path in methods_in(config, folder)
     ]
-    title = f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
-    title += f"seed {config.seed}, each domain held out in turn"
+    title = title_of(config, "each domain held out in turn")
     return Tables((by_target(found, title, config.evaluation.ties), by_measure(found)))
+
+
+def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
+    """Name and folder of each method in a run of a protocol: the compared ones, then the main one."""
+    others = (config.compare,) if isinstance(config.compare, str) else config.compare
+    found = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
+    return [*found, (config.algorithm, folder)]
+
+
+def title_of(config: Config, how: str) -> str:
+    """Title of the table of a protocol; `how` says what its runs are."""
+    return (
+        f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
+        f"seed {config.seed}, {how}"
+    )
 
 
 def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Table:
@@ -183,13 +195,13 @@ def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Tab
     rows = []
     for o in found:
         stars = {name: "*" if name == o.held_out else "" for name in targets}
-        cells = [_percent(o.domains.get(name)) + stars[name] for name in targets]
+        cells = [percent(o.domains.get(name)) + stars[name] for name in targets]
         rows.append(
-            (o.held_out, o.algorithm, str(o.round), *cells, *(_percent(o.measures.get(m)) for m in shown))
+            (o.held_out, o.algorithm, str(o.round), *cells, *(percent(o.measures.get(m)) for m in shown))
         )
     for name in dict.fromkeys(o.algorithm for o in found):
         mine = [o for o in found if o.algorithm == name]
-        means = (_percent(_mean_of(mine, m)) for m in shown)
+        means = (percent(_mean_of(mine, m)) for m in shown)
         rows.append(("mean", name, "", *[""] * len(targets), *means))
     columns = ("held out", "algorithm", "round", *targets, *(MEASURES[m] for m in shown))
     notes = (f"{found[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
@@ -203,8 +215,8 @@ def by_measure(found: Sequence[Outcome]) -> Table:
         for name in dict.fromkeys(o.algorithm for o in found):
             mine = [o for o in found if o.algorithm == name]
             if any(measure in o.measures for o in mine):
-                cells = (_percent(o.measures.get(measure)) for o in mine)
-                rows.append((label, name, *cells, _percent(_mean_of(mine, measure))))
+                cells = (percent(o.measures.get(measure)) for o in mine)
+                rows.append((label, name, *cells, percent(_mean_of(mine, measure))))
     targets = dict.fromkeys(o.held_out for o in found)
     return Table("by held-out domain", ("measure", "algorithm", *targets, "AVG"), tuple(rows))
 
@@ -218,5 +230,6 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A fraction in percent with two digits after the point; empty for None."""
     return "" if value is None else f"{100 * value:.2f}"

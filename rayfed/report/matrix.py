@@ -9,6 +9,7 @@ from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
+from rayfed.config.variants import PROTOCOLS
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
 from rayfed.tuning.base import TUNINGS
@@ -75,10 +76,8 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
     data = f"{config.data.name} val {config.data.val} test {config.data.test}, {partition(to_dict(config))}"
     if config.data.held_out:
         data += f", {config.data.held_out} held out"
-    elif config.protocol == "leave_one_out":
-        data += ", each domain held out"
-    elif config.protocol == "few_shot":
-        data += ", few shots"
+    elif config.protocol in PROTOCOLS:
+        data += f", {PROTOCOLS[config.protocol].data}"
     for what in ("blocks", "rank"):
         if (sizes := sizes_of(config.capacity, what)) is not None:
             data += f", {what} {sizes}"

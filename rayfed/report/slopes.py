@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.analysis.reopen import mention
 from rayfed.analysis.slopes import TABLE, survey
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.report import style
+from rayfed.report.document import add_figure
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -95,9 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             slope, rho = own[0]["slope"], own[0]["rho"]
             say(f"{name}: dG/da {slope:.4f}, K {steepness(slope)}, rho {rho:.4f}")
         if drawing := gap_slopes(RunTables(args.run)):
-            picture = drawing.save(args.run)
-            mention(args.run, TITLE, picture)
-            say(str(picture))
+            say(str(add_figure(args.run, TITLE, drawing)))
 
     return guarded(work, args.debug, "the run itself is unchanged")
 

@@ -90,13 +90,13 @@ def work(args: argparse.Namespace) -> None:
             return
         found = _run(job, args)
     from rayfed.documents import to_json
-    from rayfed.report.page.write import command
+    from rayfed.experiment.summary import last_words
     from rayfed.reproduce.render import text
 
     stream = sys.stderr if args.json else None
     say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found)}")
     say(f"{job.path}: table.md, table.csv, table.tex, table.html", stream)
-    say(f"everything on one page: {command(job.path)}", stream)
+    last_words(job.path, lambda text: say(text, stream), job.cells[0].config.report)
 
 
 def _run(job: Job, args: argparse.Namespace) -> Reproduction:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
-from rayfed.config.changes import HARMLESS, changes
+from rayfed.config.changes import changes
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.record.readers import read_json, read_yaml
@@ -204,7 +204,7 @@ def _folder_name(table: papers.Table, scale: str, overrides: Sequence[str]) -> s
 
 def is_harmless(key: str) -> bool:
     """Whether a key of the config changes no result."""
-    return any(key == name or key.startswith(f"{name}.") for name in HARMLESS)
+    return not any(changes(None, "another value", key))
 
 
 def _pairs(table: papers.Table, scale: str, chosen: Sequence[str]) -> list[tuple[str, str]]:
@@ -228,6 +228,7 @@ def _cell(
     table: papers.Table, scale: str, row: str, setting: str, seed: int, overrides: Sequence[str], path: Path
 ) -> JobCell:
     from rayfed.config.schema import compatible_parts, load_config
+    from rayfed.reproduce.scores import READERS
 
     experiment = table.name if scale == papers.PAPER else f"{table.name}/{scale}"
     chosen = (f"experiment={experiment}", f"row={row}", f"setting={setting}", f"seed={seed}", "compare=[]")
@@ -235,6 +236,11 @@ def _cell(
     figures = () if "figures" in given else ("figures=false",)
     config = load_config([*chosen, *figures, *overrides])
     compatible_parts(config)
+    if config.protocol not in READERS:
+        raise ConfigError(
+            f"protocol: {config.protocol!r} is a table of its own, but a cell of a paper's table has one "
+            f"number; leave it out, or run the cell with rayfed.run"
+        )
     name = f"{_slug(setting)}-{_slug(row)}-seed{seed}"
     folder = path / CELLS / name
     return JobCell(

@@ -198,7 +198,7 @@ def escaped(text: str) -> str:
 
 
 def latex(found: Reproduction) -> str:
-    """One `tabular` for each setting (packages booktabs and amsmath); best bold, second-best underlined."""
+    """One `tabular` for each setting (package booktabs); best bold, second-best underlined."""
     lines = [f"% {title_of(found)}", "% needs \\usepackage{booktabs}"]
     for setting in found.settings:
         heads = [f"{escaped(m.name)} & paper" for m in found.measures]

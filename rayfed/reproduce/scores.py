@@ -9,7 +9,7 @@ as `generalization 2`) that of the second held-out domain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,7 @@ def read_scores(
     Returns:
         The scores by name, fractions in percent; those that the run does not have are left out.
     """
-    read = _of_folds if config.protocol == "leave_one_out" else _of_run
-    return read(path, config, tuple(wanted), tuple(order))
+    return READERS[config.protocol](path, config, tuple(wanted), tuple(order))
 
 
 def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
@@ -129,3 +128,10 @@ def _folds_in(path: Path) -> list[str]:
     """Held-out domains of a run, in the order of the data set."""
     first = next(file.parent for file in sorted(path.glob("*/partition.parquet")))
     return [name for name in RunTables(first).domains if (path / name / "partition.parquet").exists()]
+
+
+READERS: Mapping[str, Callable[[Path, Config, Sequence[str], Sequence[str]], dict[str, float]]] = {
+    "single": _of_run,
+    "leave_one_out": _of_folds,
+}
+"""What reads the scores of a cell, by its protocol; a cell with another one has no single number."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
-from rayfed.report.page.parts import Cell, Column, Grid, Part, Section, Text
+from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Text
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.scores import MOST_CLIENTS, QUANTILES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DIRECTIONS = {"down": "to the clients", "up": "to the server"}
 MOST_EVENTS = 200
@@ -32,11 +36,11 @@ def transfers(run: PageRun) -> Section:
     if not rows.empty:
         rows = rows.assign(client=rows["client"].astype(str), exchange=rows["exchange"].astype(str))
         by = rows.groupby("exchange", sort=False)[["down", "up"]].sum()
-        parts.append(_shares("Where the bytes went, by exchange", "exchange", by.itertuples()))
+        parts.append(_shares("Where the bytes went, by exchange", "exchange", by))
         domain = rows["client"].map(run.clients).fillna("other")
         by = rows.groupby(domain)[["down", "up"]].sum()
         by = by.reindex(run.order([str(d) for d in by.index]))
-        parts.append(_shares("Where the bytes went, by domain", "domain", by.itertuples()))
+        parts.append(_shares("Where the bytes went, by domain", "domain", by))
         parts.append(_by_client(run, rows.groupby("client")[["down", "up"]].sum()))
     return Section("Transfers", parts)
 
@@ -51,19 +55,19 @@ def _score_over_bytes(run: PageRun) -> Iterator[Part]:
         yield curves("Score over the bytes sent", [series], axis, share_axis(run.metric))
 
 
-def _shares(title: str, what: str, sums: Iterator[Sequence[object]]) -> Grid:
-    found = [(str(name), float(str(down)), float(str(up))) for name, down, up in sums]
-    total = sum(down + up for _, down, up in found) or 1.0
-    rows: list[list[Cell]] = [[name, down, up, (down + up) / total] for name, down, up in found]
+def _shares(title: str, what: str, sums: pd.DataFrame) -> Grid:
+    """Bytes by the index of a table with the columns down and up, and their share of all bytes."""
+    total = float(sums.to_numpy().sum()) or 1.0
+    rows: list[list[Cell]] = [
+        [str(name), float(down), float(up), float(down + up) / total]
+        for name, down, up in zip(sums.index, sums["down"], sums["up"], strict=True)
+    ]
     columns = [Column(what), *(Column(words, "bytes") for words in DIRECTIONS.values())]
     return Grid(title=title, columns=[*columns, Column("share of all", "percent")], rows=rows)
 
 
-def _by_client(run: PageRun, sums: object) -> Grid:
+def _by_client(run: PageRun, sums: pd.DataFrame) -> Grid:
     """Bytes of each client over the run, or quantiles of many."""
-    import pandas as pd
-
-    assert isinstance(sums, pd.DataFrame)
     ways = [Column(words, "bytes") for words in DIRECTIONS.values()]
     rows: list[list[Cell]]
     if len(sums) <= MOST_CLIENTS:
@@ -135,14 +139,14 @@ def failures(run: PageRun) -> Section:
         rows: list[list[Cell]] = [[kind, action, n] for (kind, action), n in counts.most_common()]
         parts.append(Grid(title="Failures by kind", columns=columns, rows=rows))
         keys = ("round", "kind", "action", "client", "message")
-        kinds = {"round": "count"}
+        kinds: dict[str, Kind] = {"round": "count"}
         listed: list[list[Cell]] = [[_cell(e.get(key)) for key in keys] for e in run.events[:MOST_EVENTS]]
         more = f" The first {MOST_EVENTS} of {len(run.events)}." if len(run.events) > MOST_EVENTS else ""
         parts.append(
             Grid(
                 title="Failures one by one",
                 caption=f"docs/recovery.md says what each kind means.{more}",
-                columns=[Column(key, kinds.get(key, "text")) for key in keys],  # type: ignore[arg-type]
+                columns=[Column(key, kinds.get(key, "text")) for key in keys],
                 rows=listed,
                 filters={"kind": ""},
                 folded=True,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rayfed.config.variants import PROTOCOLS
 from rayfed.documents import check_run_folder
 from rayfed.errors import ConfigError
 from rayfed.record.layout import COMPARE
 from rayfed.record.readers import read_json, read_parquet, read_yaml, reading
 from rayfed.report.page.parts import Cell, Column, Grid, Kind
 from rayfed.report.page.run import PageRun
-from rayfed.report.page.settings import NOT_COMPARED, flat, word
+from rayfed.report.page.settings import NOT_COMPARED, again, flat, word
 
 SWEEP = "sweep.yaml"
 """A folder with this file is that of a sweep."""
@@ -62,7 +63,7 @@ class Found:
     title: str
     members: Sequence[Member]
     heading: str = ""
-    tables: Sequence[Grid] = field(default=())
+    tables: Sequence[Grid] = ()
     repeat: str = ""
 
 
@@ -84,11 +85,7 @@ def find(path: Path) -> Found:
         title = f"{first.run.method} on {first.run.data}, each domain held out in turn"
     else:
         title = first.run.tables.name
-    return Found(title=title, members=members, repeat=_again(path))
-
-
-def _again(path: Path) -> str:
-    return f"python -m rayfed.run --config {path / 'config.yaml'} output=NEW"
+    return Found(title=title, members=members, repeat=again(path / "config.yaml"))
 
 
 def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
@@ -100,8 +97,8 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
     check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
         config = read_yaml(path / "config.yaml")
-        protocol = config.get("protocol", "single")
-    if protocol == "single":
+        protocol = PROTOCOLS.get(str(config.get("protocol")))
+    if protocol is None:
         for folder in (path, *sorted(file.parent for file in (path / COMPARE).glob("*/config.yaml"))):
             run = PageRun(folder, by_validation)
             yield Member(run=run, method=run.method)
@@ -109,10 +106,9 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
     inside = [file.parent for file in sorted(path.glob("*/config.yaml"))]
     if not inside:
         raise ConfigError(f"{path}: holds no run (none of its folders has one)")
-    for fold in inside:
-        held_out = protocol == "leave_one_out"
-        for member in _members(fold, by_validation=held_out):
-            yield replace(member, setting=f"{fold.name} held out" if held_out else fold.name)
+    for folder in inside:
+        for member in _members(folder, protocol.by_validation):
+            yield replace(member, setting=protocol.setting.format(name=folder.name))
 
 
 def _sweep(path: Path) -> Found:
@@ -128,7 +124,8 @@ def _sweep(path: Path) -> Found:
     if not members:
         raise ConfigError(f"{path}: none of the sweep's trials has begun; there is nothing to report yet")
     tables = [_trials(path, space)] if (path / "trials.parquet").exists() else []
-    repeat = _again(path).replace("config.yaml", "best.yaml") if (path / "best.yaml").exists() else ""
+    best = path / "best.yaml"
+    repeat = again(best) if best.exists() else ""
     return Found(title=f"Sweep {name}", members=members, heading="Trials", tables=tables, repeat=repeat)
 
 
@@ -136,8 +133,8 @@ def _trials(path: Path, space: Sequence[str]) -> Grid:
     """The table of all trials: their state, objectives and hyperparameters."""
     table = read_parquet(path / "trials.parquet").to_pylist()
     names = list(table[0]) if table else []
-    first = names[: names.index("sha256")] if "sha256" in names else names
-    names = [*first, *(name for name in ("error",) if name in table[0] and any(r["error"] for r in table))]
+    names = names[: names.index("sha256")] if "sha256" in names else names
+    names += ["error"] if "error" not in names and any(row.get("error") for row in table) else []
     kinds: dict[str, Kind] = {"trial": "count", "rounds": "count", "state": "text", "error": "text"}
     columns = []
     for name in names:

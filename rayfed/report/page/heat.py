@@ -12,6 +12,7 @@ import numpy as np
 from rayfed.report.page import svg
 from rayfed.report.page.parts import Cell, Column, Figure
 from rayfed.report.page.svg import LEFT, RIGHT, TOP, WIDTH, Floats
+from rayfed.report.style import PALETTE
 
 Colours: TypeAlias = Literal["range", "zero", "groups"]
 
@@ -81,8 +82,6 @@ def _plain(values: Floats) -> list[Cell]:
 
 def _grouped(values: Floats) -> Any:
     """Colours of the palette for numbers of groups; transparent where there is none."""
-    from rayfed.report.style import PALETTE
-
     palette = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in PALETTE], dtype=np.uint8)
     known = np.isfinite(values)
     found = palette[np.where(known, values, 0).astype(int) % len(PALETTE)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
 from rayfed.report.page.find import Member
-from rayfed.report.page.parts import Cell, Column, Grid, Part, Section, Tiles
+from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Tiles
 from rayfed.types import Row
 
 MEAN = "mean over domains"
@@ -78,7 +79,13 @@ def mean_of(of: Callable[[Member], float | None], group: Sequence[Member]) -> fl
     return fmean(values) if values else None
 
 
-STATISTICS: Mapping[str, tuple[str, Callable[[Member], float | None]]] = {
+def level(group: Sequence[Member]) -> float:
+    """The mean by which runs are ranked (`headline`); minus infinity where none of them has a score."""
+    mean = mean_of(headline, group)
+    return -math.inf if mean is None else mean
+
+
+STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
     "held-out domain": ("percent", lambda m: m.run.held_out_score),
     MEAN: ("percent", lambda m: m.run.number("{}_domain")),
     "mean over clients": ("percent", lambda m: m.run.number("{}")),
@@ -90,7 +97,7 @@ STATISTICS: Mapping[str, tuple[str, Callable[[Member], float | None]]] = {
 """Statistics of the reported round, with what they are."""
 
 
-def _shown(members: Sequence[Member]) -> dict[str, tuple[str, Callable[[Member], float | None]]]:
+def _shown(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
     """The statistics that some run has."""
     return {n: (k, of) for n, (k, of) in STATISTICS.items() if any(of(m) is not None for m in members)}
 
@@ -107,7 +114,7 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
     several = any(len(group) > 1 for group in groups.values())
     columns = [Column("method"), Column("setting")]
     for name, (kind, _) in shown.items():
-        columns.append(Column(name, kind))  # type: ignore[arg-type]
+        columns.append(Column(name, kind))
         if several:
             columns.append(Column(f"deviation of {name}", "points", "±"))
     rows: list[list[Cell]] = []
@@ -138,7 +145,7 @@ def results(members: Sequence[Member]) -> Section:
     shown = {n: each for n, each in _shown(members).items() if n not in (MEAN, "held-out domain")}
     columns = [Column("method"), Column("setting"), Column("score", "percent"), Column("domain")]
     columns += [Column("seed", "count"), Column("loss", "number")]
-    columns += [Column(name, kind) for name, (kind, _) in shown.items()]  # type: ignore[arg-type]
+    columns += [Column(name, kind) for name, (kind, _) in shown.items()]
     columns += [Column("reported round", "count"), Column("rounds"), Column("sent", "bytes")]
     columns += [Column("time", "seconds"), Column("folder")]
     rows: list[list[Cell]] = []

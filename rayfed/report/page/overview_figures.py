@@ -12,16 +12,7 @@ from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
 from rayfed.report.page.fairness import cumulative, spread_table
 from rayfed.report.page.find import Member
 from rayfed.report.page.heat import Cells, heat_map
-from rayfed.report.page.overview import (
-    UNSEEN,
-    Groups,
-    bytes_of,
-    domains_of,
-    grouped,
-    headline,
-    mean_of,
-    seconds_of,
-)
+from rayfed.report.page.overview import UNSEEN, Groups, bytes_of, domains_of, grouped, level, seconds_of
 from rayfed.report.page.parts import Cell, Column, Grid, Part, Section
 from rayfed.types import Row
 
@@ -51,9 +42,7 @@ def over_rounds(members: Sequence[Member]) -> Section:
         series = [_of_group(name, group, key) for name, group in groups.items()]
         if not any(one.x for one in series):
             continue
-        caption = (
-            "Mean over seeds; bands: from the lowest to the highest seed." if _several_seeds(groups) else ""
-        )
+        caption = BANDS if _several_seeds(groups) else ""
         parts.append(curves(title, series, ROUND, axis, f"{caption} {words}".strip()))
     return Section("Curves", parts)
 
@@ -66,9 +55,7 @@ def _best(groups: Groups) -> tuple[Groups, str]:
     """At most MOST_CURVES groups, those with the highest scores, and a sentence about the others."""
     if len(groups) <= MOST_CURVES:
         return groups, ""
-    levels = {name: mean_of(headline, group) for name, group in groups.items()}
-    order = sorted(groups, key=lambda name: -(levels[name] if levels[name] is not None else -np.inf))  # type: ignore[operator]
-    kept = set(order[:MOST_CURVES])
+    kept = set(sorted(groups, key=lambda name: level(groups[name]), reverse=True)[:MOST_CURVES])
     shown = {name: group for name, group in groups.items() if name in kept}
     return shown, f"Shown are the {MOST_CURVES} with the highest scores of {len(groups)}."
 

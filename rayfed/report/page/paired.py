@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
 
 from rayfed.report.page.find import Member
+from rayfed.report.page.overview import level
 from rayfed.report.page.parts import Cell, Column, Grid
 
 MOST_METHODS = 8
@@ -36,7 +36,7 @@ def comparisons(members: Sequence[Member]) -> Grid | None:
         candidates.setdefault(name, {})[rest, member.run.seed] = member
     pairs = list(combinations(candidates, 2))
     if len(candidates) > MOST_METHODS:
-        best = max(candidates, key=lambda name: _level(candidates[name].values()))
+        best = max(candidates, key=lambda name: level(list(candidates[name].values())))
         pairs = [(best, name) for name in candidates if name != best]
     rows = [row for a, b in pairs for row in _rows(a, b, candidates[a], candidates[b])]
     if not rows:
@@ -56,12 +56,6 @@ def comparisons(members: Sequence[Member]) -> Grid | None:
         rows=rows,
         filters={"A": "", "B": "", "score": "", "pairs of": ""},
     )
-
-
-def _level(members: Iterable[Member]) -> float:
-    values = [m.run.number("{}_domain") for m in members]
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else -math.inf
 
 
 def _rows(

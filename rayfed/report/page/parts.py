@@ -130,7 +130,7 @@ class Grid:
         caption: How to read it, in a sentence.
         columns: Its columns.
         rows: Its rows.
-        filters: Headings of the columns that have a list to choose from, with the value chosen at first.
+        filters: Names of the columns that have a list to choose from, with the value chosen at first.
         marked: Numbers of the rows that are highlighted.
         folded: It is shown only when asked for.
     """

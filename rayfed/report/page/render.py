@@ -24,8 +24,13 @@ MOST_COLUMNS = 40
 """The same for its columns."""
 
 
-def html(page: Page) -> str:
-    """The page: one HTML document that loads nothing."""
+def html(page: Page, numbers: str = "") -> str:
+    """The page: one HTML document that loads nothing.
+
+    Args:
+        page: The page.
+        numbers: `json_text(page)` where it was made already.
+    """
     names = _names(page)
     return (
         _environment()
@@ -39,9 +44,9 @@ def html(page: Page) -> str:
             light=PALETTE,
             dark=DARK_PALETTE,
             hover=_script(
-                {names[id(part)]: _hover(part) for part in _parts(page) if isinstance(part, Figure)}
+                _json({names[id(part)]: _hover(part) for part in _parts(page) if isinstance(part, Figure)})
             ),
-            twin=_script(twin(page)),
+            twin=_script(numbers or json_text(page)),
             part_id=id,
             kind_of=lambda part: type(part).__name__,
             behind=behind,
@@ -73,7 +78,7 @@ def twin(page: Page) -> dict[str, Any]:
 
 def json_text(page: Page) -> str:
     """The same as the text of a file."""
-    return json.dumps(_finite(twin(page)), allow_nan=False, separators=(",", ":"), default=str) + "\n"
+    return _json(twin(page)) + "\n"
 
 
 def behind(figure: Figure) -> tuple[Sequence[Column], Rows, bool]:
@@ -120,9 +125,12 @@ def _plain(part: Figure | Grid, name: str) -> dict[str, Any]:
     }
 
 
-def _script(value: Any) -> str:
-    """JSON that can stand in a script element."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
+def _json(value: Any) -> str:
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
+
+
+def _script(text: str) -> str:
+    """JSON as it can stand in a script element."""
     return text.replace("<", "\\u003c")
 
 

@@ -16,7 +16,7 @@ from rayfed.documents import DocumentError, check_run_folder, parse_json
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_json, read_parquet, reading
-from rayfed.report.leave_one_out import selected
+from rayfed.report.leave_one_out import Ties, selected
 from rayfed.report.run_tables import RunTables
 from rayfed.report.table import MODELS, last_evaluated
 
@@ -32,8 +32,7 @@ class PageRun:
 
     Args:
         path: Folder of the run.
-        by_validation: Report the round with the best validation score, as leave_one_out does, instead of the
-            last evaluated one.
+        by_validation: Report the round with the best validation score instead of the last evaluated one.
 
     Raises:
         ConfigError: The folder holds no run.
@@ -76,10 +75,15 @@ class PageRun:
     def row(self) -> Mapping[str, Any]:
         """The row of the reported round; empty where no round was evaluated."""
         if self.by_validation and any(metric_of(row, "val_") for row in self.rounds):
-            return selected(self.rounds, self.config.get("evaluation", {}).get("ties", "first"))
+            return selected(self.rounds, self.ties)
         return last_evaluated(self.rounds) or next(
             (row for row in reversed(self.rounds) if self._prefixes(row)), {}
         )
+
+    @property
+    def ties(self) -> Ties:
+        """Which of the rounds with the best validation score is reported."""
+        return "last" if self.config.get("evaluation", {}).get("ties") == "last" else "first"
 
     @staticmethod
     def _prefixes(row: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,7 @@ def _rules(run: PageRun) -> list[str]:
     """Which round is reported, and what happened on the way."""
     if not run.row:
         return ["No round was evaluated yet."]
-    rule = "the first with the best validation score" if run.by_validation else "the last evaluated one"
+    rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
     found = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
     if not run.by_validation:

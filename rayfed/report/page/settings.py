@@ -37,18 +37,18 @@ def word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def again(file: Path) -> str:
+    """The command that runs a config in a new folder, to be copied."""
+    return f"python -m rayfed.run --config {shlex.quote(str(file))} output=NEW"
+
+
 def repeated(run: PageRun) -> Section:
     """The commands of a run, and one that repeats it exactly."""
-    file = shlex.quote(str(run.path / "config.yaml"))
     sentences = ["This repeats the run in a new folder; config and seed decide every number of it."]
     if run.digest:
         sentences.append(f"On the same kind of processor its tensors have the digest {run.digest[:16]}.")
     parts: list[Part] = [
-        Text(
-            title="One command",
-            sentences=sentences,
-            code=[f"python -m rayfed.run --config {file} output=NEW"],
-        )
+        Text(title="One command", sentences=sentences, code=[again(run.path / "config.yaml")])
     ]
     if run.commands:
         parts.append(Text(title="Commands with which it was made", code=run.commands))
@@ -127,5 +127,5 @@ def facts(run: PageRun, name: str) -> dict[str, Any]:
         "config": dict(run.config),
         "environment": dict(run.environment),
         "tensors_sha256": run.digest,
-        "repeat": f"python -m rayfed.run --config {Path(run.path, 'config.yaml')} output=NEW",
+        "repeat": again(run.path / "config.yaml"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,12 +85,7 @@ def _repeated(found: Sequence[Found], members: Sequence[Member]) -> Section:
         parts.append(Text(title="Commands with which it was made", code=list(made)))
     if len(members) > MOST_CHAPTERS:
         sentence = "There are too many runs to show each in detail here; this shows one of them:"
-        parts.append(
-            Text(
-                title="A single run",
-                sentences=[sentence],
-                code=[f"python -m rayfed.report {members[0].run.path}"],
-            )
-        )
+        code = [f"python -m rayfed.report {shlex.quote(str(members[0].run.path))}"]
+        parts.append(Text(title="A single run", sentences=[sentence], code=code))
     parts.append(settings.environment([m.run for m in members], [m.name for m in members]))
     return Section("Repeat it", parts)

@@ -64,8 +64,9 @@ def write_report(runs: Sequence[Path], file: Path) -> None:
     stage("reading the runs")
     page = page_of(runs)
     stage("writing the page")
-    write_text(file, html(page))
-    write_text(twin, json_text(page))
+    numbers = json_text(page)
+    write_text(file, html(page, numbers))
+    write_text(twin, numbers)
 
 
 def _check_own(file: Path) -> None:

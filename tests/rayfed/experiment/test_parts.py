@@ -190,7 +190,7 @@ def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys
     monkeypatch.setattr(parts, "run_alone", fail_once)
     folds = ("protocol=leave_one_out", "data.val=4", "algorithm=fedavg", "rounds=1")
     assert command(*folds) == 1
-    assert "1 of 2 folds failed: plain: as it happens" in capsys.readouterr().err
+    assert "1 of 2 runs failed: plain: as it happens" in capsys.readouterr().err
     assert "| street | fedavg |" in (tmp_path / "run" / "report.md").read_text()
     monkeypatch.undo()
     assert resume([str(tmp_path / "run"), "--quiet"]) == 0

@@ -44,6 +44,13 @@ def test_every_number_of_shots_is_run_and_a_lost_run_is_done_again(small):
     assert (run.path / "shots-1" / "history" / "000001.json.gz").stat().st_mtime_ns == kept
 
 
+def test_runs_without_scores_have_empty_cells(small):
+    quick = ("data.domains=[plain]", "data.val=0", "rounds=1", "model.options={depth: 1}")
+    run = small("protocol=few_shot", "data.shots=[1]", "evaluation.every=0", *quick)
+    (row,) = (row for row in rows_of(run.path / "report.md") if "shots" in row)
+    assert (row["shots"], row["round"], row["clients"]) == ("1", "", "")
+
+
 def test_the_numbers_are_those_of_coop_unless_they_are_listed(tmp_path):
     config = load_config(["protocol=few_shot"])
     assert list(few_shots(config, tmp_path)) == [f"shots-{count}" for count in (1, 2, 4, 8, 16)]

@@ -49,6 +49,7 @@ def test_the_folder_depends_on_what_changes_results():
     assert plain == "runs/reproduce-fedra-table3-mini"
     assert path("cluster=inline", "cluster.actors=3", "data.root=/x") == plain
     assert path("rounds=2") != plain
+    assert path("cluster.threads=2") != plain  # sums of floats depend on it
     assert path("rounds=2", "train.lr=0.1") == path("train.lr=0.1", "rounds=2") != path("rounds=2")
     assert path("output=elsewhere") == "elsewhere"
 
@@ -66,6 +67,10 @@ def test_the_folder_depends_on_what_changes_results():
         (("fedgcr/table5", "mini", 1, [], ["overwrite=true"]), "overwrite: a job"),
         (("fedgcr/table5", "mini", 1, [], ["FedGR"]), "'FedGR' is not an override"),
         (("fedgcr/table5", "mini", 1, [], ["round=2"]), "round"),
+        (
+            ("fedgcr/table5", "mini", 1, [], ["protocol=few_shot"]),
+            "protocol: 'few_shot' is a table of its own",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_runs(arguments, words):

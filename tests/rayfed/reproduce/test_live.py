@@ -1,5 +1,6 @@
 """The table on a terminal, while cells run."""
 
+import io
 from dataclasses import replace
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 
 def shown(progress):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(table_of(progress))
     return console.export_text()
 

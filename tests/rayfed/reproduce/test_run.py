@@ -157,6 +157,7 @@ def test_the_command_shows_the_table_and_its_plan(job, tmp_path, cache, capsys):
     sent = sum(row["bytes_up"] + row["bytes_down"] for row in rows)
     assert f"{size(sent)} sent to clients and back" in plan
     assert "orderings in the paper's numbers" not in shown  # one row has no order
-    assert main([*words, "--json", *place]) == 0
+    assert main([*words, "--json", *place, "report=true"]) == 0
     assert json.loads(capsys.readouterr().out)["experiment"] == "fedgcr/table5"
+    assert "Ablation" in (tmp_path / "job" / "report.html").read_text()
     assert main(["fedgcr/table5", "row=none"]) == 2

@@ -21,7 +21,7 @@ pytestmark = [
         binary() is None, reason="there is no Chromium on this machine (apt-get install chromium)"
     ),
 ]
-SHORT = ("cluster=inline", "data.limit=100", "rounds=6", "figures=false", "tensorboard=false", "--quiet")
+SHORT = ("cluster=inline", "data.limit=100", "figures=false", "tensorboard=false", "--quiet")
 FOLDS = ("protocol=leave_one_out", "data.val=10", "data.domains=[plain,street,fonts]", "rounds=3")
 SCREENS = ((1280, 900), (390, 844))
 
@@ -35,9 +35,10 @@ def runs(tmp_path_factory, cache):
         assert run.main([*SHORT, *overrides, f"data.cache={cache}", f"output={home / name}"]) == 0
         return home / name
 
+    split = ("data.partition.split_test=true", "data.test=0.3")
     found = {
-        "fedgcr": made("fedgcr", "algorithm=fedgcr", "data.partition.split_test=true", "data.test=0.3"),
-        "fedra": made("fedra", "algorithm=fedra", "capacity=[4,3,2,2,1]"),
+        "fedgcr": made("fedgcr", "algorithm=fedgcr", "rounds=6", *split),
+        "fedra": made("fedra", "algorithm=fedra", "rounds=6", "capacity=[4,3,2,2,1]"),
         "fft_gp": made("fft_gp", "algorithm=fft_gp_clip", "compare=[fedavg]", *FOLDS),
     }
     found["sweep"] = swept(home / "sweep", cache)
@@ -189,6 +190,7 @@ def test_colours_follow_the_button_and_paper_is_white(opened, tab):
     tab.call("Emulation.setEmulatedMedia", media="")
 
 
+@pytest.mark.timeout(3000)  # writing the folder of 10,000 clients takes minutes
 @pytest.mark.parametrize(("clients", "every", "most"), [(100, 1, 5e6), (10_000, 20, 8e6)])
 def test_large_runs_have_small_pages_that_open_at_once(clients, every, most, tab, tmp_path):
     folders.write(tmp_path / "run", clients=clients, rounds=200, every=every, each=20)

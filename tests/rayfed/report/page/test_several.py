@@ -1,10 +1,16 @@
 """The page about several runs: seeds as bands, the table of all runs, differences, and what differs."""
 
+import json
+import shlex
+
 import numpy as np
 import pytest
+import yaml
 
 from rayfed.errors import ConfigError
 from rayfed.report.page.find import find
+from rayfed.report.page.run import PageRun
+from rayfed.report.page.scores import summary
 from rayfed.report.page.several import page_of
 from tests.rayfed.report.page import folders
 from tests.rayfed.report.page.conftest import part_of, table_of
@@ -90,6 +96,45 @@ def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_
     assert [(r["pairs"], r["mean of A minus B"], r["p"]) for r in held_out] == [(2, 0, None)]
 
 
+def test_few_shots_are_settings_that_report_the_last_round(tmp_path):
+    for name in ("shots-1", "shots-2"):
+        folders.write(tmp_path / "few" / name, rounds=3)
+    (tmp_path / "few" / "config.yaml").write_text("protocol: few_shot\n")
+    page = page_of([tmp_path / "few"])
+    assert [row["setting"] for row in table_of(page, "Results")] == ["shots-1", "shots-2"]
+    assert {chapter.name for chapter in page.chapters} == {
+        "fedgcr, shots-1, seed 0",
+        "fedgcr, shots-2, seed 0",
+    }
+    reported = {member.run.row["round"] for member in find(tmp_path / "few").members}
+    assert reported == {3}  # not round 2, whose validation score is the best
+
+
+def test_of_equal_validation_scores_the_config_says_which_is_reported(tmp_path):
+    path = tmp_path / "run"
+    folders.write(path, rounds=3, clients=3)
+    rows = [
+        json.loads(line) | {"val_accuracy": 0.5} for line in (path / "rounds.jsonl").read_text().splitlines()
+    ]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for ties, number in (("first", 1), ("last", 3)):
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        config["evaluation"]["ties"] = ties
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+        run = PageRun(path, by_validation=True)
+        assert run.row["round"] == number
+        (words, *_) = summary(run).parts[1].sentences
+        assert words.endswith(f"after round {number}, the {ties} with the best validation score.")
+
+
+def test_commands_can_be_pasted_where_a_folder_has_a_blank(tmp_path):
+    folders.write(tmp_path / "my run", rounds=1, clients=3)
+    page = page_of([tmp_path / "my run"])
+    code = next(p for s in page.sections for p in s.parts if getattr(p, "title", "") == "One command").code
+    for command in (*code, page.facts[0]["repeat"], find(tmp_path / "my run").repeat):
+        assert shlex.split(command)[4] == str(tmp_path / "my run" / "config.yaml")
+
+
 def test_a_sweep_has_its_trials_and_their_seeds(tmp_path):
     page = page_of([folders.write_sweep(tmp_path / "sweep")])
     assert page.title == "Sweep q"
@@ -118,8 +163,6 @@ def test_a_reproduced_table_has_the_papers_numbers_and_verdicts(tmp_path):
 
 
 def test_runs_of_one_method_and_seed_are_told_apart_by_their_settings(tmp_path):
-    import yaml
-
     for name, rate in (("a", 0.1), ("b", 0.2)):
         folders.write(tmp_path / name, rounds=1)
         file = tmp_path / name / "config.yaml"
