@@ -1,7 +1,8 @@
 """FedAvgM: FedAvg with momentum on the server.
 
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019
-[hsu2019fedavgm], section 4.3.
+[hsu2019fedavgm], section 4.2. Differs from the experiments of the paper, which use Nesterov's momentum: the
+momentum is that of the text.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,11 @@
 """FedBN: the normalisation layers stay at the client, the other layers are averaged.
 
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021
-[li2021fedbn], Algorithm 1: the scale, the shift and the statistics of BatchNorm layers. The same is done with
-the LayerNorm and GroupNorm layers of networks that have these instead. Clients are scored with their own.
+[li2021fedbn], by its released code: the scale, the shift and the statistics of BatchNorm layers. The same is
+done with the LayerNorm and GroupNorm layers of networks that have these instead. Clients are scored with
+their own.
+
+Differs from the released code: the server weights clients by their number of examples instead of equally.
 """
 
 from dataclasses import dataclass, field

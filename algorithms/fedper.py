@@ -1,7 +1,9 @@
 """FedPer: the head stays at the client, the other layers are averaged.
 
 Arivazhagan et al., Federated Learning with Personalization Layers, 2019 [arivazhagan2019fedper], Algorithms 1
-and 2. Clients are scored with their own heads.
+and 2; these two numbers were not checked with the paper. Clients are scored with their own heads.
+
+Differs from the paper: the heads of all clients begin with the same values.
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,10 @@
 """Krum: the answer of the client that is closest to its nearest neighbours, or the mean of several such.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries: Byzantine Tolerant Gradient
-Descent, NeurIPS 2017 [blanchard2017krum], section 4. Multi-Krum is its variant that averages the m answers
-with the smallest scores. The paper compares gradients at one point; here, as in FedAvg, these are the changes
-of the parameters by local training.
+Descent, NeurIPS 2017 [blanchard2017krum], section 4 of the first preprint, arXiv:1703.02757v1. Multi-Krum is
+the variant that averages the m answers with the smallest scores, which the preprint names in section 7; its
+own m-Krum (section 6) removes an answer before it chooses the next one. The paper compares gradients at one
+point; here, as in FedAvg, these are the changes of the parameters by local training.
 """
 
 from collections.abc import Sequence

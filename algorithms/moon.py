@@ -1,6 +1,7 @@
 """MOON: a contrastive loss draws features to those of the global model, away from the last local model's.
 
-Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 [li2021moon], Eq. 3 and 4, Algorithm 1.
+Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 [li2021moon], section 3.3.2 with Eq. 4,
+and Algorithm 1.
 
 Differs from the paper: the features are those before the head, without a projection head of their own. In its
 first visit a client has no earlier local model, and no contrastive loss.

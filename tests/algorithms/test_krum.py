@@ -26,7 +26,8 @@ def after(rule, *values, **others):
         (TrimmedMeanServer(beta=0.1), (1, 2, 6), 3),
         # distances to the 5 - 1 - 2 = 2 nearest: 1 + 4, 1 + 1, 1 + 4, 9 + 16 of 6 and more of 100
         (KrumServer(byzantine=1), (1, 2, 3, 6, 100), 2),
-        (KrumServer(byzantine=1, selected=3), (1, 2, 3, 6, 100), 2),
+        (KrumServer(byzantine=1, selected=2), (1, 2, 3, 6, 100), 1.5),
+        (KrumServer(byzantine=1, selected=4), (1, 2, 3, 6, 100), 3),
     ],
 )
 def test_by_hand_and_without_the_weight_of_data(rule, values, expected):

@@ -42,6 +42,16 @@ def test_without_lambda_the_product_has_the_direction_of_the_projection():
     assert cosine(b) < cosine(best) - 0.1
 
 
+def test_the_correction_is_zero_where_the_slope_of_the_cosine_is_not_above_lambda():
+    g = torch.Generator().manual_seed(0)
+    b, a, w = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((5, 2), (2, 7), (5, 7)))
+    live = b.clone().requires_grad_()
+    cosine = (live @ a * w).sum() / ((live @ a).norm() * w.norm())
+    slope = float(torch.autograd.grad(cosine, live)[0].norm())
+    assert torch.equal(corrected(b, a, w, 1.001 * slope, 100), b)
+    assert (corrected(b, a, w, 0.999 * slope, 100) - b).norm() > 0.1
+
+
 def test_a_product_of_zero_and_equal_factors_need_no_correction():
     b, a = torch.ones(3, 1), torch.ones(1, 2)
     assert torch.equal(

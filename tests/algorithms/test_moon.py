@@ -1,11 +1,13 @@
 """MOON's contrastive loss by hand, and its reductions to FedAvg."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from algorithms.moon import contrast
+from algorithms.moon import PREVIOUS, Moon, contrast
+from rayfed import Broadcast
 
 
 def test_the_contrastive_loss_by_hand():
@@ -14,6 +16,24 @@ def test_the_contrastive_loss_by_hand():
     assert contrast(z, received, previous, 0.5).item() == pytest.approx(math.log1p(math.exp(-2)))
     both = contrast(z, torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 5.0]]), 0.5).item()
     assert both == pytest.approx(math.log1p(math.exp(0.4)))
+
+
+def test_the_loss_of_a_batch_by_hand():
+    """The task has 2; features are those of the received model and at a right angle to the earlier one's."""
+    features = {"received": torch.tensor([[3.0, 4.0]]), "earlier": torch.tensor([[4.0, -3.0]])}
+    measured = {}
+    client = SimpleNamespace(
+        store={PREVIOUS: "earlier"},
+        model=SimpleNamespace(features=lambda x: x, classify=lambda z: z),
+        objective=SimpleNamespace(loss=lambda output, y: torch.tensor(2.0)),
+        reference=lambda params, x, headless: features[params],
+        measure=lambda **values: measured.update(values),
+    )
+    loss = Moon(mu=3.0, tau=0.5).loss(
+        client, Broadcast(round=1, params="received"), (features["received"], None)
+    )
+    assert loss.item() == pytest.approx(2 + 3 * math.log1p(math.exp(-2)))
+    assert measured["contrastive_loss"].item() == pytest.approx(math.log1p(math.exp(-2)))
 
 
 def test_without_mu_and_in_the_first_round_it_is_fedavg_and_later_it_is_not(short):

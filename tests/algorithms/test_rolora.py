@@ -2,7 +2,8 @@
 
 import torch
 
-from algorithms.rolora import at_rest
+from algorithms.rolora import METHOD, at_rest
+from rayfed.types import ServerState, Update
 
 
 def factors(run, letter):
@@ -37,12 +38,13 @@ def test_the_first_round_is_that_of_ffa_lora(short):
 
 
 def test_the_mean_of_the_products_is_the_product_of_the_means():
-    """One factor is the same for all clients, as at the end of every round."""
+    """Clients send one factor; the other one is that of the server."""
     g = torch.Generator().manual_seed(0)
     a = torch.randn(2, 5, generator=g, dtype=torch.float64)
     bs = [torch.randn(4, 2, generator=g, dtype=torch.float64) for _ in range(3)]
     shares = [0.2, 0.3, 0.5]
+    answers = [Update(client=str(i), params={"w.lora_B": b}) for i, b in enumerate(bs)]
+    start = ServerState(round=0, params={"w.lora_A": a, "w.lora_B": torch.zeros_like(bs[0])})
+    after = METHOD.server().average(start, answers, shares).params
     mean = sum(w * b @ a for w, b in zip(shares, bs, strict=True))
-    torch.testing.assert_close(
-        sum(w * b for w, b in zip(shares, bs, strict=True)) @ a, mean, atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(after["w.lora_B"] @ after["w.lora_A"], mean, atol=1e-6, rtol=0)

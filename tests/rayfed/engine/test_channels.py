@@ -92,19 +92,15 @@ def test_poisson_draws_each_client_with_the_same_probability():
 
 
 @pytest.mark.parametrize(
-    ("channel", "message"),
+    ("settings", "message"),
     [
-        ("channel=[int4]", "'int4' is not a stage; the stages are"),
-        ("channel=[{mean: 1}]", "'mean' is not a stage"),
-        ("channel=[{top_k: 2}]", "top_k"),
-        ("channel=[{clip: 1},{noise: 1}]", None),
+        (["channel=[int4]"], "'int4' is not a stage; the stages are"),
+        (["channel=[{mean: 1}]"], "'mean' is not a stage"),
+        (["channel=[{top_k: 2}]"], "top_k"),
+        (["channel=[{clip: 1},{noise: 1}]", "clients_per_round=2"], "clients_per_round=all"),
     ],
 )
-def test_a_wrong_channel_is_one_line(tmp_path, channel, message):
-    if message is None:
-        message = "clients_per_round=all"
-        channel = [channel, "clients_per_round=2"]
-    else:
-        channel = [channel]
-    with pytest.raises(ConfigError, match=message):
-        play([*SHORT, *channel, f"output={tmp_path}"])
+def test_a_wrong_channel_is_one_line(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        play([*SHORT, *settings, f"output={tmp_path}"])
+    assert "\n" not in str(caught.value)
