@@ -33,6 +33,10 @@ SMALL = (
 """Overrides of an experiment that takes about a second in one process."""
 
 
+STEADY = (pytest.mark.slow, pytest.mark.steady)
+"""Marks of a test that `make test` leaves out to stay under ten minutes; CI and `make test-steady` run it."""
+
+
 def refused(*overrides: str) -> str:
     """The message with which a config with these overrides is refused."""
     with pytest.raises(ConfigError) as caught:

@@ -4,9 +4,10 @@ import pytest
 
 from benchmarks.kill_cases import cases
 from benchmarks.kill_table import Bench
+from tests.conftest import STEADY
 
-STEADY = ("gcs_server, in a round, quiet", "runtime-env agent, in a round, quiet")
-"""Cases that `make test` runs; the rest is for `make test-slow` and for the table of docs/recovery.md."""
+CERTAIN = ("gcs_server, in a round, quiet", "runtime-env agent, in a round, quiet")
+"""Cases that CI runs; the rest is for `make test-slow` and for the table of docs/recovery.md."""
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def bench(tmp_path_factory):
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "case",
-    [case if case in STEADY else pytest.param(case, marks=pytest.mark.slow) for case in cases()],
+    [pytest.param(case, marks=STEADY if case in CERTAIN else pytest.mark.slow) for case in cases()],
 )
 def test_every_kill_ends_with_a_line_and_can_be_resumed(case, bench):
     what, *rest = case.split(", ")

@@ -11,7 +11,7 @@ from rayfed.engine.setup import prepare
 from rayfed.executors.actors import RayExecutor
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY
 
 PARTIAL = (
     "data.domains=[plain,street]",
@@ -28,10 +28,7 @@ CHANGING = ("data.augment=[crop,flip,jitter,grayscale]", "train.keep_optimizer=t
     "actors",
     [
         "3",
-        *(
-            pytest.param(actors, marks=[pytest.mark.slow, pytest.mark.steady])
-            for actors in ("1", "2", "per_client")
-        ),
+        *(pytest.param(actors, marks=STEADY) for actors in ("1", "2", "per_client")),
     ],
 )
 def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
@@ -46,7 +43,7 @@ def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("group", "actors"),
-    [(2, 2), *(pytest.param(group, 1, marks=[pytest.mark.slow, pytest.mark.steady]) for group in (1, 4, 16))],
+    [(2, 2), *(pytest.param(group, 1, marks=STEADY) for group in (1, 4, 16))],
 )
 def test_groups_follow_from_names_and_not_from_actors(group, actors, cache, ray_cluster):
     """In one process as on actors, of which one is killed after the first round."""
@@ -96,6 +93,8 @@ def small_setup(cache, *overrides):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     import ray

@@ -26,6 +26,8 @@ def actors(node):
     return {row["name"]: (row["state"], row["repr_name"]) for row in rows if row["name"]}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_its_pages_name_the_actors_of_a_running_experiment(tmp_path, cache):
     options = ["algorithm=fedavg", "rounds=500", "model.options={depth: 1}", "model.pretrained=false"]

@@ -20,7 +20,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY
 
 VICTIM = "c1-plain"
 pytestmark = pytest.mark.ray
@@ -283,7 +283,9 @@ PHASES = {  # of the round
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(name, marks=() if name in ("summarise", "fit") else STEADY) for name in PHASES]
+)
 def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two, monkeypatch):
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))

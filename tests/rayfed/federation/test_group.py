@@ -17,7 +17,7 @@ from rayfed.federation.params import digest
 from rayfed.federation.visit import fit
 from rayfed.testing.small import small_setup
 from rayfed.types import Broadcast
-from tests.conftest import ROOT
+from tests.conftest import ROOT, STEADY
 
 TUNINGS = [
     "tuning=lora",
@@ -45,7 +45,7 @@ NAMES = {file.stem for file in (ROOT / "algorithms").glob("[a-z]*.py")}
 OTHERS = sorted(NAMES - {*FAST, *ALONE, "fedbn"})
 METHODS = [
     *(f"{name} rounds=3" for name in FAST),
-    *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.steady]) for name in (*OTHERS, *WITH_OPTIONS)),
+    *(pytest.param(name, marks=STEADY) for name in (*OTHERS, *WITH_OPTIONS)),
 ]
 
 
