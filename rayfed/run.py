@@ -62,7 +62,7 @@ def work(args: argparse.Namespace) -> None:
     if args.dry_run:
         from rayfed.report.matrix import matrix_of
 
-        say(matrix_of(args.overrides))
+        say(matrix_of(args.overrides, args.config))
         return
     with shown_on(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)

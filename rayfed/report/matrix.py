@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
-from rayfed.config.variants import PROTOCOLS
+from rayfed.config.variants import PROTOCOLS, comparisons
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
 from rayfed.tuning.base import TUNINGS
@@ -17,22 +18,21 @@ from rayfed.tuning.base import TUNINGS
 ADAPTIVE = ("adam", "adamw")
 
 
-def matrix_of(overrides: Sequence[str]) -> str:
-    """The matrix of the experiment in `overrides` as text; without a table, the one cell that would run.
+def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
+    """The matrix of the experiment in `overrides` as text; without a table, the methods that would run.
 
     Args:
         overrides: As of `rayfed.config.schema.load_config`; all but `experiment`, `row`, `setting` and `seed`
             are applied to every cell.
+        file: A resolved config to start from instead of the defaults, which has no table.
 
     Raises:
         ConfigError: A cell has no valid config.
     """
     given = dict(text.split("=", 1) for text in overrides if "=" in text)
-    found = papers.find(folder(), given.get("experiment", ""))
+    found = None if file else papers.find(folder(), given.get("experiment", ""))
     if found is None:
-        config = load_config(overrides)
-        rows = [("", "", str(config.seed), *describe(config), "")]
-        return table_text("one run; the experiment is no table of a paper", rows, ())
+        return methods_text(load_config(overrides, file))
     scale = papers.split_scale(given["experiment"])[1]
     others = [
         text for text in overrides if text.partition("=")[0] not in ("experiment", "seed", *papers.CHOICE)
@@ -50,6 +50,18 @@ def matrix_of(overrides: Sequence[str]) -> str:
     return table_text(
         f"{found.reference}, {found.where}: {found.title} ({scale} scale)", rows, notes(found, scale)
     )
+
+
+def methods_text(config: Config) -> str:
+    """The method of a config, and those that `compare` runs beside it, as a table.
+
+    Raises:
+        ConfigError: A compared method does not fit.
+    """
+    configs = [config, *comparisons(config, Path()).values()]
+    what = "one run" if len(configs) == 1 else f"{len(configs)} methods on the same data (compare)"
+    rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
+    return table_text(f"{what}; the experiment is no table of a paper", rows, ())
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:

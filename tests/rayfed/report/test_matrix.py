@@ -1,0 +1,22 @@
+"""What `--dry-run` prints of an experiment that is no table of a paper."""
+
+from rayfed.config.schema import load_config, to_yaml
+from rayfed.report.matrix import matrix_of
+
+
+def test_every_compared_method_has_a_row_with_what_it_would_run_with():
+    text = matrix_of(["compare=[fedavg,ffa_lora,zero_shot]", "model=clip_mini", "tuning=lora", "rounds=7"])
+    assert text.startswith("3 methods on the same data (compare)")
+    rows = [line for line in text.splitlines() if "clip_mini" in line]
+    assert [line.split()[1] for line in rows] == ["fedavg", "ffa_lora", "zero_shot"]
+    assert "freeze_a True" in rows[1]
+    assert "7 rounds" in rows[0]
+    assert "1 rounds" in rows[2]  # nothing is trained
+
+
+def test_a_config_file_is_described_with_the_overrides_of_the_command(tmp_path):
+    (tmp_path / "config.yaml").write_text(to_yaml(load_config(["algorithm=fedprox", "rounds=9"])))
+    text = matrix_of(["seed=5"], tmp_path / "config.yaml")
+    (row,) = (line.split() for line in text.splitlines() if "fedprox" in line)
+    assert row[:2] == ["5", "fedprox"]
+    assert "9 rounds" in text
