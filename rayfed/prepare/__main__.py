@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
     from rayfed.data.published import PublishedDataset
 
 USAGE = """\
-python -m rayfed.prepare NAME --root DIR [model=NAME | --image-size N] [--cache DIR] [--plot FILE]
-                                [--json] [--clean] [overrides] [--debug]
+python -m rayfed.prepare NAME --root DIR
+    [model=NAME | --image-size N] [--cache DIR] [--plot FILE] [--json]
+    [--clean] [overrides] [--debug]
 python -m rayfed.prepare --clean
 
-Compares domains, classes and images of a data set with those that its authors published, decodes all images
-once into the cache, in the size that the model takes, and says what is missing and where to download it.
-Overrides are those of rayfed.run:
-  python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224 --plot clients.png seed=1
+Compares domains, classes and images of a data set with those that its authors
+published, decodes all images once into the cache, in the size that the model
+takes, and says what is missing and where to download it. Overrides are those
+of python -m rayfed.run:
+  python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224
+  python -m rayfed.prepare pacs --root PACS --plot clients.png seed=1
+  python -m rayfed.prepare image_folder --root MY_IMAGES
 """
 
 
@@ -91,12 +96,18 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
+    from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
     from rayfed.data.cache import clean
     from rayfed.engine.setup import without_values
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 
+    if os.path.isdir(args.name) and args.name not in choices("data"):
+        raise ConfigError(
+            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
+            f"python -m rayfed.prepare image_folder --root {args.name}"
+        )
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)

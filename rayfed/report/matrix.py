@@ -12,6 +12,7 @@ from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
+from rayfed.terminal.fitting import terminal_width
 from rayfed.tuning.base import TUNINGS
 
 ADAPTIVE = ("adam", "adamw")
@@ -53,7 +54,7 @@ def matrix_of(overrides: Sequence[str]) -> str:
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:
-    """A table of cells as text.
+    """A table of cells as text, which fits the terminal.
 
     Args:
         title: Its title.
@@ -61,7 +62,7 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
         below: Lines below the table.
     """
     columns = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
-    return Table(title, columns, tuple(rows), tuple(below)).text()
+    return Table(title, columns, tuple(rows), tuple(below)).text(terminal_width())
 
 
 def describe(config: Config) -> tuple[str, str, str, str, str]:
