@@ -132,7 +132,7 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
     """
     path = user_path(path, key)
     more = ADVICE.get(key, "")
-    if os.path.isdir(path):
+    if is_folder(path):
         inside = path / "config.yaml"
         raise ConfigError(
             f"{key}: {str(path)!r} is a directory{f'; write {inside}' if inside.is_file() else more}"
@@ -177,6 +177,14 @@ def user_path(text: str | Path, key: str) -> Path:
                 f"{key}: {shown(str(text))} is not a path: {os.strerror(errno.ENAMETOOLONG)}"
             ) from err
     return path
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is such a folder; False also where the system allows no such path."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def user_folder(text: str) -> Path:

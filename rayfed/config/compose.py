@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
-from rayfed.documents import parse_value, read_file
+from rayfed.documents import is_folder, parse_value, read_file
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
@@ -250,7 +250,7 @@ def _choice(group: str, name: str) -> str:
         check_name(group, name)
         _register(group, name)
         return name
-    if group == "data" and (os.sep in name or os.path.isdir(name)):
+    if group == "data" and (os.sep in name or is_folder(name)):
         raise ConfigError(
             f"data: {shown(name)} is no name of a data set; for images of your own write data=image_folder "
             f"data.root={name[:MOST_SHOWN]}{LAYOUTS}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from rayfed.data.published import PublishedDataset
 from rayfed.data.source import Listing
+from rayfed.documents import is_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def nearby(root: str | None, domains: Collection[str]) -> Path | None:
     places = [folder.absolute().parent]
     with suppress(OSError):
         places = sorted(folder.iterdir()) + places
-    return next((place for place in places if all(os.path.isdir(place / name) for name in domains)), None)
+    return next((place for place in places if all(is_folder(place / name) for name in domains)), None)
 
 
 def take_inventory(listing: Listing, published: PublishedDataset | None) -> Inventory:

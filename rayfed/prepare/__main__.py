@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import user_folder
+from rayfed.documents import is_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
@@ -40,13 +39,16 @@ of python -m rayfed.run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
     args = _parser().parse_args(argv)
-    log = logging.getLogger("rayfed.data")
-    before = log.level
-    log.setLevel(logging.ERROR)  # unreadable images are in the result
+    # Unreadable images are in the result; what a reader says about the folder is not.
+    levels = {"rayfed.data": logging.ERROR, "rayfed.data.readers": logging.WARNING}
+    before = {name: logging.getLogger(name).level for name in levels}
     try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
     finally:
-        log.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _parser() -> Arguments:
@@ -103,7 +105,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 
-    if os.path.isdir(args.name) and args.name not in choices("data"):
+    if is_folder(args.name) and args.name not in choices("data"):
         raise ConfigError(
             f"{args.name!r} is a folder, and no name of a data set; for your own images write "
             f"python -m rayfed.prepare image_folder --root {args.name}"

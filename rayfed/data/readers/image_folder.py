@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +83,9 @@ class ImageFolder:
         if not files:
             raise DataError(_nothing_in(root, bool(images)))
         if astray := [file.path for file, place in images if place is None]:
-            log.warning(
-                "data.root: not used: %s outside of %s, such as %s; move what you want to use into the "
-                "folder of a class",
-                *(count_of(len(astray), "image"), LAYOUT, min(astray)),
+            _warn(
+                f"data.root: not used: {count_of(len(astray), 'image')} of {root} outside of {LAYOUT}, such "
+                f"as {min(astray)}; move what you want to use into the folder of a class"
             )
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
@@ -95,7 +94,8 @@ class ImageFolder:
         files = [(file, place) for file, place in files if place.class_name in label]
         files.sort(key=lambda pair: (pair[1].domain, pair[1].class_name, pair[0].path))
         places = [place for _, place in files]
-        _warn_if_deeper(root, places)
+        if deeper := _deeper(root, places):
+            _warn(deeper)
         keys = [place.key for place in places]
         _check_duplicates(files)
         return Listing(
@@ -169,22 +169,29 @@ def _nothing_in(root: Path, loose: bool) -> str:
     return f"data.root: no images in {root}; expected {LAYOUT} or {ONE_DOMAIN_LAYOUT} ({suffixes})"
 
 
-def _warn_if_deeper(root: Path, places: Sequence[Place]) -> None:
-    """Warn where all folders of classes hold folders of the same names, which are probably the classes."""
+@cache
+def _warn(message: str) -> None:
+    """Warn once per process, because a folder is listed several times."""
+    log.warning("%s", message)
+
+
+def _deeper(root: Path, places: Sequence[Place]) -> str:
+    """A warning if all folders of classes hold folders of the same names, which are probably the classes."""
     below: dict[tuple[str, str], set[str]] = {}
     for place in places:
         name, slash, _ = place.rest.partition("/")
         if not slash:
-            return
+            return ""
         below.setdefault((place.domain, place.class_name), set()).add(name)
     names = next(iter(below.values()), set())
-    if len(names) > 1 and len(below) > 1 and all(found == names for found in below.values()):
-        first = min(below)
-        log.warning(
-            "data.root: %s and the other folders in %s are taken for classes, though each of them has the "
-            "folders %s; if those are the classes, set data.root=%s",
-            *(first[1], root / first[0], ", ".join(sorted(names)[:5]), root / first[0]),
-        )
+    if len(names) < 2 or len(below) < 2 or any(found != names for found in below.values()):
+        return ""
+    domain, class_name = min(below)
+    return (
+        f"data.root: {class_name} and the other folders in {root / domain} are taken for classes, though "
+        f"each of them has the folders {', '.join(sorted(names)[:5])}; if those are the classes, set "
+        f"data.root={root / domain}"
+    )
 
 
 def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[ImageFile]:

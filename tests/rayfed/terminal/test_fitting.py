@@ -1,10 +1,15 @@
 """Tables and sentences in narrow terminals, and without a limit where nobody looks at a terminal."""
 
 import io
+import re
 
 import pytest
 
+from rayfed import run, view
+from rayfed.config.catalog import catalog
+from rayfed.report.matrix import matrix_of
 from rayfed.terminal.fitting import fitted, table_blocks, terminal_width
+from tests.conftest import SMALL
 
 ROWS = [
     ["method", "round", "art_painting", "a cell of several words", "worst"],
@@ -53,3 +58,27 @@ def test_only_a_terminal_has_a_width(monkeypatch):
     assert terminal_width(stream) is None
     stream.isatty = lambda: True
     assert terminal_width(stream) == 61
+
+
+def test_a_run_and_its_view_fit_a_narrow_terminal(cache, tmp_path, monkeypatch):
+    """Lines with a command or the folder of the run may be longer, so that they can be copied."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.chdir(tmp_path)
+    assert run.main([*SMALL, f"data.cache={cache}", "cluster=inline", "output=a"]) == 0
+    assert view.main(["a"]) == 0
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()))
+    assert [line for line in lines if len(line) > 60 and "python -m" not in line] == []
+    assert sum(line.startswith("round 1/2  accuracy") for line in lines) >= 2
+    for head in ("client ", "domain "):
+        assert sum(line.startswith(head) for line in lines) >= 2  # a second block, or the table of view
+
+
+def test_lists_and_plans_fit_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for text in (catalog(80), matrix_of(["experiment=fedra/table1/mini"])):
+        assert [line for line in text.split("\n") if len(line) > 80 and "python -m" not in line] == []
