@@ -67,9 +67,8 @@ def test_table_and_description():
     assert lines[1].index(" art ") == lines[0].index(" domain ")
     narrow = describe(result, as_dataset(data), 30).splitlines()
     assert max(map(len, narrow)) <= 30
-    assert sorted(" ".join(narrow).split()) == sorted(
-        [*text.split(), *(line.split()[0] for line in lines[:21])]
-    )
+    again = [line.split()[0] for line in lines[:21]]  # the first column, in the second block
+    assert sorted(" ".join(narrow).split()) == sorted([*text.split(), *again])
     held = describe(part(config(held_out="art", pooled=True, test="official")), as_dataset(make_data()))
     assert "held out: art (200)" in held
     assert "(official, shared by the clients of a domain)" in held
