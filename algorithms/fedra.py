@@ -71,7 +71,11 @@ class RandomAllocation(BlockServer):
                 f"server.on_infeasible=error: the clients of the round hold {sum(depths)} blocks and "
                 f"cannot cover {depth}; raise capacity or clients_per_round, or choose cover_max or eq3"
             )
-        log.warning("the clients of the round hold %d blocks and cannot cover %d", sum(depths), depth)
+        log.warning(
+            "the clients of the round hold %d blocks and cannot cover %d, so some blocks are not trained "
+            "in it; raise capacity or clients_per_round",
+            *(sum(depths), depth),
+        )
         check_depths(depths, depth)
         if self.on_infeasible == "eq3":
             return draw_independent(depths, depth, rng)

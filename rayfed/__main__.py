@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rayfed.errors import unknown
+from rayfed.terminal.arguments import called_as
 from rayfed.terminal.console import say
 from rayfed.terminal.supervisor import supervised
 
@@ -59,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {unknown('verb', verb, VERBS)}", sys.stderr)
         return 2
     command: Callable[[Sequence[str]], int] = importlib.import_module(VERBS[verb][0]).main
-    if argv is None and verb in SUPERVISED:
-        return supervised(lambda: command(rest))
-    return command(rest)
+    names = {module.removesuffix(".__main__"): f"rayfed {verb}" for verb, (module, _) in VERBS.items()}
+    with called_as(names):
+        if argv is None and verb in SUPERVISED:
+            return supervised(lambda: command(rest))
+        return command(rest)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,19 @@ MAX_BYTES = 1_000_000
 """Largest config file that is read."""
 
 
+ADVICE: Mapping[str, str] = {
+    "--config": "; give the config.yaml of a run, or what --print-config writes",
+    "sweep": "; give a file such as those in configs/sweep",
+}
+"""What to do about a file that cannot be read, by the key that names it."""
+
+
 class DocumentError(ValueError):
     """A text is not YAML or JSON, or holds something that is not allowed; the message is one line."""
+
+
+class _RefusedError(yaml.MarkedYAMLError):
+    """What YAML allows and RayFed does not; the message is ours."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -35,7 +46,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "an alias (*name); write the value out", mark)
+            raise _RefusedError(None, None, "an alias (*name); write the value out", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -44,7 +55,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     message = f"the key {key.value!r} is there twice"
-                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                    raise _RefusedError(None, None, message, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -66,7 +77,7 @@ def parse_yaml(text: str) -> Any:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as err:
         # PyYAML's constructors let through what int(), float() and date() raise.
-        raise DocumentError(f"a value does not fit its type: {_first_line(err)}") from err
+        raise DocumentError("a number or a date cannot be read") from err
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -94,7 +105,8 @@ def parse_json(text: str | bytes) -> Any:
     except DocumentError:
         raise
     except ValueError as err:
-        raise DocumentError(_first_line(err)) from err
+        line = f" in line {err.lineno}" if isinstance(err, json.JSONDecodeError) else ""
+        raise DocumentError(f"it is not JSON{line}") from err
 
 
 def checked_depth(value: Any) -> Any:
@@ -119,6 +131,12 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
         ConfigError: It cannot be read, is too large, or is not YAML of plain values.
     """
     path = user_path(path, key)
+    more = ADVICE.get(key, "")
+    if is_folder(path):
+        inside = path / "config.yaml"
+        raise ConfigError(
+            f"{key}: {str(path)!r} is a directory{f'; write {inside}' if inside.is_file() else more}"
+        )
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -128,11 +146,12 @@ def read_file(path: str | Path, key: str) -> dict[str, Any]:
             )
         tree = parse_yaml(content.decode())
     except OSError as err:
-        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}") from err
-    except (DocumentError, ValueError) as err:  # ValueError: it is not UTF-8
-        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {err}") from err
+        raise ConfigError(f"{key}: cannot read {str(path)!r}: {os.strerror(err.errno or 0)}{more}") from err
+    except (DocumentError, ValueError) as err:
+        reason = err if isinstance(err, DocumentError) else "it is not a text in UTF-8"
+        raise ConfigError(f"{key}: {str(path)!r} is not YAML: {reason}{more}") from err
     if not isinstance(tree, dict):
-        raise ConfigError(f"{key}: {str(path)!r} holds no keys")
+        raise ConfigError(f"{key}: {str(path)!r} holds no keys{more}")
     return tree
 
 
@@ -158,6 +177,14 @@ def user_path(text: str | Path, key: str) -> Path:
                 f"{key}: {shown(str(text))} is not a path: {os.strerror(errno.ENAMETOOLONG)}"
             ) from err
     return path
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is such a folder; False also where the system allows no such path."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def user_folder(text: str) -> Path:
@@ -192,13 +219,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(err: yaml.YAMLError) -> str:
-    mark, problem = getattr(err, "problem_mark", None), getattr(err, "problem", None)
-    where = f" in line {mark.line + 1}" if mark else ""
-    return f"{problem or _first_line(err)}{where}"
-
-
-def _first_line(err: BaseException) -> str:
-    return (str(err).splitlines() or [type(err).__name__])[0]
+    """What is wrong with a text, and in which line; not in the words of the parser."""
+    if isinstance(err, _RefusedError):
+        words = str(err.problem)
+    elif isinstance(err, yaml.constructor.ConstructorError):
+        words = "a key or a tag (!!...) that stands for no plain value"
+    elif isinstance(err, yaml.reader.ReaderError):
+        words = "a character that YAML does not allow"
+    else:
+        words = "a colon, an indent, a bracket or a quotation mark is missing or too many"
+    mark = getattr(err, "problem_mark", None)
+    return f"{words} in line {mark.line + 1}" if mark else words
 
 
 def without_nonfinite(value: Any) -> Any:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from rayfed.config.schema import Config
 
 USAGE = """\
-python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json] [--debug]
+python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json]
+    [--debug]
 
-Continues the run in DIR after its last checkpoint. Tensors and tables become the same as those of a run that
-was never interrupted. Overrides may change where clients run and what is saved, for example
+Continues the run in DIR after its last checkpoint. Tensors and tables become
+the same as those of a run that was never interrupted. Overrides may change
+where clients run and what is saved, for example
   python -m rayfed.resume runs/mine rounds=+20 cluster.actors=4
 """
 

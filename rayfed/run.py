@@ -12,14 +12,17 @@ from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
 USAGE = """\
-python -m rayfed.run [overrides] [--config FILE] [--print-config] [--dry-run] [--quiet] [--json] [--debug]
+python -m rayfed.run [overrides] [--config FILE] [--print-config]
+    [--dry-run] [--quiet] [--json] [--debug]
 python -m rayfed.run --list [--json]
 
-Overrides are group=name (algorithm, data, model, tuning, cluster, experiment) and key=value, for example
-  python -m rayfed.run algorithm=fedprox local.mu=0.1 data=pacs data.root=PACS rounds=5 output=runs/mine
+Overrides are group=name (algorithm, data, model, tuning, cluster, experiment)
+and key=value, for example
+  python -m rayfed.run algorithm=fedprox local.mu=0.1 rounds=5
+  python -m rayfed.run data=pacs data.root=PACS output=runs/mine
 
-python -m rayfed.doctor takes the same overrides and says, without running the experiment, whether it fits on
-this machine and how long it may take.
+python -m rayfed.doctor takes the same overrides and says, without running the
+experiment, whether it fits on this machine and how long it may take.
 """
 
 

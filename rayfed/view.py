@@ -13,6 +13,7 @@ from rayfed.errors import ConfigError
 from rayfed.record.lock import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.console import follow, say, teller
+from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 USAGE = """\
 python -m rayfed.view RUN [--follow] [--json] [--debug]
 
-Shows the rounds of the run in the folder RUN and the table of the last evaluated one. With --follow it shows
-rounds as they finish, until the run ends; with --json it writes one JSON
-object a round instead. For example
+Shows the rounds of the run in the folder RUN and the table of the last
+evaluated one. With --follow it shows rounds as they finish, until the run
+ends; with --json it writes one JSON object a round instead. For example
   python -m rayfed.view runs/mine --follow
 """
 
@@ -49,7 +50,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
         json_of = path if as_json else None
         seen = list(follow(_rows(path, rounds, following), rounds, as_json, json_of))
         if last_evaluated(seen) and not as_json:
-            say("\n" + final_table(path).text())
+            say("\n" + final_table(path).text(terminal_width()))
     if not is_finished(path, seen, rounds):
         ended = "" if is_running(path) else ", and nobody runs it now"
         teller(as_json=as_json)(f"{path}: {len(seen)} of {rounds} rounds{ended}")

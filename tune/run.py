@@ -10,17 +10,22 @@ from collections.abc import Sequence
 from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.console import say
+from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.terminal.supervisor import note_advice, supervised
 
 USAGE = """\
-python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR] [overrides] [--json] [--quiet]
+python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR]
+    [overrides] [--json] [--quiet] [--list] [--debug]
 python -m tune.run resume=DIR
 
-Overrides are those of rayfed.run (rounds=5, data.limit=24) and keys of the sweep, for example
-  python -m tune.run sweep=fedgcr trials=20 scheduler=asha objective=[accuracy,sigma_type] searcher=nsga2
-  python -m tune.run sweep=fedgcr 'space.server.q={loguniform: [0.01, 100]}' space.local.tau=null
+Overrides are those of python -m rayfed.run (rounds=5, data.limit=24) and keys
+of the sweep, for example
+  python -m tune.run sweep=fedgcr trials=20 scheduler=asha
+  python -m tune.run sweep=fedgcr objective=[accuracy,sigma_type] searcher=nsga2
+  python -m tune.run sweep=fedgcr 'space.server.q={loguniform: [0.01, 100]}'
+  python -m tune.run sweep=fedgcr space.local.tau=null
 """
 
 
@@ -70,7 +75,7 @@ def work(args: argparse.Namespace) -> None:
     if table is None:
         reasons = sorted({t.error for t in outcomes.trials if t.error})
         raise RayFedError(f"none of {len(outcomes.trials)} trials finished; {'; '.join(reasons[:3])}")
-    say(to_json(report.summary(outcomes)) if args.json else f"\n{table.text()}")
+    say(to_json(report.summary(outcomes)) if args.json else f"\n{table.text(terminal_width())}")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,15 @@ from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.config.grouping import one_by_one
 from rayfed.documents import read_file
 from rayfed.terminal.console import say
+from rayfed.terminal.fitting import fitted, terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
 rayfed list [--json] [--debug]
 
-Lists every algorithm, tuning scheme, model, data set, experiment and sweep, and in brackets what each one
-brings: data=shakespeare brings model=char_lstm. For example
+Lists every algorithm, tuning scheme, model, data set, experiment and sweep,
+and in brackets what each one brings: data=shakespeare brings model=char_lstm.
+For example
   rayfed list --json
 """
 
@@ -78,15 +80,15 @@ def tunings() -> list[tuple[str, str]]:
     return [(choice.name, choice.description) for choice in listed("tuning")]
 
 
-def catalog() -> str:
-    """The whole list as text."""
+def catalog(terminal: int | None = None) -> str:
+    """The whole list as text, no line longer than `terminal`; None: no limit."""
     parts = []
     for group in SECTIONS.values():
         found = listed(group)
         width = max(len(choice.name) for choice in found)
         lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
-        parts.append("\n".join([f"{group}=", *lines]))
-    parts.append(grouping())
+        parts.append("\n".join([f"{group}=", *(fitted(line, terminal, width + 2) for line in lines)]))
+    parts.append(fitted(grouping(), terminal))
     return "\n\n".join(parts)
 
 
@@ -103,7 +105,7 @@ def as_json() -> dict[str, list[dict[str, Any]]]:
 
 def show(as_object: bool) -> None:
     """Write the whole list to standard output, as text or as JSON."""
-    say(json.dumps(as_json(), indent=1) if as_object else catalog())
+    say(json.dumps(as_json(), indent=1) if as_object else catalog(terminal_width()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ A method, a tuning scheme and a reader need no YAML file: the name of the Python
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
-from rayfed.documents import parse_value, read_file
-from rayfed.errors import ConfigError, check_name, unknown
+from rayfed.documents import is_folder, parse_value, read_file
+from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
@@ -27,10 +28,8 @@ SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
 """Groups whose choices are also the names of Python files."""
 
-OWN_IMAGES = (
-    "; your own images: data=image_folder data.root=DIR with the layout DIR/<domain>/<class>/<image>, or "
-    "DIR/<class>/<image> for one domain"
-)
+LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
+OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
 """What is said about a data set that does not exist."""
 
 HUB = "hf/"
@@ -251,6 +250,11 @@ def _choice(group: str, name: str) -> str:
         check_name(group, name)
         _register(group, name)
         return name
+    if group == "data" and (os.sep in name or is_folder(name)):
+        raise ConfigError(
+            f"data: {shown(name)} is no name of a data set; for images of your own write data=image_folder "
+            f"data.root={name[:MOST_SHOWN]}{LAYOUTS}"
+        )
     raise ConfigError(unknown(group, name, choices(group)) + (OWN_IMAGES if group == "data" else ""))
 
 

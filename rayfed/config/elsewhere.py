@@ -34,6 +34,10 @@ MEANINGS: Mapping[str, str] = {
     "strategy": "algorithm",
     "backbone": "model",
     "fraction": "clients_per_round",
+    "partition": "data.partition.scheme",
+    "scheduler": "train.schedule",
+    "output_dir": "output",
+    "num_workers": "cluster.actors",
 }
 """Keys that other programs have, and ours."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig, Resize, check_config, client_domains
+from rayfed.data.download_check import nearby
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import Listing, make_source, task_of
-from rayfed.errors import ConfigError, DataError
+from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.objective import CLASSIFICATION
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
         )
 
     def check_domains(data: Listing | Dataset) -> None:
+        _check_root(config, data.domains)
         if task_of(source) == CLASSIFICATION:
             _check_domains(data, config, getattr(source, "sparse", False))
         else:
@@ -51,8 +54,25 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
     # Again, because the file may be from another config, and a class may be empty without its bad images.
     check_domains(dataset)
     if dataset.skipped:
-        log.warning("%d images of %s could not be decoded and are left out", dataset.skipped, config.name)
+        log.warning(
+            "left out of %s: %s that cannot be decoded (data.on_bad_image=skip); "
+            "data.on_bad_image=stop names the first one",
+            *(config.name, count_of(dataset.skipped, "image")),
+        )
     return dataset
+
+
+def _check_root(config: DataConfig, domains: Sequence[str]) -> None:
+    """Refuse a folder without any of the domains that the data set has; the right one may be near."""
+    wanted = config.domains or ()
+    if not config.root or not wanted or set(wanted) & set(domains):
+        return
+    place = nearby(config.root, wanted)
+    advice = f"they are in {place}: set data.root={place}" if place else "give the folder that holds them"
+    raise DataError(
+        f"data.root: {config.root} has none of the domains {', '.join(wanted)}, but "
+        f"{', '.join(domains[:5])}; {advice}"
+    )
 
 
 def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) -> None:

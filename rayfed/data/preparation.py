@@ -228,7 +228,7 @@ class _Preparation:
                     if self.on_bad_image == "stop":
                         raise
                     skipped += 1
-                    log.log(logging.WARNING if skipped <= MAX_NAMED else logging.DEBUG, "skipped: %s", err)
+                    log.log(logging.WARNING if skipped <= MAX_NAMED else logging.DEBUG, "left out: %s", err)
 
     def decoding(self) -> Generator[tuple[int, Future[Decoded]], None, None]:
         """Index and future of each image, in order; threads decode up to 8 images each in advance.

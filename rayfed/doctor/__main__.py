@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 from rayfed.documents import to_json
 from rayfed.terminal.console import say
+from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
 python -m rayfed.doctor [overrides] [--config FILE] [--json] [--debug]
 
-Takes the overrides of rayfed.run. Prepares the data as a run would, runs one client in a new process, and
-says what the cluster has, what the config needs and how long a round may take, for example
+Takes the overrides of python -m rayfed.run. Prepares the data as a run would,
+runs one client in a new process, and says what the cluster has, what the
+config needs and how long a round may take, for example
   python -m rayfed.doctor algorithm=fedgcr data=pacs data.root=PACS
 
 Exit code: 0 it fits, 1 the client failed, 2 bad input, or it does not fit.
@@ -46,7 +48,7 @@ def work(args: argparse.Namespace) -> int:
 
     with shown_on(screen_of(as_json=args.json)):
         found = diagnose(load_config(args.overrides, args.config))
-    say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found))
+    say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found, terminal_width()))
     for problem in found.problems:
         say(f"error: {problem}", sys.stderr)
     return 2 if found.problems else 0

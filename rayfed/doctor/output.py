@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from rayfed.doctor.diagnosis import Diagnosis
 from rayfed.terminal.console import size
+from rayfed.terminal.fitting import fitted
 
 GB = 1e9
 
 
-def report(found: Diagnosis) -> str:
-    """A diagnosis as text."""
+def report(found: Diagnosis, width: int | None = None) -> str:
+    """A diagnosis as text, no line longer than `width`; None: no limit."""
     m = found.measured
     e = found.estimate
     d = found.disk
@@ -40,7 +41,7 @@ def report(found: Diagnosis) -> str:
         ("verdict", "does not fit" if found.problems else "fits"),
         *(("advice", text) for text in found.advice),
     ]
-    return "\n".join(f"{title:<12}{text}" for title, text in lines)
+    return "\n".join(fitted(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
 
 
 def _gpu_plan(found: Diagnosis) -> str:

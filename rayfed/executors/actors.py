@@ -41,7 +41,11 @@ class ClientActor:
         gpus = ray.get_gpu_ids()
         usable = bool(gpus) and torch.cuda.is_available()
         if gpus and not usable:
-            log.warning("%s was given GPU %s but torch sees none; it runs on the CPU", name, gpus)
+            log.warning(
+                "actor %s was given GPU %s but torch sees none, so it runs on the CPU; install a torch with "
+                "CUDA, or set cluster.num_gpus=0",
+                *(name, gpus),
+            )
         self._device = "cuda:0" if usable else "cpu"
         self._trim = Trim()
         self._share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0) if usable else 1.0

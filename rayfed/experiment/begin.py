@@ -17,6 +17,7 @@ from rayfed.record.files import write_table
 from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
 from rayfed.record.readers import DamagedError, read_json
 from rayfed.terminal.arguments import command_line
+from rayfed.terminal.fitting import fitted, terminal_width
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
@@ -63,9 +64,9 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
 
 def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     """Show the table of the clients, and how many images could not be read."""
-    tell(describe(setup.partition, setup.dataset))
+    tell(describe(setup.partition, setup.dataset, terminal_width()))
     if setup.group.sentence:
-        tell(setup.group.sentence)
+        tell(fitted(setup.group.sentence, terminal_width()))
     if skipped := setup.dataset.skipped:
         tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
 

@@ -20,6 +20,7 @@ from rayfed.experiment.show import Show
 from rayfed.experiment.summary import last_words, report, report_folds
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
+from rayfed.terminal.fitting import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit
@@ -190,7 +191,7 @@ def _describe_all(plan: Plan, show: Show) -> None:
     known = {_examples(client) for client in whole.clients}
     if not all(_examples(client) in known for setup in setups for client in setup.partition.clients):
         return
-    show.tell(describe(whole, setups[0].dataset))
+    show.tell(describe(whole, setups[0].dataset, terminal_width()))
     names = {client.id for client in whole.clients}
     if any(client.id not in names for setup in setups for client in setup.partition.clients):
         show.tell("in each fold, the clients of the other domains are numbered anew")

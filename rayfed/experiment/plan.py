@@ -11,6 +11,7 @@ from rayfed.config.variants import PROTOCOLS, comparisons
 from rayfed.engine.preflight import check_resources
 from rayfed.engine.setup import Setup, prepare
 from rayfed.engine.shared import Shared
+from rayfed.federation.method import METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,29 @@ class Plan:
 
     @property
     def in_words(self) -> str:
-        """The methods with their rounds.
+        """The methods with their rounds, and why one without training is among them.
 
-        For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round)`.
+        For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round); ...`.
         """
         if self.setup is None:
             return next(iter(self.parts.values())).in_words
         rounds = [self.config.rounds, *(part.config.rounds for part in self.parts.values())]
         if len(set(rounds)) == 1:
             each = " each" if len(rounds) > 1 else ""
-            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each})"
+            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each}){self._reference}"
         pairs = zip(self.methods, rounds, strict=True)
-        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs)
+        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs) + self._reference
+
+    @property
+    def _reference(self) -> str:
+        """Says where the reference without training comes from that a model's config brings; or nothing."""
+        name = self.config.compare
+        if not isinstance(name, str) or name not in self.parts or METHODS.load(name, "compare").server.trains:
+            return ""
+        return (
+            f"; {name} trains nothing, it is the reference that model={self.config.model.name} brings: "
+            f"compare=[] leaves it out"
+        )
 
 
 def _rounds(count: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rayfed.config.variants import PROTOCOLS
 from rayfed.record.files import write_text
 from rayfed.record.readers import reading
+from rayfed.terminal.fitting import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -39,7 +40,7 @@ def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> No
             tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
         text = document(path, tables, _drawn(path, figures), inside)
     write_text(path / "report.md", text)
-    tell("\n" + tables[0].text())
+    tell("\n" + tables[0].text(terminal_width()))
 
 
 def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Tell) -> None:
@@ -61,7 +62,7 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
         tables = tables_of[config.protocol](config, folds)
         text = document(path, tables.parts, _drawn(path, config.figures), inside)
     write_text(path / "report.md", text)
-    tell("\n" + tables.text())
+    tell("\n" + tables.text(terminal_width()))
 
 
 def last_words(path: Path, tell: Tell, write: bool) -> None:

@@ -28,6 +28,7 @@ from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.models.captions import Captioner
 from rayfed.seeds import derive, generator, seeded
+from rayfed.terminal.console import say
 from rayfed.types import Params
 
 log = logging.getLogger(__name__)
@@ -283,9 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         main()
     except ConfigError as err:
-        log.error("%s", err)  # noqa: TRY400  (an error in the arguments needs no traceback)
+        say(f"error: {err}", sys.stderr)
         sys.exit(2)

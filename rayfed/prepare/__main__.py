@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import user_folder
+from rayfed.documents import is_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
@@ -21,27 +21,34 @@ if TYPE_CHECKING:
     from rayfed.data.published import PublishedDataset
 
 USAGE = """\
-python -m rayfed.prepare NAME --root DIR [model=NAME | --image-size N] [--cache DIR] [--plot FILE]
-                                [--json] [--clean] [overrides] [--debug]
+python -m rayfed.prepare NAME --root DIR
+    [model=NAME | --image-size N] [--cache DIR] [--plot FILE] [--json]
+    [--clean] [overrides] [--debug]
 python -m rayfed.prepare --clean
 
-Compares domains, classes and images of a data set with those that its authors published, decodes all images
-once into the cache, in the size that the model takes, and says what is missing and where to download it.
-Overrides are those of rayfed.run:
-  python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224 --plot clients.png seed=1
+Compares domains, classes and images of a data set with those that its authors
+published, decodes all images once into the cache, in the size that the model
+takes, and says what is missing and where to download it. Overrides are those
+of python -m rayfed.run:
+  python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224
+  python -m rayfed.prepare pacs --root PACS --plot clients.png seed=1
+  python -m rayfed.prepare image_folder --root MY_IMAGES
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 prepared, 1 failed, 2 data missing or bad, 130 interrupted."""
     args = _parser().parse_args(argv)
-    log = logging.getLogger("rayfed.data")
-    before = log.level
-    log.setLevel(logging.ERROR)  # unreadable images are in the result
+    # Unreadable images are in the result; what a reader says about the folder is not.
+    levels = {"rayfed.data": logging.ERROR, "rayfed.data.readers": logging.WARNING}
+    before = {name: logging.getLogger(name).level for name in levels}
     try:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
     finally:
-        log.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _parser() -> Arguments:
@@ -91,12 +98,18 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
+    from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
     from rayfed.data.cache import clean
     from rayfed.engine.setup import without_values
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 
+    if is_folder(args.name) and args.name not in choices("data"):
+        raise ConfigError(
+            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
+            f"python -m rayfed.prepare image_folder --root {args.name}"
+        )
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)

@@ -10,7 +10,7 @@ from PIL import UnidentifiedImageError
 
 from rayfed.data.cache import cache_folder
 from rayfed.data.config import DataConfig, Resize
-from rayfed.data.download_check import Inventory, take_inventory
+from rayfed.data.download_check import Inventory, nearby, take_inventory
 from rayfed.data.preparation import prepare
 from rayfed.data.published import PUBLISHED, PublishedDataset
 from rayfed.data.source import BadImageError, Listing, Source, make_source
@@ -120,11 +120,9 @@ def _why_unreadable(error: BadImageError) -> str:
 
 
 def _hint(root: str | None, published: PublishedDataset | None) -> str:
-    """Where the data may be found: in a subfolder of `root`, or at the address of the authors."""
+    """Where the data may be found: in a folder near `root`, or at the address of the authors."""
     if published is None:
         return ""
-    folder = Path(root).expanduser() if root else Path()
-    for deeper in sorted(folder.iterdir()) if root and folder.is_dir() else ():
-        if all((deeper / name).is_dir() for name in published.domains):
-            return f"; they are in {deeper}: use --root {deeper}"
+    if place := nearby(root, published.domains):
+        return f"; they are in {place}: use --root {place}"
     return f". Get it from {published.source}"

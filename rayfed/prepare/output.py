@@ -16,6 +16,7 @@ from rayfed.objective import SEGMENTATION
 from rayfed.prepare.examination import Findings
 from rayfed.report.table import Table
 from rayfed.terminal.console import say, size
+from rayfed.terminal.fitting import terminal_width
 
 NAMED = 10
 """Largest number of unreadable files that are listed."""
@@ -45,7 +46,7 @@ def tell(
         test = [f"{row.test:,}"] if official else []
         rows.append((row.domain, str(row.classes), f"{row.images:,}", *test, known))
     total = f"{found.name} in {found.root}" if found.root else found.name
-    say(Table(total, columns, tuple(rows), inventory.notes).text())
+    say(Table(total, columns, tuple(rows), inventory.notes).text(terminal_width()))
     stream = sys.stdout if found.ok else sys.stderr
     for line in _complaints(found):
         say(line, stream)

@@ -108,7 +108,11 @@ def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
     with reading(file):
         changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
     if changed:
-        log.warning("%s began with other versions of %s: the last bits may differ", path, ", ".join(changed))
+        log.warning(
+            "%s began with other versions of %s, so the last bits may differ; %s lists those to install for "
+            "the same bits",
+            *(path, ", ".join(changed), file.name),
+        )
 
 
 class RunFolder:

@@ -18,10 +18,11 @@ from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
-python -m rayfed.report.feature_map RUN [RUN ...] [--images 300] [--by domain] [--debug]
+python -m rayfed.report.feature_map RUN [RUN ...] [--images 300]
+    [--by domain] [--debug]
 
-Draws where the models of finished runs put images of seen and of unseen domains, or test images of ten
-classes, for example
+Draws where the models of finished runs put images of seen and of unseen
+domains, or test images of ten classes, for example
   python -m rayfed.report.feature_map runs/mine runs/other
   python -m rayfed.report.feature_map runs/mine --by class
 """

@@ -19,9 +19,11 @@ from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
-python -m rayfed.report.landscape RUN [--points 11] [--images 100] [--debug]
+python -m rayfed.report.landscape RUN [--points 11] [--images 100]
+    [--debug]
 
-Draws the loss around the global model and the clients' models of a finished run, for example
+Draws the loss around the global model and the clients' models of a finished
+run, for example
   python -m rayfed.report.landscape runs/mine --points 21
 """
 MOST_NAMES = 15

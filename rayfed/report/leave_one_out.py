@@ -50,8 +50,9 @@ class Tables:
     def markdown(self) -> str:
         return "\n".join(part.markdown() for part in self.parts)
 
-    def text(self) -> str:
-        return "\n\n".join(part.text() for part in self.parts)
+    def text(self, width: int | None = None) -> str:
+        """The tables as text, no line longer than `width`; None: no limit."""
+        return "\n\n".join(part.text(width) for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
+from rayfed.terminal.fitting import terminal_width
 from rayfed.tuning.base import TUNINGS
 
 ADAPTIVE = ("adam", "adamw")
@@ -65,7 +66,7 @@ def methods_text(config: Config) -> str:
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:
-    """A table of cells as text.
+    """A table of cells as text, which fits the terminal.
 
     Args:
         title: Its title.
@@ -73,7 +74,7 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
         below: Lines below the table.
     """
     columns = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
-    return Table(title, columns, tuple(rows), tuple(below)).text()
+    return Table(title, columns, tuple(rows), tuple(below)).text(terminal_width())
 
 
 def describe(config: Config) -> tuple[str, str, str, str, str]:

@@ -20,14 +20,14 @@ from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
-python -m rayfed.report.measures RUN [RUN ...] [--names a,b] [--show generalization,personal] \
-[--over parameters] [--debug]
+python -m rayfed.report.measures RUN [RUN ...] [--names a,b]
+    [--show generalization,personal] [--over parameters] [--debug]
 
-Draws measures of finished runs as bars, or as curves over their numbers of trained parameters or over the
-rounds, for example
-  python -m rayfed.report.measures runs/adapter runs/full --names FedCLIP,FedAvg --show parameters
-  python -m rayfed.report.measures runs/x1 runs/x2 runs/x4 --over parameters --show personal,generalization
-  python -m rayfed.report.measures runs/mine runs/other --over rounds --show loss
+Draws measures of finished runs as bars, or as curves over their numbers of
+trained parameters or over the rounds, for example
+  python -m rayfed.report.measures runs/one runs/two --names FedCLIP,FedAvg
+  python -m rayfed.report.measures runs/x1 runs/x2 runs/x4 --over parameters
+  python -m rayfed.report.measures runs/a runs/b --over rounds --show loss
 """
 PARAMETERS = "parameters"
 TITLES = {PARAMETERS: "trained parameters", **MEASURES, "loss": "test loss"}

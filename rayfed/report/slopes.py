@@ -21,7 +21,8 @@ from rayfed.terminal.stages import screen_of, shown_on
 USAGE = """\
 python -m rayfed.report.slopes RUN [--points 21] [--debug]
 
-Draws the generalization gap of each client over its weight in the mean model, for example
+Draws the generalization gap of each client over its weight in the mean model,
+for example
   python -m rayfed.report.slopes runs/mine
 """
 TITLE = "generalization gap of each client over its weight"

@@ -15,6 +15,7 @@ from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.terminal.fitting import fitted, table_blocks
 
 NOBODY: Mapping[str, int] = {}
 
@@ -38,11 +39,17 @@ class Table:
         lines += [_line(row) for row in self.rows]
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
 
-    def text(self) -> str:
-        widths = [max(len(r[i]) for r in (self.columns, *self.rows)) for i in range(len(self.columns))]
-        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-        body = [_aligned(row, widths) for row in self.rows]
-        return "\n".join([self.title, rule, _aligned(self.columns, widths), rule, *body, rule, *self.notes])
+    def text(self, width: int | None = None) -> str:
+        """The table as text.
+
+        Args:
+            width: Letters of a line; columns that do not fit follow below. None: no limit.
+        """
+        lines = [fitted(self.title, width)]
+        for head, *body in table_blocks((self.columns, *self.rows), width=width):
+            rule = "-" * max(len(line) for row in (head, *body) for line in row.split("\n"))
+            lines += [rule, head, rule, *body, rule]
+        return "\n".join([*lines, *(fitted(note, width) for note in self.notes)])
 
 
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -271,10 +278,3 @@ def percent(value: float | None) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *rest])

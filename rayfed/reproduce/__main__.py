@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rayfed.config.papers import MINI, PAPER
 from rayfed.terminal.arguments import Arguments, command_line
 from rayfed.terminal.console import say
+from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import Screen, screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from rayfed.reproduce.reproduction import Reproduction
 
 USAGE = """\
-python -m rayfed.reproduce TABLE [--scale mini|paper] [--seeds N] [--cells ROW@SETTING] [--dry-run]
-    [--quiet] [--json] [--debug] [overrides]
+python -m rayfed.reproduce TABLE [--scale mini|paper] [--seeds N]
+    [--cells ROW@SETTING] [--dry-run] [--quiet] [--json] [--debug] [overrides]
 
-Runs every row, setting and seed of a paper's table as one job, and writes our numbers beside the paper's. The
-same command again goes on with what is not finished, for example
+Runs every row, setting and seed of a paper's table as one job, and writes our
+numbers beside the paper's. The same command again goes on with what is not
+finished, for example
   python -m rayfed.reproduce fedgcr/table5 --scale mini --seeds 1
 """
 
@@ -33,7 +35,9 @@ def parser() -> Arguments:
     """The parser of the command line."""
     found = parser_of("rayfed.reproduce", USAGE)
     found.add_argument("table", help="name of the table, such as fedgcr/table5; rayfed list shows all")
-    found.add_argument("overrides", nargs="*", help="key=value for every cell; output=DIR: folder of the job")
+    found.add_argument(
+        "overrides", nargs="*", default=[], help="key=value for every cell; output=DIR: folder of the job"
+    )
     found.add_argument(
         "--scale",
         choices=(MINI, PAPER),
@@ -94,7 +98,7 @@ def work(args: argparse.Namespace) -> None:
     from rayfed.reproduce.render import text
 
     stream = sys.stderr if args.json else None
-    say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found)}")
+    say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found, terminal_width())}")
     say(f"{job.path}: table.md, table.csv, table.tex, table.html", stream)
     last_words(job.path, lambda text: say(text, stream), job.cells[0].config.report)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 
 from rayfed.report.table import Table
 from rayfed.reproduce.reproduction import FAILS, HOLDS, OPEN, Claim, Measure, Reproduction, Value
+from rayfed.terminal.fitting import fitted
 
 CLAIM_COLUMNS = (
     "setting",
@@ -130,8 +131,8 @@ def _markdown_head(measures: Sequence[Measure]) -> list[str]:
     return [_line(["row", "seeds", *titles]), _line(["---", "---:", *["---:"] * len(titles)])]
 
 
-def text(found: Reproduction) -> str:
-    """The table, the orderings and the notes for a terminal."""
+def text(found: Reproduction, width: int | None = None) -> str:
+    """The table, the orderings and the notes for a terminal with lines of `width`; None: no limit."""
     titles = [
         "setting",
         "row",
@@ -143,13 +144,13 @@ def text(found: Reproduction) -> str:
         for row, values in ranked_rows(found, setting):
             cells = [c for v, _ in values for c in (ours(v), paper(v), number(v.difference, sign=True))]
             lines.append((setting, row, _seeds(found, setting, row), *cells))
-    parts = [Table(title_of(found), tuple(titles), tuple(lines)).text()]
+    parts = [Table(title_of(found), tuple(titles), tuple(lines)).text(width)]
     if found.claims:
         claims = tuple(claim_cells(claim) for claim in found.claims)
         parts.append(
-            Table(f"orderings in the paper's numbers: {verdicts(found)}", CLAIM_COLUMNS, claims).text()
+            Table(f"orderings in the paper's numbers: {verdicts(found)}", CLAIM_COLUMNS, claims).text(width)
         )
-    return "\n\n".join([*parts, "\n".join(found.notes)])
+    return "\n\n".join([*parts, "\n".join(fitted(note, width) for note in found.notes)])
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from rayfed.errors import ConfigError, one_line, shown
 
 _command = ""
+_names: Mapping[str, str] = {}
 
 
 def command_line() -> str:
@@ -25,8 +28,35 @@ def forget_command() -> None:
     _command = ""
 
 
+@contextmanager
+def called_as(names: Mapping[str, str]) -> Iterator[None]:
+    """While the block runs, `--help` names commands as the user calls them.
+
+    Args:
+        names: Such as `rayfed run`, by the module that `python -m` would run.
+    """
+    global _names
+    _names = names
+    try:
+        yield
+    finally:
+        _names = {}
+
+
+def _as_called(usage: str) -> str:
+    return re.sub(r"python -m ([\w.]*\w)", lambda found: _names.get(found[1], found[0]), usage)
+
+
 class Arguments(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line, like all other errors of a command."""
+    """An argument parser that reports an error in one line, like all other errors of a command.
+
+    Args:
+        command: Module of the command, such as `rayfed.run`.
+        usage: Beginning of the output of `--help`, with commands written as `python -m MODULE`.
+    """
+
+    def __init__(self, command: str, usage: str) -> None:
+        super().__init__(command, usage=_as_called(usage))
 
     def error(self, message: str) -> NoReturn:
         missing = message.removeprefix("the following arguments are required: ")

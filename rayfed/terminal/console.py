@@ -38,8 +38,14 @@ def teller(quiet: bool = False, as_json: bool = False) -> Callable[[str], None]:
     return (lambda _: None) if quiet else partial(say, stream=sys.stderr if as_json else None)
 
 
-def line(row: Row, rounds: int) -> str:
-    """The row of a round as one line of text."""
+def line(row: Row, rounds: int, width: int | None = None) -> str:
+    """The row of a round as one line of text.
+
+    Args:
+        row: The row.
+        rounds: Number of planned rounds.
+        width: Letters of a line; what does not fit is left out, from the right. None: no limit.
+    """
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if metric := metric_of(row):
         parts += [
@@ -54,6 +60,8 @@ def line(row: Row, rounds: int) -> str:
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]
     if SLOWEST in row:
         parts.append(f"slowest {row[SLOWEST]} {row[SLOWEST_SECONDS]:.1f} s")
+    while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
     return "  ".join(parts)
 
 
@@ -114,7 +122,7 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
         with shown_on(Screen(lambda text: progress.update(task, description=text), live=True)):
             for row in rows:
                 if "round" in row:
-                    progress.console.print(line(row, rounds), highlight=False)
+                    progress.console.print(line(row, rounds, progress.console.width), highlight=False)
                     progress.update(task, completed=row["round"], description=headline(row, rounds))
                 yield row
 

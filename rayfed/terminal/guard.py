@@ -22,8 +22,17 @@ STOP = threading.Event()
 """Set when SIGINT or SIGTERM was received."""
 
 
+OURS = ("rayfed", "tune", "algorithms")
+"""Packages whose messages are shown without the name of the package."""
+
+
 class _Log(logging.StreamHandler[TextIO]):
     """Writes messages to standard error, after the text of the stage was removed from the screen."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        package = record.name.partition(".")[0]
+        source = "" if package in OURS else f" from {package}"
+        return f"{record.levelname.lower()}{source}: {super().format(record)}"
 
     def emit(self, record: logging.LogRecord) -> None:
         erase()
@@ -57,9 +66,7 @@ def guarded(
         nobody reads the output any more. In these cases one line on standard error gives the reason; in the
         last one only if a run ended with it.
     """
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[_Log()]
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Log()])
     # Threads of OpenMP that wait in a loop slow each other down when processes share cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:

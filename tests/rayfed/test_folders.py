@@ -19,7 +19,7 @@ from rayfed.run import main
 from rayfed.view import is_running
 from rayfed.view import main as view_main
 from tests.conftest import ROOT
-from tests.rayfed.record.claims import TREES, pictured, plant
+from tests.rayfed.record.claims import TREES, pictured, plant, unchanged
 
 BAD = (
     "capacity={}",
@@ -51,29 +51,22 @@ def test_a_refused_command_changes_nothing(around_it, inside, bad, overwrite, tm
     around.mkdir()
     plant(around, {name: kind for name, kind in around_it.items() if not name.startswith("x")})
     plant(around / "x" / "output", inside)
-    before = pictured(around.parent)
-    assert (
-        command(around / "x" / "output", cache, *bad.split("; "), f"overwrite={str(overwrite).lower()}") == 2
-    )
-    assert pictured(around.parent) == before
+    replaces = f"overwrite={str(overwrite).lower()}"
+    with unchanged(around.parent):
+        assert command(around / "x" / "output", cache, *bad.split("; "), replaces) == 2
 
 
 @pytest.mark.parametrize("overwrite", ["true", "false"])
 def test_files_of_somebody_else_are_never_cleared(overwrite, cache, tmp_path, capsys):
     """Also where one of them is called as a run's file is."""
-    plant(
-        tmp_path / "mine",
-        dict.fromkeys(
-            ["model/weights.bin", "figures/thesis.png", "my_results.parquet", "config.yaml"], "file"
-        ),
-    )
-    before = pictured(tmp_path)
-    assert command(tmp_path / "mine", cache, "rounds=1", f"overwrite={overwrite}") == 2
+    foreign = ["model/weights.bin", "figures/thesis.png", "my_results.parquet", "config.yaml"]
+    plant(tmp_path / "mine", dict.fromkeys(foreign, "file"))
+    with unchanged(tmp_path):
+        assert command(tmp_path / "mine", cache, "rounds=1", f"overwrite={overwrite}") == 2
     error = capsys.readouterr().err
     assert "output: " in error
     assert "config.yaml" in error
     assert len(error.strip().splitlines()) == 1
-    assert pictured(tmp_path) == before
 
 
 def test_overwrite_leaves_what_others_put_into_the_folder_of_a_run(cache, tmp_path):
@@ -123,12 +116,11 @@ def replaced(output, cache, *overrides):
 @pytest.mark.parametrize("also", [(), ("protocol=leave_one_out", "data.domains=[plain,street]")])
 def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys):
     command(tmp_path / "run", cache, "rounds=1")
-    before = pictured(tmp_path)
-    assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
+    with unchanged(tmp_path):
+        assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
     assert capsys.readouterr().err.startswith(
         "error: cluster.address: no Ray cluster answers at '127.0.0.1:1'"
     )
-    assert pictured(tmp_path) == before
 
 
 def test_overwrite_keeps_the_run_if_ray_does_not_start_here(cache, tmp_path, capsys, monkeypatch):
@@ -138,12 +130,11 @@ def test_overwrite_keeps_the_run_if_ray_does_not_start_here(cache, tmp_path, cap
         raise ClusterError("Ray could not be started on this machine")
 
     command(tmp_path / "run", cache, "rounds=1")
-    before = pictured(tmp_path)
     monkeypatch.setattr("rayfed.executors.connection.ray.is_initialized", lambda: False)
     monkeypatch.setattr("rayfed.executors.connection._start", refuse)
-    assert replaced(tmp_path / "run", cache) == 1
+    with unchanged(tmp_path):
+        assert replaced(tmp_path / "run", cache) == 1
     assert "Ray could not be started" in capsys.readouterr().err
-    assert pictured(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -154,15 +145,14 @@ def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, t
     import ray
 
     command(tmp_path / "run", cache, "rounds=1")
-    before = pictured(tmp_path)
     busy = ray.util.placement_group([{"CPU": 2}])
     ray.get(busy.ready())
     try:
-        assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == 2
+        with unchanged(tmp_path):
+            assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == 2
     finally:
         ray.util.remove_placement_group(busy)
     assert words in capsys.readouterr().err
-    assert pictured(tmp_path) == before
 
 
 def earlier(run):
@@ -175,15 +165,13 @@ def test_a_run_of_an_earlier_version_goes_on_but_is_never_cleared(cache, tmp_pat
     run = tmp_path / "run"
     assert command(run, cache, "rounds=2", "--quiet") == 0
     earlier(run)
-    before = pictured(tmp_path)
-    assert command(run, cache, "overwrite=true") == 2
+    with unchanged(tmp_path):
+        assert command(run, cache, "overwrite=true") == 2
     assert "earlier version" in capsys.readouterr().err
-    assert pictured(tmp_path) == before
     assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 3
-    before = pictured(tmp_path)
-    assert command(run, cache, "overwrite=true") == 2
-    assert pictured(tmp_path) == before
+    with unchanged(tmp_path):
+        assert command(run, cache, "overwrite=true") == 2
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json", "rounds.jsonl"])

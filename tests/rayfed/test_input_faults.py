@@ -7,7 +7,7 @@ import yaml
 
 from rayfed.config.place import check_own_folder
 from rayfed.config.schema import load_config
-from rayfed.documents import DocumentError, parse_json, parse_yaml
+from rayfed.documents import DocumentError, parse_json, parse_yaml, read_file
 from rayfed.errors import ConfigError
 from rayfed.resume import main as resume
 from rayfed.run import main
@@ -202,6 +202,31 @@ def test_no_yaml_raises_anything_else(text):
     with pytest.raises(DocumentError) as caught:
         parse_yaml(text)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"# Title\n\nSome words: and more: words\n", "a colon, an indent, a bracket or a quotation mark"),
+        (b"\x89PNG\r\n\x1a\n", "it is not a text in UTF-8"),
+        (b"a: 1\x07", "a character that YAML does not allow"),
+        (b"a: !!python/name:os.system", "a key or a tag (!!...) that stands for no plain value in line 1"),
+        (b"a: !!float x", "a number or a date cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_in_our_words_with_what_to_give(content, words, tmp_path):
+    file = tmp_path / "README.md"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_file(file, "--config")
+    assert words in str(caught.value)
+    assert str(caught.value).endswith("; give the config.yaml of a run, or what --print-config writes")
+
+
+def test_a_run_in_place_of_its_config_is_named(tmp_path):
+    (tmp_path / "config.yaml").write_text("rounds: 1\n")
+    with pytest.raises(ConfigError, match=f"is a directory; write {tmp_path}/config.yaml$"):
+        read_file(tmp_path, "--config")
 
 
 def test_values_of_a_json_that_is_right():

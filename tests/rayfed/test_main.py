@@ -64,8 +64,10 @@ def test_the_help_of_each_verb_shows_an_example_and_loads_no_torch(verb):
     text, _, loaded = done.stdout.strip().rpartition("\n")
     assert loaded == "[]"
     assert "--debug" in text
-    example = rf"{MODULES[verb]} " if verb != "list" else "rayfed list --json"
-    assert sum(example in line and line.startswith("  ") for line in text.splitlines()) >= 1, text
+    assert text.startswith(f"usage: rayfed {verb} ")
+    assert sum(line.startswith(f"  rayfed {verb} ") for line in text.splitlines()) >= 1, text
+    assert "python -m" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_exit_codes_and_arguments_pass_through(tmp_path, capsys):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rayfed.errors import count_of
 from rayfed.objective import CLASSIFICATION
+from rayfed.terminal.fitting import fitted, table_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,22 +60,21 @@ def client_rows(
     return rows
 
 
-def describe(partition: Partition, dataset: Dataset) -> str:
-    """The table of a partition as aligned text: up to MAX_ROWS clients, then totals."""
+def describe(partition: Partition, dataset: Dataset, width: int | None = None) -> str:
+    """The table of a partition as aligned text: up to MAX_ROWS clients, then totals.
+
+    Args:
+        partition: The partition.
+        dataset: The data set that it divides.
+        width: Letters of a line; columns that do not fit follow below. None: no limit.
+    """
     rows = client_rows(partition.clients[:MAX_ROWS], dataset.labels, dataset.classes)
     cells = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for line in cells:
-        # Numbers are aligned to the right; names and the last column to the left.
-        padded = [
-            cell.rjust(width) if 2 <= place < 6 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
+    names = (list(rows[0]).index(name) for name in ("client", "domain", "top"))  # the others are numbers
+    lines = [line for block in table_blocks(cells, tuple(names), width) for line in block]
     if (more := len(partition.clients) - len(rows)) > 0:
         lines.append(f"... and {more} more clients")
-    return "\n".join([*lines, *_summary(partition, dataset)])
+    return "\n".join([*lines, *(fitted(text, width) for text in _summary(partition, dataset))])
 
 
 def label_counts(

@@ -56,8 +56,8 @@ def by_client(
         )
     if fewer := len(names) - len(large):
         log.warning(
-            "%d of %d clients have fewer than %d training samples and are left out "
-            "(data.partition.min_samples)",
+            "data.partition.min_samples: %d of %d clients have fewer than %d training samples and are left "
+            "out; lower it to keep them",
             *(fewer, len(names), wanted),
         )
     order = np.argsort(which, kind="stable")

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rayfed.data.config import Resize
 from rayfed.data.formats.image_file import read_image
 from rayfed.data.source import ONE_DOMAIN, Listing, choose_classes
-from rayfed.errors import ConfigError, DataError
+from rayfed.errors import ConfigError, DataError, count_of
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
 ONE_DOMAIN_LAYOUT = "<root>/<class>/<image>"
@@ -81,12 +81,12 @@ class ImageFolder:
             images = [(file, self._place(f"{ONE_DOMAIN}/{file.path}")) for file, _ in images]
         files = [(file, place) for file, place in images if place]
         if not files:
-            suffixes = " ".join(SUFFIXES)
-            raise DataError(
-                f"data.root: no images in {root}; expected {LAYOUT} or {ONE_DOMAIN_LAYOUT} ({suffixes})"
-            )
+            raise DataError(_nothing_in(root, bool(images)))
         if astray := [file.path for file, place in images if place is None]:
-            log.warning("%d images outside of %s are ignored, e.g. %s", len(astray), LAYOUT, min(astray))
+            _warn(
+                f"data.root: not used: {count_of(len(astray), 'image')} of {root} outside of {LAYOUT}, such "
+                f"as {min(astray)}; move what you want to use into the folder of a class"
+            )
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
@@ -94,6 +94,8 @@ class ImageFolder:
         files = [(file, place) for file, place in files if place.class_name in label]
         files.sort(key=lambda pair: (pair[1].domain, pair[1].class_name, pair[0].path))
         places = [place for _, place in files]
+        if deeper := _deeper(root, places):
+            _warn(deeper)
         keys = [place.key for place in places]
         _check_duplicates(files)
         return Listing(
@@ -154,6 +156,42 @@ class ImageFolder:
             what = "is a file" if folder.exists() else "does not exist"
             raise DataError(f"data.root: folder {folder} {what}; give the folder laid out as {LAYOUT}")
         return folder
+
+
+def _nothing_in(root: Path, loose: bool) -> str:
+    """The message for a folder without images, or with images that are in no folder of a class (`loose`)."""
+    if loose:
+        return (
+            f"data.root: the images in {root} are in no folder of a class; expected {LAYOUT} or "
+            f"{ONE_DOMAIN_LAYOUT}: set data.root to a folder above, or move them"
+        )
+    suffixes = " ".join(SUFFIXES)
+    return f"data.root: no images in {root}; expected {LAYOUT} or {ONE_DOMAIN_LAYOUT} ({suffixes})"
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once per process, because a folder is listed several times."""
+    log.warning("%s", message)
+
+
+def _deeper(root: Path, places: Sequence[Place]) -> str:
+    """A warning if all folders of classes hold folders of the same names, which are probably the classes."""
+    below: dict[tuple[str, str], set[str]] = {}
+    for place in places:
+        name, slash, _ = place.rest.partition("/")
+        if not slash:
+            return ""
+        below.setdefault((place.domain, place.class_name), set()).add(name)
+    names = next(iter(below.values()), set())
+    if len(names) < 2 or len(below) < 2 or any(found != names for found in below.values()):
+        return ""
+    domain, class_name = min(below)
+    return (
+        f"data.root: {class_name} and the other folders in {root / domain} are taken for classes, though "
+        f"each of them has the folders {', '.join(sorted(names)[:5])}; if those are the classes, set "
+        f"data.root={root / domain}"
+    )
 
 
 def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[ImageFile]:

@@ -17,6 +17,7 @@ from tests.conftest import refused
         ("train.rounds=2", "train.rounds: no such key; did you mean rounds?"),
         ("learning_rate=1", "learning_rate: no such key; did you mean train.lr?"),
         ("mu=1", "mu: no such key; did you mean local.mu?"),
+        ("partition=dirichlet", "partition: no such key; did you mean data.partition.scheme?"),
         (
             "alpha=1",
             "alpha: no such key; did you mean data.population.alpha or data.partition.alpha or tuning.alpha?",

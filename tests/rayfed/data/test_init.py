@@ -67,7 +67,27 @@ def test_class_emptied_by_skipping(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         data = load(config(tmp_path, on_bad_image="skip", domains=["photo"]), 16)
     assert data.skipped == 3
-    assert "3 images of toy could not be decoded" in caplog.text
+    assert "left out of toy: 3 images that cannot be decoded (data.on_bad_image=skip)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("root", "advice"),
+    [
+        ("above", "; they are in {0}/above/data: set data.root={0}/above/data"),
+        ("above/data/photo", "; they are in {0}/above/data: set data.root={0}/above/data"),
+        ("above/other", "; give the folder that holds them"),
+    ],
+)
+def test_a_root_near_the_right_one_is_corrected(tmp_path, root, advice):
+    make_folder(tmp_path / "above" / "data")
+    make_folder(tmp_path / "above" / "other" / "deeper", domains=("day", "night"))
+    given = config(tmp_path, root=str(tmp_path / root), domains=["photo", "sketch"])
+    with pytest.raises(DataError) as error:
+        load(given, 16)
+    assert str(error.value).startswith(
+        f"data.root: {tmp_path / root} has none of the domains photo, sketch, but "
+    )
+    assert str(error.value).endswith(advice.format(tmp_path))
 
 
 @pytest.mark.parametrize(

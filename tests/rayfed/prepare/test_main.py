@@ -238,6 +238,18 @@ def test_bad_input(argv, words, capsys, tmp_path):
     assert main(["pacs", "--image-size", "0"]) == 2
 
 
+def test_a_folder_as_a_name_and_a_root_too_high_say_what_to_type(tmp_path, capsys, caplog, monkeypatch):
+    make_folder(tmp_path / "above" / "mine", count=1)
+    monkeypatch.chdir(tmp_path)
+    cache = ["--cache", str(tmp_path / "cache")]
+    assert main(["above/mine", *cache]) == 2
+    assert capsys.readouterr().err.endswith("write python -m rayfed.prepare image_folder --root above/mine\n")
+    assert main(["../nowhere", *cache]) == 2
+    assert "write data=image_folder data.root=../nowhere with the layout" in capsys.readouterr().err
+    assert main(["image_folder", "--root", "above", *cache]) == 0
+    assert caplog.messages[0].endswith(f"set data.root={tmp_path / 'above' / 'mine'}")
+
+
 def test_a_bar_on_a_terminal(run, root, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")

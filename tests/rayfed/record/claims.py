@@ -1,7 +1,7 @@
 """Folders as strangers leave them, and what a run does to one: for the tests of claims and locks."""
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -56,6 +56,14 @@ def pictured(root):
             what = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else "folder"
             found[str(path.relative_to(root))] = what
     return found
+
+
+@contextmanager
+def unchanged(root):
+    """Check that the block leaves everything below a folder as it is."""
+    before = pictured(root)
+    yield
+    assert pictured(root) == before
 
 
 def without_ours(tree):

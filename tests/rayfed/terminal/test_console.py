@@ -66,6 +66,14 @@ def test_a_line_and_the_progress_bar_name_the_worst_and_the_slowest(monkeypatch)
     assert headline(ROW, 9) in terminal.getvalue()
 
 
+def test_a_line_leaves_out_from_the_right_what_a_terminal_has_no_room_for():
+    full = line(ROW, 9)
+    assert line(ROW, 9, len(full)) == full
+    assert line(ROW, 9, len(full) - 1) == full.partition("  slowest")[0]
+    assert line(ROW, 9, 60).endswith("(street)  loss 1.000")
+    assert line(ROW, 9, 5) == "round 3/9"
+
+
 def test_the_slowest_is_who_worked_longest_in_all_exchanges_together():
     visits = [Visit("a", "fit", 2.0), Visit("b", "probe", 1.5), Visit("b", "fit", 1.0, 9.0)]
     assert slowest(visits) == {"slowest_client": "b", "slowest_seconds": 2.5}

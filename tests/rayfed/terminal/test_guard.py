@@ -1,6 +1,7 @@
 """One guard for all commands: exit codes, one line for an error, --debug, signals."""
 
 import importlib
+import logging
 import os
 import signal
 
@@ -80,6 +81,20 @@ def raising(error):
 )
 def test_the_exit_code_and_the_line(work, code, line, capsys, handlers):
     assert guarded(work) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("rayfed.config.schema", "warning: rounds: a sentence\n"),
+        ("algorithms.fedra", "warning: rounds: a sentence\n"),
+        ("urllib3.connection", "warning from urllib3: rounds: a sentence\n"),
+    ],
+)
+def test_a_warning_is_a_sentence_without_the_name_of_a_module(name, line, capsys, handlers, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert guarded(lambda: logging.getLogger(name).warning("rounds: %s", "a sentence")) == 0
     assert capsys.readouterr().err == line
 
 

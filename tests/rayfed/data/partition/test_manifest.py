@@ -65,6 +65,10 @@ def test_table_and_description():
     assert lines[21] == "... and 5 more clients"
     assert lines[22] == "toy: 25 clients in 4 domains, 7 classes; 524 train, 25 val, 25 test"
     assert lines[1].index(" art ") == lines[0].index(" domain ")
+    narrow = describe(result, as_dataset(data), 30).splitlines()
+    assert max(map(len, narrow)) <= 30
+    again = [line.split()[0] for line in lines[:21]]  # the first column, in the second block
+    assert sorted(" ".join(narrow).split()) == sorted([*text.split(), *again])
     held = describe(part(config(held_out="art", pooled=True, test="official")), as_dataset(make_data()))
     assert "held out: art (200)" in held
     assert "(official, shared by the clients of a domain)" in held

@@ -129,8 +129,28 @@ def test_a_domain_may_be_named_as_the_only_one(tmp_path):
 
 def test_folder_of_the_wrong_layout(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"no images in .*<domain>/<class>/<image> or <root>/<class>"):
+    layouts = "expected <root>/<domain>/<class>/<image> or <root>/<class>/<image>"
+    with pytest.raises(
+        DataError, match=rf"images in .* are in no folder of a class; {layouts}: set data.root"
+    ):
         folder(tmp_path).scan()
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=rf"no images in .*; {layouts} \(.jpg"):
+        folder(tmp_path).scan()
+
+
+def test_a_root_one_folder_too_high_is_warned_about_once(tmp_path, caplog):
+    make_folder(tmp_path / "above" / "PACS")
+    source = folder(tmp_path / "above")
+    assert source.scan().classes == ("photo", "sketch")
+    source.fingerprint()
+    (message,) = caplog.messages
+    assert message.endswith(
+        f"has the folders cat, dog; if those are the classes, set data.root={tmp_path / 'above' / 'PACS'}"
+    )
+    (tmp_path / "above" / "PACS" / "photo" / "dog").rename(tmp_path / "above" / "PACS" / "photo" / "cow")
+    folder(tmp_path / "above").scan()  # the folders below differ, so they may be anything
+    assert len(caplog.messages) == 1
 
 
 def huge_png() -> bytes:
