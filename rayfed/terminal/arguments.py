@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import re
 import shlex
 import sys
@@ -55,13 +56,15 @@ class Arguments(argparse.ArgumentParser):
         usage: Beginning of the output of `--help`, with commands written as `python -m MODULE`.
     """
 
-    def __init__(self, command: str, usage: str) -> None:
-        super().__init__(command, usage=_as_called(usage))
+    def __init__(self, command: str, usage: str = "") -> None:
+        super().__init__(command, usage=_as_called(usage) or None)
 
     def error(self, message: str) -> NoReturn:
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
-            message = f"{missing}: missing; write {(self.usage or self.prog).splitlines()[0]}"
+            first, *more = (self.usage or self.prog).splitlines()
+            further = itertools.takewhile(lambda line: line.startswith(" "), more)
+            message = f"{missing}: missing; write {' '.join([first, *map(str.strip, further)])}"
         self.exit(2, f"error: {one_line(ValueError(message))}; --help lists the arguments\n")
 
     def _refused(self, text: str) -> str:

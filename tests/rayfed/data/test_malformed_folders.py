@@ -84,7 +84,7 @@ CASES = [
     ),
     Case(
         "images without classes",
-        "data.root | no images",
+        "data.root | in no folder of a class",
         make=lambda folder: [FOLDER, f"data.root={make_folder(folder / 'x') / 'photo' / 'cat'}"],
     ),
     Case("one class only", "data.root | one class | cat", make=images(classes=("cat",))),
