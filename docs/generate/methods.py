@@ -49,7 +49,8 @@ def page(choice: Choice) -> str:
         "Clients": knobs("local", METHODS.load(half["local"]).local, config.local),
         "In the papers' tables": in_papers(choice.name),
         "What the papers leave open": fidelity(choice.name, about),
-        "Beside methods of its kind": measured.rows("lora_methods.md", names),
+        "Beside methods of its kind": measured.rows("lora_methods.md", names)
+        or measured.rows("prompt_methods.md", names),
         "Results": measured.rows("results.md", names),
         "Cost": measured.cost(choice.name),
         "References": cited(about),

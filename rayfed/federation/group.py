@@ -70,11 +70,13 @@ class Group:
         ]
 
     def _own(self, k: int, entries: Mapping[str, NamedTensor]) -> Params:
-        """Trained tensors of client k, which are views of the stacks, so that a pass need not copy them."""
-        return {
-            name: stack[k] if entries[name].is_buffer else nn.Parameter(stack[k])
-            for name, stack in self._stacks.items()
-        }
+        """Trained tensors of client k: views of the stacks, so that a joint pass need not copy them.
+
+        Those of the text side are copies. A client computes with them alone, and must be able to go backward
+        through that after another one has changed its own, which counts as a change of every view.
+        """
+        own = {n: stack[k] if n in self._places else stack[k].clone() for n, stack in self._stacks.items()}
+        return {n: value if entries[n].is_buffer else nn.Parameter(value) for n, value in own.items()}
 
     def run(self, tasks: Sequence[Callable[[], Update]]) -> list[Update]:
         """Run the code of every client to its end.

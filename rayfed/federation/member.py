@@ -129,13 +129,13 @@ class MemberModel:
         if self.untuned or not self.text_is_live:
             logits: Tensor = self._pass("classify", features)
             return logits
-        scores: Tensor = self.head(features, self.class_features())
+        scores: Tensor = self.head(features, self.class_features(features))
         return scores
 
-    def class_features(self) -> Tensor:
+    def class_features(self, images: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """As `Backbone.class_features`."""
         if self.text_is_live:
-            features: Tensor = self.text.features(self._model.head.weight)
+            features: Tensor = self.text.features(self._model.head.weight, images, context)
             return features
         return self._model.class_features()
 

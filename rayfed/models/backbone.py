@@ -161,20 +161,22 @@ class Backbone(nn.Module):
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""
         if self.untuned or not self.text_is_live:
             return self.head(features)
-        return self.head(features, self.class_features())
+        return self.head(features, self.class_features(features))
 
-    def class_features(self) -> Tensor:
+    def class_features(self, images: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """Text features of the class prompts of a CLIP model, not normalised, shape (C, width).
 
+        `images` and `context` are those of `TextSide.features`.
+
         Raises:
-            ConfigError: The model has no text tower.
+            ConfigError: The model has no text tower, or its prompts depend on images and none are given.
         """
         if self.text is None:
             raise ConfigError(
                 f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
             )
-        fixed = self.head.weight
-        return computed(self.text.features, fixed, self.mixed) if self.text_is_live else fixed
+        features = partial(self.text.features, images=images, context=context)
+        return computed(features, self.head.weight, self.mixed) if self.text_is_live else self.head.weight
 
     @property
     def net_is_frozen(self) -> bool:
@@ -189,9 +191,7 @@ class Backbone(nn.Module):
     @property
     def text_is_live(self) -> bool:
         """Whether class features change in training: a prompt, an adapter or the text tower is trained."""
-        return self.text is not None and self._cached_answer(
-            "text", lambda: bool(self.text and self.text.is_live)
-        )
+        return self._cached_answer("text", lambda: self.text is not None and self.text.is_live)
 
     def _cached_answer(self, name: str, compute: Callable[[], bool]) -> bool:
         if name not in self._answers:

@@ -19,6 +19,9 @@ Tokenizer = Callable[[Sequence[str]], Tensor]
 Position: TypeAlias = Literal["end", "middle", "front"]
 """Place of the class name among the vectors of a learned context."""
 
+MOST_PROMPTS = 1024
+"""Most prompts that the text tower encodes at once, unless there are more classes."""
+
 
 def mini(depth: int = 12) -> nn.Module:
     """The network of clip_mini: an image tower of the size of vit_mini and a text tower of three layers.
@@ -77,6 +80,8 @@ class TextSide(nn.Module):
         context: Learned vectors, shape (M, text width) or (C, M, text width), which replace the words of the
             template; None unless a tuning scheme sets them.
         position: Place of the class name: after all vectors, after the first half of them, or before them.
+        prompter: Module that computes the vectors from `context` (`rayfed.models.prompters`); None: the
+            vectors are `context` itself.
         adapter: Module that changes the text features; None unless a tuning scheme sets it.
     """
 
@@ -92,6 +97,7 @@ class TextSide(nn.Module):
         self.register_buffer("name_tokens", tokenizer([f"{name}." for name in names]))
         self.register_parameter("context", None)
         self.position: Position = "end"
+        self.prompter: nn.Module | None = None
         self.adapter: nn.Module | None = None
 
     @property
@@ -117,20 +123,30 @@ class TextSide(nn.Module):
         """
         return int(self._parts.token_embedding.embedding_dim)
 
-    def features(self, frozen: Tensor | None = None) -> Tensor:
-        """Features of the class prompts, not normalised, shape (C, width).
+    def features(
+        self, frozen: Tensor | None = None, images: Tensor | None = None, context: Tensor | None = None
+    ) -> Tensor:
+        """Features of the class prompts, not normalised.
+
+        Shape (C, width), or (K, C, width) where a prompter makes K prompts for each class.
 
         Args:
             frozen: Features of the prompts by the frozen tower, used instead of computing them again when
                 neither the tower nor a context trains; shape (C, width).
+            images: Features of the images that are scored, for a prompter that needs them; shape (B, ...).
+            context: Vectors to use instead of those that `prompter` computes, shape as of `self.context`.
         """
         if self.context is not None:
-            encoded = self._encode_with_context()
+            vectors = self._vectors(frozen, images) if context is None else context
+            encoded = self._encoded(vectors)
         elif frozen is None or any(p.requires_grad for p in self.tower.parameters()):
             encoded = self.tower.encode_text(self.tokens)
         else:
             encoded = frozen
         return encoded if self.adapter is None else self.adapter(encoded)
+
+    def _vectors(self, frozen: Tensor | None, images: Tensor | None) -> Any:
+        return self.context if self.prompter is None else self.prompter(self.context, frozen, images)
 
     @property
     def _parts(self) -> Any:
@@ -138,42 +154,56 @@ class TextSide(nn.Module):
         parts = self.tower if hasattr(self.tower, "token_embedding") else getattr(self.tower, "text", None)
         if getattr(parts, "token_embedding", None) is None:
             raise ConfigError(
-                "tuning.name: text_prompt needs a text tower with token embeddings; use clip_mini or a plain "
-                "model of open_clip such as open_clip/ViT-B-32-quickgelu"
+                "tuning.name: learned class prompts need a text tower with token embeddings; use clip_mini "
+                "or a plain model of open_clip such as open_clip/ViT-B-32-quickgelu"
             )
         return parts
 
-    def _encode_with_context(self) -> Tensor:
-        """Features of the class names with the learned context, not normalised, shape (C, width).
+    def _encoded(self, vectors: Tensor) -> Tensor:
+        """Features of the class names with learned vectors, not normalised.
 
         Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2.
+
+        Args:
+            vectors: Shape (M, text width) or (C, M, text width), which gives features (C, width); or
+                (K, 1, M, text width), which gives those of K prompts of each class, (K, C, width).
         """
+        tokens = self.name_tokens
+        if vectors.dim() < 4:
+            return self._tower_features(tokens, vectors.expand(len(tokens), -1, -1))
+        found = []
+        for part in vectors.split(max(1, MOST_PROMPTS // len(tokens))):
+            learned = part.expand(-1, len(tokens), -1, -1).flatten(0, 1)
+            encoded = self._tower_features(tokens.repeat(len(part), 1), learned)
+            found.append(encoded.unflatten(0, (len(part), -1)))
+        return torch.cat(found)
+
+    def _tower_features(self, tokens: Tensor, learned: Tensor) -> Tensor:
+        """Features (N, width) of N prompts, of class names (N, length) and vectors (N, M, text width)."""
         parts = self._parts
-        context = self.context
-        assert context is not None
-        words = parts.token_embedding(self.name_tokens)  # (C, length, text width)
-        x = self._joined(words, context.expand(len(words), -1, -1))
+        x = self._joined(parts.token_embedding(tokens), learned, tokens)
         x = parts.transformer(x + parts.positional_embedding, attn_mask=parts.attn_mask)
-        ends = self.name_tokens.argmax(-1) + context.shape[-2]
+        ends = tokens.argmax(-1) + learned.shape[1]
         x = parts.ln_final(x)[torch.arange(len(x), device=x.device), ends]
         projection = parts.text_projection
         return projection(x) if isinstance(projection, nn.Linear) else x @ projection
 
-    def _joined(self, words: Tensor, learned: Tensor) -> Tensor:
+    def _joined(self, words: Tensor, learned: Tensor, tokens: Tensor) -> Tensor:
         """Embeddings of the class names and the learned vectors in the order of `position`.
 
         Args:
-            words: Begin, name, full stop, end and padding, shape (C, length, text width).
-            learned: Vectors, shape (C, M, text width).
+            words: Begin, name, full stop, end and padding, shape (N, length, text width).
+            learned: Vectors, shape (N, M, text width).
+            tokens: Tokens of the words, shape (N, length).
 
         Returns:
-            Shape (C, length, text width); M places of the padding are gone.
+            Shape (N, length, text width); M places of the padding are gone.
         """
         length = words.shape[1] - learned.shape[1]
         if self.position == "end":
             return torch.cat((words[:, :1], learned, words[:, 1:length]), dim=1)
         half = learned.shape[1] // 2 if self.position == "middle" else 0
-        stops = (self.name_tokens.argmax(-1) - 1).tolist()  # where the full stop is
+        stops = (tokens.argmax(-1) - 1).tolist()  # where the full stop is
         rows = [
             torch.cat((word[:1], own[:half], word[1:stop], own[half:], word[stop:length]))
             for word, own, stop in zip(words, learned, stops, strict=True)

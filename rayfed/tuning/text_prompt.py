@@ -42,8 +42,8 @@ class TextPrompt:
     def apply(self, model: Backbone) -> Backbone:
         if model.text is None:
             raise ConfigError(
-                f"tuning.name: text_prompt needs a text tower, which {model.label!r} does not have; use "
-                f"clip_mini or open_clip/<name>"
+                f"tuning.name: learned class prompts need a text tower, which {model.label!r} does not have; "
+                f"use clip_mini or open_clip/<name>"
             )
         freeze(model, train_head=False)
         room = model.text.name_tokens.shape[1] - 2

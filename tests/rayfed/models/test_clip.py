@@ -163,7 +163,7 @@ def test_errors_name_the_key():
     with pytest.raises(ConfigError, match=r"tuning\.length: 30 leaves no room"):
         apply_tuning(build(), TextPrompt(length=30), 0)
     plain = build_backbone(ModelConfig(name="vit_mini", pretrained=False), 3, 0)
-    with pytest.raises(ConfigError, match="text_prompt needs a text tower"):
+    with pytest.raises(ConfigError, match="class prompts need a text tower"):
         apply_tuning(plain, TextPrompt(), 0)
 
 

@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 from tests.conftest import SMALL as SMALL_OF_RUN
 from tests.pretended import COUNTS, TYPE, pretended
 from tests.rayfed.data.readers.test_shakespeare import script
+from tests.rayfed.testing.test_tuning import OF_TEXT_TOWERS
 
 TINY = (
     "rounds=2",
@@ -131,7 +132,7 @@ def test_options_that_keep_state_play_on_a_device(case, tmp_path, cache):
 
 @pytest.mark.parametrize("name", TUNINGS.names())
 def test_a_tuning_plays_on_a_device(name, tmp_path, cache):
-    model = "clip_mini" if name == "text_prompt" else "vit_mini"
+    model = "clip_mini" if name in OF_TEXT_TOWERS else "vit_mini"
     algorithm = "depthfl" if name == "exits" else "fedavg"
     agree([*TINY, f"algorithm={algorithm}", f"tuning={name}", f"model={model}"], tmp_path, cache)
 
@@ -149,7 +150,7 @@ def test_every_tuning_plays_on_every_kind_of_model(kind, name, tmp_path, cache):
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_tuning_of_a_kind_of_model_is_forgotten(kind):
     played = {re.search(r"tuning=(\S+)", FAMILIES[case])[1] for case in FAMILIES if case.startswith(kind)}
-    played |= {*BY_MODEL[kind], *({"text_prompt"} if kind == "clip" else ())}
+    played |= {*BY_MODEL[kind], *(OF_TEXT_TOWERS if kind == "clip" else ())}
     refused = set()
     for name in set(TUNINGS.names()) - played:
         with pytest.raises(ConfigError):

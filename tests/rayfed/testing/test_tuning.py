@@ -11,13 +11,18 @@ from rayfed.testing import TUNING_CHECKS, check_tuning
 from rayfed.testing import tuning as checks
 from rayfed.tuning.base import TUNINGS, freeze
 
-CLIP_ONLY = {"attention_adapter", "text_prompt"}
+OF_TEXT_TOWERS = {"low_rank_prompt", "text_prompt"}
+"""Tunings that need a CLIP model."""
 
 
 @pytest.mark.parametrize("name", TUNINGS.names())
 @pytest.mark.parametrize("check", TUNING_CHECKS, ids=lambda check: check.__name__)
 def test_contract(check, name):
-    model = ("model=clip_mini", "model.pretrained=false", "model.options={}") if name in CLIP_ONLY else ()
+    model = (
+        ("model=clip_mini", "model.pretrained=false", "model.options={}")
+        if name in {*OF_TEXT_TOWERS, "attention_adapter"}
+        else ()
+    )
     check(name, model)
 
 
