@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from rayfed.data.config import Resize
 from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
-from rayfed.models.clip import ClipHead, TextSide
+from rayfed.models.clip import ClipHead
 from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.modes import trained_modules
 from rayfed.models.named_tensors import NamedTensor, find_tensors
 from rayfed.models.precision import computed
+from rayfed.models.text_side import TextSide
 from rayfed.objective import CLASSIFICATION
 
 
@@ -34,8 +35,7 @@ class Backbone(nn.Module):
             class features. For segmentation: a 1 x 1 convolution.
         text: Class prompts and text tower of a CLIP model; None for other models.
         adapter: Module that changes the features before the head; None unless a tuning scheme sets it.
-        untuned: True evaluates a CLIP model without the adapter and learned prompts that a tuning scheme
-            added. False at the start of every client call.
+        untuned: Evaluate a CLIP model without what a tuning scheme added; False when a client call begins.
         exits: Early-exit classifiers within the network; None unless a tuning scheme sets them.
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         task: The task the model solves, a name of `rayfed.objective`.
@@ -99,7 +99,8 @@ class Backbone(nn.Module):
         """
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
-            features = self.frozen_features(x) if reusable else computed(self.net, x, self.mixed)
+            net = getattr(self.net, "untuned", self.net) if self.untuned else self.net
+            features = self.frozen_features(x) if reusable else computed(net, x, self.mixed)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
@@ -239,8 +240,7 @@ class Backbone(nn.Module):
             ConfigError: The network has no uniform blocks.
             ValueError: The selection is empty, not ascending, or names a block that does not exist.
         """
-        if blocks is None:
-            blocks = range(self.num_blocks)
+        blocks = range(self.num_blocks) if blocks is None else blocks
         if blocks or self.num_blocks:
             self.stack.active = validate(blocks, len(self.stack))
 

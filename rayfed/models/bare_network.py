@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfed.data.config import Resize
 from rayfed.models.checkpoints import PublishedWeights
-from rayfed.models.clip import Tokenizer
+from rayfed.models.text_side import Tokenizer
 from rayfed.objective import CLASSIFICATION
 
 Channels = tuple[float, float, float]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+Change: TypeAlias = Callable[..., Tensor]
 
 
 class BlockStack(nn.Sequential):
@@ -35,6 +37,7 @@ class BlockStack(nn.Sequential):
         self.register_parameter("prompt", None)
         self._taps: dict[int, Tensor | None] | None = None
         self._instead: tuple[Tensor | None] | None = None
+        self._change: Change | None = None
         self.checkpointing = False
 
     @property
@@ -61,7 +64,8 @@ class BlockStack(nn.Sequential):
         for j in self.active:
             block = self._modules[str(j)]
             forgets = self.checkpointing and torch.is_grad_enabled()
-            yield partial(checkpoint, block, use_reentrant=False) if forgets else block
+            run = partial(checkpoint, block, use_reentrant=False) if forgets else block
+            yield run if self._change is None else partial(self._changed, block, run, j)
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
         if self.tokens is not None:
@@ -78,6 +82,25 @@ class BlockStack(nn.Sequential):
                 "blocks cannot be indexed while some are inactive; iterate over them, or use get_submodule"
             )
         return super().__getitem__(index)
+
+    @contextmanager
+    def wrapped(self, change: Change) -> Iterator[None]:
+        """Let a function run the blocks in forward passes within the context.
+
+        Args:
+            change: Called instead of each block with the block, a function that runs it on tokens, its index,
+                the tokens, and whether it is the first and the last block that runs; returns tokens.
+        """
+        self._change = change
+        try:
+            yield
+        finally:
+            self._change = None
+
+    def _changed(self, block: Any, run: Any, j: int, x: Tensor, **options: Any) -> Tensor:
+        assert self._change is not None
+        ends = j == self.active[0], j == self.active[-1]
+        return self._change(block, partial(run, **options), j, x, *ends)
 
     @contextmanager
     def tapped(self, blocks: Collection[int]) -> Iterator[Mapping[int, Tensor]]:

@@ -141,6 +141,8 @@ def why_not_joint(model: Backbone) -> str:
     Args:
         model: The tuned model, with or without values.
     """
+    if model.text is not None and {*model.net.modules()} & {*model.text.modules()}:
+        return "the text tower and the network have trained layers in common"
     trained = stackable(model)
     held = sum(t.tensor.numel() for t in trained.values() if not t.is_buffer)
     if 2 * held > sum(p.numel() for p in model.parameters()):

@@ -12,10 +12,9 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge
 
-from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.prompters import LowRankPart
-from rayfed.tuning.text_prompt import TextPrompt
+from rayfed.tuning.text_prompt import TextPrompt, check_common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +33,10 @@ class LowRankPrompt(TextPrompt):
 
     def apply(self, model: Backbone) -> Backbone:
         super().apply(model)
-        assert model.text is not None
-        if self.class_specific:
-            raise ConfigError(
-                "tuning.class_specific: cannot be used with tuning=low_rank_prompt, which adds one matrix to "
-                "a context of all classes; leave it out, or set tuning=text_prompt"
-            )
+        text = check_common(model, self.class_specific, "low_rank_prompt")
         if self.rank:
             with torch.device(model.head.weight.device):
-                part = LowRankPart(self.length, self.rank, model.text.token_width, self.init_std)
-            model.text.prompter = part
+                text.prompter = LowRankPart(self.length, self.rank, text.token_width, self.init_std)
         return model
 
 

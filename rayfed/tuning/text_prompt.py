@@ -15,7 +15,7 @@ from torch import nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.clip import Position
+from rayfed.models.text_side import Position, TextSide
 from rayfed.tuning.base import freeze
 from rayfed.types import Count, NonNegative
 
@@ -40,25 +40,59 @@ class TextPrompt:
     position: Position = "end"
 
     def apply(self, model: Backbone) -> Backbone:
-        if model.text is None:
-            raise ConfigError(
-                f"tuning.name: learned class prompts need a text tower, which {model.label!r} does not have; "
-                f"use clip_mini or open_clip/<name>"
-            )
-        freeze(model, train_head=False)
-        room = model.text.name_tokens.shape[1] - 2
-        if self.length >= room:
-            raise ConfigError(
-                f"tuning.length: {self.length} leaves no room for the class name; choose less than {room}"
-            )
-        shape = [self.length, model.text.token_width]
+        text = frozen_text_side(model, self.length)
+        shape = [self.length, text.token_width]
         if self.class_specific:
-            shape.insert(0, len(model.text.name_tokens))
+            shape.insert(0, len(text.name_tokens))
         values = torch.empty(shape, device=model.head.weight.device)
         nn.init.normal_(values, std=self.init_std)
-        model.text.context = nn.Parameter(values)
-        model.text.position = self.position
+        text.context = nn.Parameter(values)
+        text.position = self.position
         return model
+
+
+def frozen_text_side(model: Backbone, length: int = 0) -> TextSide:
+    """Freeze a CLIP model, and return its text side.
+
+    Args:
+        model: The model.
+        length: Number of vectors to be put into class prompts.
+
+    Raises:
+        ConfigError: The model has no text tower, or its prompts have no room for as many vectors.
+    """
+    if model.text is None:
+        raise ConfigError(
+            f"tuning.name: learned class prompts need a text tower, which {model.label!r} does not have; "
+            f"use clip_mini or open_clip/<name>"
+        )
+    freeze(model, train_head=False)
+    room = model.text.name_tokens.shape[1] - 2
+    if length >= room:
+        raise ConfigError(
+            f"tuning.length: {length} leaves no room for the class name; choose less than {room}"
+        )
+    return model.text
+
+
+def check_common(model: Backbone, class_specific: bool, name: str) -> TextSide:
+    """The text side of a model whose context, which `TextPrompt` has set, is the same for all classes.
+
+    Args:
+        model: The model.
+        class_specific: The setting `tuning.class_specific`.
+        name: Name of the tuning, for the error.
+
+    Raises:
+        ConfigError: Each class has a context of its own.
+    """
+    if class_specific:
+        raise ConfigError(
+            f"tuning.class_specific: cannot be used with tuning={name}, whose context is that of all "
+            f"classes; leave it out, or set tuning=text_prompt"
+        )
+    assert model.text is not None
+    return model.text
 
 
 TUNING = TextPrompt

@@ -11,7 +11,10 @@ from rayfed.testing import TUNING_CHECKS, check_tuning
 from rayfed.testing import tuning as checks
 from rayfed.tuning.base import TUNINGS, freeze
 
-OF_TEXT_TOWERS = {"low_rank_prompt", "text_prompt"}
+OF_TEXT_TOWERS = {
+    *("cocoop", "low_rank_prompt", "maple", "multimodal_adapter", "prompt_network", "text_prompt"),
+    "transport_prompt",
+}
 """Tunings that need a CLIP model."""
 
 

@@ -1,0 +1,26 @@
+"""FedTPG: a network that makes the class prompts from the names of the classes, averaged by FedAvg.
+
+Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg],
+from its abstract and the log of its released code; `tuning=prompt_network` says what is not from there.
+
+Differs from the released code's experiments: each client has all class names of the data set; there it has
+those of its own classes.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rayfed.federation.method import Method
+from rayfed.federation.server import Server
+
+
+@dataclass(frozen=True)
+class FedTpg(Server):
+    """The mean of the clients' networks."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"prompts by name"})
+
+    uses_mean_only: ClassVar[bool] = True
+
+
+METHOD = Method(server=FedTpg)
