@@ -41,6 +41,7 @@ class FedPgp(Local):
             return super().loss(client, sent, batch)
         x, y = batch
         model = client.model
+        assert model.text is not None  # the tuning needs it
         own = model.class_features()
         common = model.class_features(context=model.text.context)
         apart = contrast(common, model.head.weight, own, self.tau)

@@ -47,7 +47,7 @@ class SecondContext(nn.Module):
 
     def forward(self, context: Tensor, names: Tensor, images: Tensor | None) -> Tensor:
         """Vectors of both prompts, shape (2, 1, M, W)."""
-        _check_images(images)
+        _given(images)
         return torch.stack((context, self.own))[:, None]
 
 
@@ -67,8 +67,7 @@ class ImageToken(nn.Module):
 
     def forward(self, context: Tensor, names: Tensor, images: Tensor | None) -> Tensor:
         """Vectors of the prompts of each image, shape (B, 1, M, W)."""
-        _check_images(images)
-        token = self.outer(torch.relu(self.inner(F.normalize(images, dim=-1))))  # (B, W)
+        token = self.outer(torch.relu(self.inner(F.normalize(_given(images), dim=-1))))  # (B, W)
         return (context + token[:, None])[:, None]
 
 
@@ -98,8 +97,8 @@ class PromptNetwork(nn.Module):
         return x + self.network(x)
 
 
-def _check_images(images: Tensor | None) -> None:
-    """Refuse to make prompts for a method that wants one feature of each class, whatever the image.
+def _given(images: Tensor | None) -> Tensor:
+    """The features of images, for prompts that not every method can use: some want one for each class.
 
     Raises:
         ConfigError: There are no images.
@@ -109,3 +108,4 @@ def _check_images(images: Tensor | None) -> None:
             "tuning.name: this method compares the features of the class prompts themselves, but this tuning "
             "has several for each class, or others for each image; set tuning=text_prompt"
         )
+    return images
