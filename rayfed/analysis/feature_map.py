@@ -46,7 +46,7 @@ def represent(client: Client, sent: Broadcast, local: Local) -> Update:
     local.prepare(client, sent)
     client.model.eval()
     batches = list(client.batches(SPLIT, shuffle=False))
-    features = torch.cat([client.model.features(x).cpu() for x, _ in batches])
+    features = torch.cat([client.model.features(x).flatten(1).cpu() for x, _ in batches])
     train_mode(client.model)
     labels = torch.cat([y.cpu() for _, y in batches])
     return Update(client=client.id, extra={"features": features, "labels": labels})

@@ -1,11 +1,15 @@
 """FedOTP: its scores against SciPy, what stays at the client, and its reduction to PromptFL."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 
+from rayfed.analysis.feature_map import represent
 from rayfed.errors import ConfigError
+from rayfed.federation.local import Local
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.transport import transport
@@ -69,6 +73,14 @@ def test_with_one_patch_and_two_equal_prompts_scores_are_those_of_promptfl():
     torch.testing.assert_close(model.classify(features[:, None].expand(-1, 2, -1)), plain.classify(features))
     model.untuned = True
     torch.testing.assert_close(model(images(3)), plain.head(features))
+
+
+def test_features_of_patches_are_rows_for_the_map_of_features():
+    model, batch = tuned(TransportPrompt()), (images(2), torch.tensor([0, 1]))
+    client = SimpleNamespace(id="a", model=model, batches=lambda *_, **__: [batch, batch])
+    found = represent(client, None, Local()).extra["features"]
+    assert found.shape == (4, (1 + 16) * 64)
+    assert torch.equal(found[:2], model.eval().features(batch[0]).flatten(1))
 
 
 def test_the_common_prompt_travels_and_the_other_one_stays(short):
