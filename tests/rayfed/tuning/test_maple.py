@@ -34,6 +34,9 @@ def test_prompts_of_the_first_blocks_are_new_and_stay_in_the_others():
         tokens = visual.transformer.resblocks.get_submodule(name)(tokens)
     expected = visual.ln_post(tokens[:, 0]) @ visual.proj
     torch.testing.assert_close(model.features(x), expected)
+    visual.output_tokens = True
+    with model.stack.wrapped(model.net.paired.image_block):
+        assert visual(x)[1].shape == (2, here - 1, 64)  # without prompts
 
     tower, words = model.text.tower, model.text.name_tokens
     embedded = tower.token_embedding(words)
@@ -55,8 +58,13 @@ def test_without_the_tuning_it_scores_as_clip_and_blocks_can_be_left_out():
     assert torch.equal(shallow.class_features(), tuned(TextPrompt(length=2, init_std=0.0)).class_features())
     every = model(x)
     model.active = (1, 2)
-    assert model(x).shape == every.shape
-    assert not torch.equal(model(x), every)
+    own = model.net.paired.couplings[1](model.net.paired.prompts[1]).repeat(2, 1, 1)
+    visual = model.net.visual
+    tokens = torch.cat((visual._embeds(x), own), dim=1)
+    tokens = model.stack.get_submodule("1")(tokens)[:, :-2]
+    own = model.net.paired.couplings[2](model.net.paired.prompts[2]).repeat(2, 1, 1)
+    tokens = model.stack.get_submodule("2")(torch.cat((tokens, own), dim=1))
+    torch.testing.assert_close(model.features(x), visual.ln_post(tokens[:, 0]) @ visual.proj)
     model.active = None
     assert torch.equal(model(x), every)
     model.untuned = plain.untuned = True
