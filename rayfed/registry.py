@@ -44,7 +44,7 @@ class Entries:
 
 
 METHOD_FILES = Entries("algorithms")
-TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base"}))
+TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base", "sites"}))
 READER_FILES = Entries("rayfed.data.readers")
 
 

@@ -111,7 +111,11 @@ def test_what_else_is_shown_does_what_it_says(page, module, words, finished, cap
 
 
 @pytest.mark.parametrize(
-    "tuning", ["lora", "head", "full", "bitfit", "visual_prompt", "attention_adapter", "exits"]
+    "tuning",
+    [
+        *("lora", "head", "full", "bitfit", "adapter", "ssf", "ia3"),
+        *("visual_prompt", "attention_adapter", "exits"),
+    ],
 )
 def test_a_tuning_alone_is_enough(tuning, caplog):
     config = load_config([f"tuning={tuning}"])

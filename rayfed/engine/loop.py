@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from rayfed.clients import ClientTable
+from rayfed.engine.columns import cost_columns, fault_columns, headline
 from rayfed.engine.sampling import sample
 from rayfed.errors import NobodyAnsweredError, ServerError, one_line
-from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
+from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal
 from rayfed.evaluation.test_sets import EvaluationSet, Pack
 from rayfed.federation.channel import OPEN, Channel
-from rayfed.federation.cohort import Cohort, Ledger, Sampling
+from rayfed.federation.cohort import Cohort, Sampling
+from rayfed.federation.cost import Cost
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import Privacy
@@ -57,6 +58,7 @@ class Experiment:
         packs: Small test sets that are scored in shared batches.
         channel: What happens to answers between training and the sum.
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
+        cost: Floating-point operations and trained numbers of a visit; None: they are not counted.
     """
 
     server: Server
@@ -79,6 +81,7 @@ class Experiment:
     packs: tuple[Pack, ...] = ()
     channel: Channel = OPEN
     privacy: Privacy | None = None
+    cost: Cost | None = None
 
 
 def run_rounds(
@@ -121,6 +124,7 @@ def run_rounds(
             "clients": len(cohort.ids),
             "bytes_up": cohort.ledger.total("up"),
             "bytes_down": cohort.ledger.total("down"),
+            **cost_columns(experiment.cost, cohort.ledger),
             **fault_columns(experiment.faults, cohort.ledger, state),
             "seconds": time.perf_counter() - started,
             "seconds_training": trained - started,
@@ -158,19 +162,6 @@ def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> Serve
             mean = Update(client="", params=experiment.channel.noise_alone(state.round, state.params))
             after = experiment.server.aggregate(state, cohort.for_reporting(), [mean])
     return replace(after, virtual_time=state.virtual_time + cohort.ledger.seconds)
-
-
-def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> dict[str, Any]:
-    """Columns of a round about faults: missing clients, and the virtual clock where there is one.
-
-    The number of missing clients is left out where no faults are injected and all clients answered.
-    """
-    row: dict[str, Any] = {}
-    if faults is not None or ledger.missing:
-        row["missing"] = len(ledger.missing)
-    if faults is not None and faults.has_clock:
-        row |= {"virtual_seconds": ledger.seconds, "virtual_time": state.virtual_time}
-    return row
 
 
 def is_due(every: int, round: int, rounds: int) -> bool:
@@ -219,6 +210,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int, time: fl
         faults=faults,
         group=experiment.group,
         channel=experiment.channel,
+        cost=experiment.cost,
     )
 
 
@@ -283,18 +275,3 @@ def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> di
     names = (metric, "loss") if metric else ()
     total = sum(count for _, count in scored)
     return {f"val_{name}": float(sum(one[name] * n for one, n in scored)) / total for name in names}
-
-
-def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:
-    """Accuracy columns of a round: those of the model that the method deploys have no prefix.
-
-    Args:
-        scores: Evaluations by model, `global` and `personal`.
-        deploys: Which of the two the method deploys. Columns of the other one begin with its name.
-    """
-    row: dict[str, Any] = {}
-    for model, scored in scores.items():
-        columns = summary(scored)
-        prefix = "" if model == deploys else f"{model}_"
-        row |= {name if name.startswith("held_out") else prefix + name: v for name, v in columns.items()}
-    return row

@@ -16,6 +16,7 @@ from rayfed.data.partition.make import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.engine.channels import make_channel
+from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import (
     GB,
@@ -108,12 +109,14 @@ def prepare(
     work = world.train.examples
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
     pixels = shape.size if world.objective.pixels else 0
-    check_memory(config, measurable(config, world.skeleton), pixels, partition)
+    bare = measurable(config, world.skeleton)
+    check_memory(config, bare, pixels, partition)
     model = known.once("model", _model_key(world), lambda: _built(config, dataset.task, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
-    model = model.without(staying(measurable(config, world.skeleton), world.stays)) if world.stays else model
+    model = model.without(staying(bare, world.stays)) if world.stays else model
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
+    cost = count_cost(bare, world, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
     check_values(experiment.channel, model.start, *held)
     check_group(config.train, config.failures.client_timeout)
@@ -125,7 +128,7 @@ def prepare(
     smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
     shares = shared is not None
     return Setup(
-        experiment=replace(experiment, group=group.clients, packs=packed),
+        experiment=replace(experiment, group=group.clients, packs=packed, cost=cost),
         world=replace(world, splits=table, features=model.features, shares_features=shares, smaller=smaller),
         weights=model.weights,
         start=model.start,

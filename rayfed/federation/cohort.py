@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.channel import OPEN, Channel
+from rayfed.federation.cost import Cost
 from rayfed.federation.executor import Call, Executor, Task
 from rayfed.heterogeneity.faults import Faults
 from rayfed.types import Broadcast, Update, at_rank
@@ -43,6 +44,8 @@ class Ledger:
         missing: Ids of the clients that were called and did not answer, each once, in the order of the
             failures. They are not called again in this round.
         seconds: Duration of all exchanges on the virtual clock, in seconds.
+        flops: Floating-point operations of the training steps of all answers (`rayfed.federation.cost`).
+        trained: Numbers that a client trains; the largest of the round.
     """
 
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +54,8 @@ class Ledger:
     metrics: dict[str, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    flops: int = 0
+    trained: int = 0
 
     def total(self, direction: str) -> int:
         """Bytes of all transfers in one direction, `down` or `up`."""
@@ -76,6 +81,7 @@ class Cohort:
         faults: Injected faults (`rayfed.heterogeneity.faults`); None: no faults and no virtual clock.
         group: Number of clients that share their passes in the training exchange.
         channel: What happens to the answers of the training exchange on their way to the server.
+        cost: What the visits of the training exchange cost; None: it is not counted.
     """
 
     round: int
@@ -92,6 +98,7 @@ class Cohort:
     faults: Faults | None = None
     group: int = 1
     channel: Channel = OPEN
+    cost: Cost | None = None
 
     @property
     def all_ids(self) -> tuple[str, ...]:
@@ -104,6 +111,14 @@ class Cohort:
         faults = self.faults
         available = (cid for cid in self.all_ids if faults is None or faults.is_available(self.round, cid))
         return replace(self, ids=tuple(available))
+
+    def of(self, ids: Collection[str]) -> Cohort:
+        """A cohort of these clients, in client order, in the same round and with the same ledger.
+
+        Args:
+            ids: Any clients of the experiment, such as some whose answers to an earlier message arrive now.
+        """
+        return replace(self, ids=tuple(self.clients.ordered(ids)))
 
     def for_reporting(self, ids: tuple[str, ...] | None = None) -> Cohort:
         """This cohort for exchanges that only measure: traffic is not counted, faults and ranks are off.
@@ -118,8 +133,27 @@ class Cohort:
         held = self.capacity[client]
         return None if held == self.depth else tuple(range(held))
 
+    def seconds(self, client: str, sent: Broadcast) -> float:
+        """Virtual seconds from sending a training message to the answer, or until the deadline if it is lost.
+
+        They are known before the client trains, for servers that do not wait for all clients; 0 without the
+        virtual clock.
+
+        Args:
+            client: Id of the client.
+            sent: The message.
+        """
+        if self.faults is None:
+            return 0.0
+        seconds = self._seconds(client, sent, TRAINING)
+        return seconds if self.faults.deadline is None else min(seconds, self.faults.deadline)
+
     def run(
-        self, task: Task, sent: Broadcast | Mapping[str, Broadcast], tag: str | None = None
+        self,
+        task: Task,
+        sent: Broadcast | Mapping[str, Broadcast],
+        tag: str | None = None,
+        lasts: float | None = None,
     ) -> Sequence[Update]:
         """One exchange: send a message to each client, run the task there, and return the answers.
 
@@ -131,6 +165,7 @@ class Cohort:
             sent: One message for all clients, or one per client id; clients without a message are not called.
             tag: Name of the exchange and of its random streams; None: the name of the task. Two exchanges of
                 a round with the same tag draw the same random numbers.
+            lasts: Virtual seconds that the exchange takes; None: until the last answer.
 
         Returns:
             One answer per client that answered, in the order of `ids`. Some may be missing, so match answers
@@ -150,11 +185,12 @@ class Cohort:
             task = self.channel.wrap(task)
         gone = set(self.ledger.missing)
         calls = [self._call(cid, task, tag, each[cid]) for cid in self.ids if cid in each and cid not in gone]
-        answers = self._answers(calls)
+        answers = self._answers(calls, lasts)
         for call in calls:
             row = {"exchange": tag, "client": call.client, "down": call.sent.num_bytes(), "up": 0}
             if update := answers.get(call.client):
                 row["up"] = update.num_bytes()
+                self._count_cost(call)
                 if update.metrics:
                     self.ledger.scores.append(Answer(tag, call.client, update.metrics))
             self.ledger.transfers.append(row)
@@ -169,16 +205,34 @@ class Cohort:
     def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:
         info = self.clients.get(cid)
         sent = replace(sent, rank=self.ranks[cid]) if cid in self.ranks else sent
-        share = 1.0
-        if sent.blocks and self.depth:
-            share = len(sent.blocks) / self.depth
         examples = float(info.num_examples) if info else 1.0
-        seconds = self.faults.seconds(cid, sent, share, tag == TRAINING) if self.faults else 0.0
         group = self.group if tag == TRAINING else 1
-        return Call(cid, task, tag, sent, examples, share, seconds, group)
+        return Call(cid, task, tag, sent, examples, self._share(sent), self._seconds(cid, sent, tag), group)
 
-    def _answers(self, calls: Sequence[Call]) -> dict[str, Update]:
+    def _count_cost(self, call: Call) -> None:
+        if self.cost is not None and call.tag == TRAINING:
+            examples = self.clients[call.client].num_examples
+            flops, trained = self.cost.visit(call.sent, examples)
+            self.ledger.flops += flops
+            self.ledger.trained = max(self.ledger.trained, trained)
+
+    def _share(self, sent: Broadcast) -> float:
+        """Share of the backbone's blocks that the receiver of a message holds."""
+        return len(sent.blocks) / self.depth if sent.blocks and self.depth else 1.0
+
+    def _seconds(self, cid: str, sent: Broadcast, tag: str) -> float:
+        """Virtual seconds of a visit; 0 without the virtual clock."""
+        if self.faults is None:
+            return 0.0
+        sent = replace(sent, rank=self.ranks[cid]) if cid in self.ranks else sent
+        return self.faults.seconds(cid, sent, self._share(sent), tag == TRAINING)
+
+    def _answers(self, calls: Sequence[Call], lasts: float | None) -> dict[str, Update]:
         """Run the calls that no injected fault cancels, and record which clients are missing and why.
+
+        Args:
+            calls: The calls.
+            lasts: Virtual seconds that they take; None: until the last answer.
 
         Returns:
             Answers by client, in the order of the calls.
@@ -195,7 +249,8 @@ class Cohort:
                 cause = causes[call.client] or "error"
                 self.record("missing", client=call.client, exchange=call.tag, cause=cause)
         if faults is not None:
-            self.ledger.seconds += faults.duration({c.client: c.seconds for c in calls}, answers)
+            each = {c.client: c.seconds for c in calls}
+            self.ledger.seconds += faults.duration(each, answers) if lasts is None else lasts
         return answers
 
     def record(self, table: str, **row: Any) -> None:

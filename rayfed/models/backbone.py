@@ -219,7 +219,7 @@ class Backbone(nn.Module):
             return blocks
         raise ConfigError(
             f"model.name: {self.label!r} has no uniform blocks, which can be left out or adapted one by one; "
-            f"use a transformer or a mixer (vit_mini, mixer_b16_224), or tuning=full or head in place of lora"
+            f"use a transformer or a mixer (vit_mini, mixer_b16_224), or tuning=full or head"
         )
 
     @property

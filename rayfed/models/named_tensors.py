@@ -16,6 +16,7 @@ RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 """Attribute name of the residual matrix of an adapted layer."""
 
 _ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+(\.last)?\.weight$")
+_IA3 = re.compile(r"\.(ia3_l)\.[^.]+$")
 _CORE = re.compile(r"\.lora_B\.[^.]+\.core\.weight$")
 
 
@@ -30,7 +31,12 @@ def global_name(module_name: str) -> str:
     ('prompt', 'head.bias')
     """
     name = module_name.removeprefix("net.").replace(".base_layer.", ".")
-    return "prompt" if name == "blocks.prompt" else _CORE.sub(".lora_C", _ADAPTER.sub(r".\1", name))
+    return "prompt" if name == "blocks.prompt" else _short(name)
+
+
+def _short(name: str) -> str:
+    """Take the names that PEFT gives adapters and their weights out of a name."""
+    return _IA3.sub(r".\1", _CORE.sub(".lora_C", _ADAPTER.sub(r".\1", name)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
 
-OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d)
-"""Layers whose trained tensors can differ by client in a joint pass."""
+OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict)
+"""Layers, and PEFT's container of vectors, whose trained tensors can differ by client in a joint pass."""
 
 
 class Stacked:
@@ -66,9 +66,22 @@ class Stacked:
         each = rows // self.clients
         return self.value[:, None].expand(-1, each, *self.shape).flatten(0, 1)
 
+    def flatten(self) -> Stacked:
+        """As Tensor.flatten, for the tensor of each client."""
+        return Stacked(self.value.flatten(1))
+
+    def __rmul__(self, factor: float) -> Stacked:
+        """The tensor of each client times a number."""
+        return Stacked(factor * self.value)
+
     def __add__(self, other: Tensor) -> Tensor:
         """The sum for each row; `other` has shape (K m, ...)."""
         return self.expand(len(other)) + other
+
+    def along(self, rows: Tensor) -> Tensor:
+        """The values in a shape that is broadcast to each client's rows, shape (K m, ...)."""
+        own = self.expand(len(rows))
+        return own.reshape(len(rows), *[1] * (rows.ndim - own.ndim), *self.shape)
 
     @classmethod
     def __torch_function__(
@@ -121,10 +134,22 @@ def _conv2d(x: Tensor, weight: Any, bias: Any = None, *args: Any, **kwargs: Any)
     return torch.cat([torch.conv2d(part, w, b, *args, **kwargs) for part, w, b in each])
 
 
+def _times(x: Tensor, scale: Stacked) -> Tensor:
+    """Rows (K m, ...) times the tensor of each client."""
+    return x * scale.along(x)
+
+
+def _plus(x: Tensor, shift: Stacked) -> Tensor:
+    """Rows (K m, ...) plus the tensor of each client."""
+    return x + shift.along(x)
+
+
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     torch.conv2d: _conv2d,
+    Tensor.mul: _times,
+    Tensor.add: _plus,
 }
 """Functions that take values by client, and what computes them."""
 

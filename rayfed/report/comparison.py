@@ -18,6 +18,7 @@ from rayfed.report.table import (
     percent,
     sample_note,
     scores_of,
+    total_cost,
 )
 
 MOST_DOMAINS = 8
@@ -31,6 +32,9 @@ STATISTICS = {
     "sigma_client": "sigma_client",
 }
 """Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
+
+COST = ("sent, MB", "training, GFLOP", "trained parameters")
+"""What all rounds cost: bytes in both directions and operations of all clients, and what a client trains."""
 
 HELD_OUT = "report_held_out"
 
@@ -46,6 +50,7 @@ class _Scored:
         metric: Name of the metric.
         scores: Rows of `clients.parquet` of that round with this metric.
         notes: Notes on missing clients and on values that are not finite.
+        cost: Values of the columns `COST`, as text.
     """
 
     name: str
@@ -54,6 +59,7 @@ class _Scored:
     metric: str
     scores: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
+    cost: tuple[str, ...]
 
 
 def table_of_methods(folders: Sequence[Path]) -> Table:
@@ -80,7 +86,7 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
     metric = next((method.metric for method in found if method.row), METRICS[0])
     notes = (f"{metric} on the test images in percent, after the last scored round", *notes)
-    return Table(title, ("method", "round", *names, *STATISTICS.values()), rows, notes)
+    return Table(title, ("method", "round", *names, *STATISTICS.values(), *COST), rows, notes)
 
 
 def _read(folder: Path) -> _Scored:
@@ -101,7 +107,14 @@ def _read(folder: Path) -> _Scored:
         metric=metric,
         scores=[score for score in scores if score["metric"] == metric],
         notes=notes,
+        cost=_cost(history),
     )
+
+
+def _cost(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    gflops, trained = total_cost(history)
+    sent = sum(row["bytes_up"] + row["bytes_down"] for row in history) / 1e6
+    return f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
 
 
 def _domains(method: _Scored) -> Iterator[tuple[str, str]]:
@@ -127,4 +140,4 @@ def _rows(method: _Scored, domains: Sequence[tuple[str, str]]) -> Iterator[tuple
         full = [label, str(row.get("round", "")), *cells]
         if name := row.get(f"{prefix}worst_domain"):
             full[worst] = f"{name} {full[worst]}"
-        yield tuple(full)
+        yield (*full, *method.cost)

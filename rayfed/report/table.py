@@ -73,7 +73,8 @@ def final_table(folder: Path) -> Table:
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
-        return replace(table, notes=(*sample_note(config, now), *_held_out_note(row), *fault_notes(history)))
+        after = (*_held_out_note(row), *cost_notes(history), *fault_notes(history))
+        return replace(table, notes=(*sample_note(config, now), *after))
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
@@ -84,7 +85,8 @@ def final_table(folder: Path) -> Table:
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *fault_notes(history))
+    before = (*_notes(row), *sample_note(config, now), *selection_notes(history))
+    notes = (*before, *cost_notes(history), *fault_notes(history))
     return Table(title, columns, tuple(rows), notes)
 
 
@@ -148,6 +150,22 @@ def sample_note(config: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) 
     scored = sum(s["exchange"] == "report_clients" and s["model"] == "global" for s in scores)
     if wanted != "all" and 0 < scored <= wanted:
         yield f"global model scored on {scored} clients (evaluation.clients), the same for all methods"
+
+
+def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
+    """What training cost in these rounds: operations in GFLOP, and the numbers that a client trains.
+
+    Both are 0 where nothing trained, and for runs that did not count them.
+    """
+    flops = sum(row.get("flops") or 0 for row in history)
+    return flops / 1e9, max((row.get("trained_params") or 0 for row in history), default=0)
+
+
+def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A note on what training cost; nothing where it was not counted."""
+    gflops, trained = total_cost(history)
+    if trained:
+        yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains {trained:,} parameters"
 
 
 def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:

@@ -23,17 +23,8 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
+from rayfed.tuning.sites import LAST, chosen_layers, in_every_block
 from rayfed.types import Count, Positive
-
-SITES = {
-    "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
-    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
-}
-"""Regular expressions for the last linear layer of each half of a block (Su et al., FedRA, 2024).
-
-They cover transformers and mixers. CLIP models of open_clip have l1 only: PyTorch's attention reads the
-weight of its projection without calling the layer, so an adapter there would have no effect.
-"""
 
 STEM = r"patch_embed\.proj"
 """Name of the patch embedding, as a regular expression."""
@@ -136,18 +127,7 @@ class Lora:
             ConfigError: The model has no uniform blocks, a site matches none of their linear layers, or
                 `stem` is set and there is no patch embedding.
         """
-        first = model.stack.get_submodule("0")
-        inside = tuple(
-            f"{name}." for name, module in first.named_modules() if isinstance(module, nn.MultiheadAttention)
-        )
-        layers = [name for name, module in first.named_modules() if isinstance(module, nn.Linear)]
-        layers = [name for name in layers if not name.startswith(inside)]
-        chosen = sorted({layer for site in self.sites for layer in _matches(site, layers, model.label)})
-        if not chosen:
-            named = f"{list(self.sites)} match no linear layer in a block of {model.label!r}"
-            what = named if self.sites else "is empty"
-            raise ConfigError(f"tuning.sites: {what}; choose l0, l1 or from: {', '.join(layers)}")
-        targets = rf"blocks\.\d+\.({'|'.join(map(re.escape, chosen))})"
+        targets = in_every_block(chosen_layers(model, self.sites, LAST))
         if not self.stem:
             return targets
         if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):
@@ -186,20 +166,6 @@ def _add_core(layer: Any) -> None:
             nn.init.orthogonal_(factor.weight)
     nn.init.zeros_(core.weight)
     layer.lora_B["default"] = nn.Sequential(OrderedDict(core=core, last=b))
-
-
-def _matches(site: str, layers: list[str], label: str) -> list[str]:
-    patterns = SITES.get(site, (site,))
-    try:
-        matching = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
-    except re.error as err:
-        raise ConfigError(f"tuning.sites: {site!r} is not a regular expression: {err}") from err
-    if not matching and site not in SITES:
-        raise ConfigError(
-            f"tuning.sites: {site!r} matches no linear layer in a block of {label!r}; "
-            f"choose l0, l1 or from: {', '.join(layers)}"
-        )
-    return matching
 
 
 TUNING = Lora

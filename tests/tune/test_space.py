@@ -101,6 +101,21 @@ def test_a_space_is_checked_against_the_config(tree, words):
     assert all(word in str(err.value) for word in words), err.value
 
 
+def test_options_of_fedbuff_and_of_tunings_can_be_searched():
+    tree = {
+        "server.buffer": {"randint": [1, 10]},
+        "server.staleness_power": {"uniform": [0, 1]},
+        "tuning": {"choice": ["adapter", "ia3", "ssf"]},
+        "tuning.bottleneck": {"lograndint": [1, 64], "when": {"tuning": "adapter"}},
+    }
+    base = Base(("algorithm=fedbuff", "cluster=inline"))
+    read_space(tree).check(base.config)
+    chosen = base.config({"server.buffer": 3, "tuning": "adapter", "tuning.bottleneck": 16})
+    assert (chosen.server["buffer"], chosen.tuning["bottleneck"]) == (3, 16)
+    with pytest.raises(ConfigError, match=r"space.server.buffer.*0"):
+        read_space({"server.buffer": {"randint": [0, 10]}}).check(base.config)
+
+
 def test_the_values_of_a_trial_become_its_config():
     config = BASE.config({"local.mu": 1e-5, "tuning": "head", "train.lr": 0.5}, seed=7)
     assert (config.local["mu"], config.tuning["name"], config.train.lr, config.seed) == (1e-5, "head", 0.5, 7)

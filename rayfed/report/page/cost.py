@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
+from rayfed.report.page.overview import bytes_of, gflops_of
 from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Text
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.scores import MOST_CLIENTS, QUANTILES
+from rayfed.types import Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DIRECTIONS = {"down": "to the clients", "up": "to the server"}
+SENT = Axis(name="sent in both directions", kind="bytes", low=0.0)
+OPERATIONS = Axis(name="training of all clients, GFLOP", low=0.0)
 MOST_EVENTS = 200
 """Largest number of failures that are listed one by one."""
 
@@ -31,7 +35,7 @@ def transfers(run: PageRun) -> Section:
         ]
         axis = Axis(name="sent", kind="bytes", low=0.0)
         parts.append(curves("Bytes sent in each round", series, ROUND, axis))
-        parts += _score_over_bytes(run)
+        parts += _score_over(run, "Score over the bytes sent", SENT, bytes_of)
     rows = run.frame("transfers", ["round", "exchange", "client", "down", "up"])
     if not rows.empty:
         rows = rows.assign(client=rows["client"].astype(str), exchange=rows["exchange"].astype(str))
@@ -45,14 +49,14 @@ def transfers(run: PageRun) -> Section:
     return Section("Transfers", parts)
 
 
-def _score_over_bytes(run: PageRun) -> Iterator[Part]:
+def _score_over(run: PageRun, title: str, axis: Axis, of: Callable[[Row], float]) -> Iterator[Part]:
+    """The score after each round over what all rounds until then cost, `of` being the cost of one."""
     key = run.prefix + run.metric
-    total = list(accumulate((row.get("bytes_up") or 0) + (row.get("bytes_down") or 0) for row in run.rounds))
+    total = list(accumulate(map(of, run.rounds)))
     points = [(t, row[key]) for t, row in zip(total, run.rounds, strict=True) if row.get(key) is not None]
-    if points:
+    if points and total[-1]:
         series = Series(label="mean over clients", x=[t for t, _ in points], y=[v for _, v in points])
-        axis = Axis(name="sent in both directions", kind="bytes", low=0.0)
-        yield curves("Score over the bytes sent", [series], axis, share_axis(run.metric))
+        yield curves(title, [series], axis, share_axis(run.metric))
 
 
 def _shares(title: str, what: str, sums: pd.DataFrame) -> Grid:
@@ -84,7 +88,7 @@ def _by_client(run: PageRun, sums: pd.DataFrame) -> Grid:
 
 
 def times(run: PageRun) -> Section:
-    """Seconds of the rounds, share in which actors were idle, and virtual time."""
+    """Seconds of the rounds, share in which actors were idle, virtual time, and operations of training."""
     parts: list[Part] = []
     rows = [row for row in run.rounds if isinstance(row.get("seconds"), int | float)]
     if rows:
@@ -106,6 +110,7 @@ def times(run: PageRun) -> Section:
         ]
         axis = Axis(name="virtual time", kind="seconds", low=0.0)
         parts.append(curves("Virtual time", series, ROUND, axis, "As the simulated clients would need it."))
+    parts += _score_over(run, "Score over the operations of training", OPERATIONS, gflops_of)
     return Section("Time", parts)
 
 

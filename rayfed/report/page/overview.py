@@ -8,11 +8,15 @@ from statistics import fmean, stdev
 
 from rayfed.report.page.find import Member
 from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Tiles
+from rayfed.report.table import total_cost
 from rayfed.types import Row
 
 MEAN = "mean over domains"
 UNSEEN = " (held out)"
 """What follows the name of a domain of which no client has an example."""
+
+COST = (Column("sent", "bytes"), Column("training, GFLOP", "number"), Column("trained parameters", "count"))
+"""Columns about the cost of a run: bytes and operations of all clients, and what one of them trains."""
 
 Groups = Mapping[str, Sequence[Member]]
 
@@ -146,12 +150,12 @@ def results(members: Sequence[Member]) -> Section:
     columns = [Column("method"), Column("setting"), Column("score", "percent"), Column("domain")]
     columns += [Column("seed", "count"), Column("loss", "number")]
     columns += [Column(name, kind) for name, (kind, _) in shown.items()]
-    columns += [Column("reported round", "count"), Column("rounds"), Column("sent", "bytes")]
+    columns += [Column("reported round", "count"), Column("rounds"), *COST]
     columns += [Column("time", "seconds"), Column("folder")]
     rows: list[list[Cell]] = []
     for member in members:
         rows += _rows_of(member, [of for _, of in shown.values()])
-    columns, rows = without_empty(columns, rows, "setting")
+    columns, rows = without_empty(columns, rows, "setting", *(column.name for column in COST[1:]))
     filters = {c.name: "" for c in columns if c.name in ("method", "setting")} | {"seed": "", "domain": MEAN}
     caption = "One row for each run and domain. A click on a heading sorts by it."
     return Section(
@@ -164,9 +168,9 @@ def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | Non
     run = member.run
     sent = float(sum(bytes_of(row) for row in run.rounds))
     seconds = float(sum(seconds_of(row) for row in run.rounds))
-    rest: list[Cell] = [
-        *(run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent, seconds, str(run.path))
-    ]
+    gflops, trained = total_cost(run.rounds)
+    rest: list[Cell] = [run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
+    rest += [gflops or None, trained or None, seconds, str(run.path)]
     own = [of(member) for of in statistics]
     means = (MEAN, run.number("{}_domain"), run.number("loss"), own)
     empty: list[float | None] = [None] * len(statistics)
@@ -187,6 +191,10 @@ def domains_of(member: Member) -> Iterator[tuple[str, float, float | None]]:
 
 def bytes_of(row: Row) -> float:
     return float((row.get("bytes_up") or 0) + (row.get("bytes_down") or 0))
+
+
+def gflops_of(row: Row) -> float:
+    return float(row.get("flops") or 0) / 1e9
 
 
 def seconds_of(row: Row) -> float:

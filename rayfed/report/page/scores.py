@@ -12,7 +12,7 @@ from rayfed.report.page.heat import Cells, Colours, heat_map
 from rayfed.report.page.parts import Cell, Column, Figure, Grid, Kind, Part, Section, Text, Tiles, in_bytes
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.svg import thinned
-from rayfed.report.table import fault_notes, selection_notes
+from rayfed.report.table import fault_notes, selection_notes, total_cost
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +64,10 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "clients", f"{len(run.clients):,}"
     for key, words in (("bytes_up", "sent by clients"), ("bytes_down", "received by clients")):
         yield words, in_bytes(sum(row.get(key) or 0 for row in run.rounds))
+    gflops, trained = total_cost(run.rounds)
+    if trained:
+        yield "training of all clients, GFLOP", Column("", "number").show(gflops)
+        yield "parameters that a client trains", Column("", "count").show(trained)
     yield "time", _duration(sum(row.get("seconds") or 0.0 for row in run.rounds))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rayfed.record.readers import read_rows
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.table import final_table
 
@@ -33,6 +34,11 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
     ]
     for place, folder in enumerate(folders):
         own = final_table(folder)
+        [row] = read_rows(folder)
+        sent = f"{(row['bytes_up'] + row['bytes_down']) / 1e6:,.1f}"
+        cost = (sent, f"{row['flops'] / 1e9:,.1f}", f"{row['trained_params']:,}")
+        assert table.rows[2 * place][-3:] == cost
+        assert row["flops"] > 1e8
         shared, personal = (numbers(table, row) for row in table.rows[2 * place : 2 * place + 2])
         assert shared != {**personal, "method": shared["method"]}  # else this test could not tell them apart
         for row in own.rows:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from rayfed.record.readers import read_parquet
-from rayfed.report.table import final_table, selection_notes
+from rayfed.report.table import cost_notes, final_table, selection_notes
 
 
 def test_train_images_are_those_that_are_trained_on(small):
@@ -24,3 +24,12 @@ def test_a_long_run_says_which_round_is_reported_and_what_other_rules_give():
     [note] = selection_notes(history)
     assert "last 5 evaluated rounds 40.0, of the last 4 37.5; best of the last 4 60.0 (round 4)" in note
     assert [*selection_notes(history[:4])] == []
+
+
+def test_what_training_cost_is_the_sum_of_the_operations_and_the_largest_client():
+    history = [
+        {"flops": 2_000_000_000, "trained_params": 1500},
+        {"flops": 500_000_000, "trained_params": 900},
+    ]
+    assert [*cost_notes(history)] == ["training: 2.5 GFLOP of all clients; a client trains 1,500 parameters"]
+    assert [*cost_notes([{"round": 1}])] == []  # a run of an earlier version

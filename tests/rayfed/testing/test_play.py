@@ -42,9 +42,12 @@ MODELS = {
 """Kinds of image models besides the vision transformer, on which every tuning is played."""
 
 BY_MODEL = {
-    "mixer": ["attention_adapter", "bitfit", "exits", "full", "head", "residual_adapter"],
-    "resnet": ["attention_adapter", "bitfit", "head", "residual_adapter"],
-    "clip": ["attention_adapter", "bitfit", "head", "residual_adapter"],
+    "mixer": [
+        *("adapter", "attention_adapter", "bitfit", "exits", "full", "head", "ia3"),
+        *("residual_adapter", "ssf"),
+    ],
+    "resnet": ["attention_adapter", "bitfit", "head", "residual_adapter", "ssf"],
+    "clip": ["adapter", "attention_adapter", "bitfit", "head", "ia3", "residual_adapter", "ssf"],
 }
 """Tunings that each kind allows and that `FAMILIES` and the tests of tunings do not play on it."""
 

@@ -7,6 +7,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from rayfed.config.schema import compatible_parts, load_config
+from rayfed.errors import ConfigError
+from rayfed.federation.method import METHODS
 from rayfed.testing import TUNING_CHECKS, check_tuning
 from rayfed.testing import tuning as checks
 from rayfed.tuning.base import TUNINGS, freeze
@@ -27,6 +30,22 @@ def test_contract(check, name):
         else ()
     )
     check(name, model)
+
+
+def fits(algorithm, tuning):
+    try:
+        compatible_parts(load_config([f"algorithm={algorithm}", f"tuning={tuning}"]))
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("tuning", ["adapter", "bitfit", "ia3", "ssf"])
+def test_a_method_that_takes_lora_for_no_reason_of_its_own_takes_other_tunings(tuning):
+    of_lora = {n for n in METHODS.names() if "lora" in n or n in ("fedit", "fed_sb", "flora", "hetlora")}
+    taken = {name for name in METHODS.names() if fits(name, "lora")}
+    assert {name for name in taken if not fits(name, tuning)} <= of_lora
+    assert len(taken - of_lora) > 25
 
 
 @dataclass(frozen=True)

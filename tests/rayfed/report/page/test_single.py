@@ -40,6 +40,8 @@ def test_the_summary_is_the_last_round(run_page, run_folder):
     assert found["held-out domain: fonts, %"] == "44.0"
     assert found["sigma_type, deviation over domains, points"] == f"{100 * row['sigma_type']:.1f}"
     assert (found["rounds"], found["clients"], found["time"]) == ("4 of 4", "12", "8 s")
+    assert found["training of all clients, GFLOP"] == "10"  # 1 + 2 + 3 + 4
+    assert found["parameters that a client trains"] == "650"
     assert found["sent by clients"] == "48.0 kB"  # 4 rounds x 2 exchanges x 12 clients x 500 bytes
 
 
@@ -121,6 +123,8 @@ def test_where_the_bytes_went(run_page):
     ]
     domains = table_of(run_page, "Where the bytes went, by domain")
     assert sum(row["to the clients"] for row in domains) == 4 * 2 * 4 * 6000
+    computed = table_of(run_page, "Score over the operations of training")
+    assert [row["training of all clients, GFLOP"] for row in computed] == [1, 3, 6, 10]
     bought = table_of(run_page, "Score over the bytes sent")
     assert bought[0]["sent in both directions"] == 2 * 12 * 500 + 2 * 24000
 

@@ -1,0 +1,45 @@
+"""Columns of the row of a round: scores, faults and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayfed.evaluation.metrics import Evaluation, summary
+from rayfed.federation.cohort import Ledger
+from rayfed.federation.cost import Cost
+from rayfed.heterogeneity.faults import Faults
+from rayfed.types import ServerState
+
+
+def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:
+    """Accuracy columns of a round: those of the model that the method deploys have no prefix.
+
+    Args:
+        scores: Evaluations by model, `global` and `personal`.
+        deploys: Which of the two the method deploys. Columns of the other one begin with its name.
+    """
+    row: dict[str, Any] = {}
+    for model, scored in scores.items():
+        columns = summary(scored)
+        prefix = "" if model == deploys else f"{model}_"
+        row |= {name if name.startswith("held_out") else prefix + name: v for name, v in columns.items()}
+    return row
+
+
+def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> dict[str, Any]:
+    """Columns of a round about faults: missing clients, and the virtual clock where there is one.
+
+    The number of missing clients is left out where no faults are injected and all clients answered.
+    """
+    row: dict[str, Any] = {}
+    if faults is not None or ledger.missing:
+        row["missing"] = len(ledger.missing)
+    if faults is not None and faults.has_clock:
+        row |= {"virtual_seconds": ledger.seconds, "virtual_time": state.virtual_time}
+    return row
+
+
+def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
+    """Columns of a round about what training cost: operations of all clients, trained numbers of one."""
+    return {} if cost is None else {"flops": ledger.flops, "trained_params": ledger.trained}

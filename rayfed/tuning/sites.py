@@ -1,0 +1,91 @@
+"""Layers of a block by name: what the field `sites` of a tuning scheme chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+
+LAST = {
+    "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
+    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
+}
+"""Regular expressions for the last linear layer of each half of a block (Su et al., FedRA, 2024).
+
+They cover transformers and mixers. CLIP models of open_clip have l1 only: PyTorch's attention reads the
+weight of its projection without calling the layer, so an adapter there would have no effect.
+"""
+
+
+def called(module: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """The layers of these types that a forward pass calls, by name within the module.
+
+    Left out are the layers inside PyTorch's attention, and the joint layer of queries, keys and values of
+    timm's BEiT family: the attention reads their weights without calling them.
+
+    Args:
+        module: A network or a block.
+        kinds: Classes of layers.
+    """
+    everything = dict(module.named_modules())
+    read = tuple(f"{n}." for n, m in everything.items() if isinstance(m, nn.MultiheadAttention))
+    read += tuple(f"{n}.qkv" for n, m in everything.items() if _reads_qkv(m))
+    found = {n: m for n, m in everything.items() if isinstance(m, kinds)}
+    return {n: m for n, m in found.items() if not n.startswith(read)}
+
+
+def _reads_qkv(attention: nn.Module) -> bool:
+    """Whether this is an attention of timm that puts the bias of its layer `qkv` together from parts."""
+    has_parts = getattr(attention, "q_bias", None) is not None
+    return has_parts and not getattr(attention, "qkv_bias_separate", False)
+
+
+def chosen_layers(model: Backbone, sites: Sequence[str], named: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names, within a block, of the linear layers that `tuning.sites` chooses, in alphabetical order.
+
+    Args:
+        model: The model.
+        sites: Names of groups of layers, or regular expressions that match whole names of layers.
+        named: Regular expressions of each group, by its name. A group may be absent in a model.
+
+    Raises:
+        ConfigError: The model has no uniform blocks, an expression matches no layer, or nothing is chosen.
+    """
+    layers = list(called(model.stack.get_submodule("0"), nn.Linear))
+    chosen = sorted({layer for site in sites for layer in _matches(site, layers, named, model.label)})
+    if not chosen:
+        missed = f"{list(sites)} match no linear layer in a block of {model.label!r}"
+        what = missed if sites else "is empty"
+        raise ConfigError(f"tuning.sites: {what}; choose {_choices(named, layers)}")
+    return chosen
+
+
+def in_every_block(layers: Sequence[str]) -> str:
+    r"""A regular expression that matches the full names of these layers in all blocks.
+
+    >>> print(in_every_block(["mlp.fc2"]))
+    blocks\.\d+\.(mlp\.fc2)
+    """
+    return rf"blocks\.\d+\.({'|'.join(map(re.escape, layers))})"
+
+
+def _matches(site: str, layers: list[str], named: Mapping[str, Sequence[str]], label: str) -> list[str]:
+    patterns = named.get(site, (site,))
+    try:
+        matching = [layer for layer in layers if any(re.fullmatch(p, layer) for p in patterns)]
+    except re.error as err:
+        raise ConfigError(f"tuning.sites: {site!r} is not a regular expression: {err}") from err
+    if not matching and site not in named:
+        raise ConfigError(
+            f"tuning.sites: {site!r} matches no linear layer in a block of {label!r}; "
+            f"choose {_choices(named, layers)}"
+        )
+    return matching
+
+
+def _choices(named: Mapping[str, Sequence[str]], layers: Sequence[str]) -> str:
+    return f"{', '.join(named)} or from: {', '.join(layers)}"
