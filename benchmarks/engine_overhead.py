@@ -6,7 +6,8 @@ the other, parameters through pipes, a mean in the parent. The engine trains `--
 (`train.group`). Rounds of both kinds alternate. Prints the ratio of the median times without the first
 rounds.
 
-    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group 8] [--rounds 12]
+    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group auto]
+                                         [--rounds 12]
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--images", type=int, default=64, help="images of a client")
     parser.add_argument("--batch", type=int, default=32, help="images of a training batch")
-    parser.add_argument("--group", default="8", help="clients that are trained at once: a number or auto")
+    parser.add_argument("--group", default="auto", help="clients that are trained at once: a number or auto")
     args = parser.parse_args()
     rounds = args.rounds
 

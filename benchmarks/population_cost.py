@@ -2,8 +2,9 @@
 
 FedAvg with LoRA on vit_mini and the embedded digits, 100 clients in a round, two client actors. Runs of both
 sizes alternate. Prints for each run the seconds from the command to the first round, the median round, the
+CPU seconds of driver and client actors for each round after the first, which other jobs hardly change, the
 largest memory of a process (private, and resident with what it shares) and the bytes of the folder; then the
-ratio of the median rounds.
+ratios of the CPU seconds and of the median rounds.
 
     python benchmarks/population_cost.py [--rounds 20] [--pairs 2] [--sizes 1000 100000] [--images 10]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,16 +27,20 @@ from pathlib import Path
 
 import psutil
 
-KINDS = ("driver", "client")
-"""Parts of the names of Ray's processes whose memory is measured."""
+KINDS = {
+    "driver": ("ray::DriverActor", "ray::rayfed:driver"),
+    "client": ("ray::ClientActor", "ray::rayfed:clients", "ray::fit", "ray::report"),
+}
+"""Beginnings of the titles that Ray gives the processes which are measured: their actor, or what they run."""
 
 
 @dataclass
 class Measured:
-    """What one run cost: seconds, bytes."""
+    """What one run cost: seconds, bytes; `cpu` is in CPU seconds a round."""
 
     first: float
     rounds: list[float]
+    cpu: float
     private: dict[str, int]
     resident: dict[str, int]
     folder: int
@@ -54,8 +60,8 @@ def processes(root: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
     yield "command", root
     for child in root.children(recursive=True):
         title = " ".join(child.cmdline())
-        for kind in KINDS:
-            if f"rayfed:{kind}" in title:
+        for kind, titles in KINDS.items():
+            if title.startswith(titles):
                 yield kind, child
 
 
@@ -65,6 +71,11 @@ def measure(root: psutil.Process, private: dict[str, int], resident: dict[str, i
         found = process.memory_full_info()
         private[kind] = max(private.get(kind, 0), found.uss)
         resident[kind] = max(resident.get(kind, 0), found.rss)
+
+
+def cpu_seconds(root: psutil.Process) -> float:
+    """CPU seconds that the driver and the client actors have used."""
+    return sum(sum(p.cpu_times()[:2]) for kind, p in processes(root) if kind in KINDS)
 
 
 def run(clients: int, rounds: int, images: float) -> Measured:
@@ -80,17 +91,23 @@ def run(clients: int, rounds: int, images: float) -> Measured:
                 command(clients, rounds, images, output), stdout=screen, stderr=subprocess.STDOUT
             )
         first = 0.0
+        used: list[float] = []  # CPU seconds after each round
         while process.poll() is None:
             if not first and table.exists():
                 first = time.perf_counter() - began
             with suppress(psutil.Error):  # a process that has just ended
-                measure(psutil.Process(process.pid), private, resident)
+                root = psutil.Process(process.pid)
+                measure(root, private, resident)
+                done = len(table.read_text().splitlines()) if first else 0
+                if done > len(used):
+                    used += [cpu_seconds(root)] * (done - len(used))
             time.sleep(0.25)
         if process.returncode:
             raise SystemExit((Path(name) / "screen").read_text())
         seconds = [json.loads(line)["seconds"] for line in table.read_text().splitlines()]
         folder = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    return Measured(first, seconds[1:], private, resident, folder)
+    cpu = (used[-1] - used[0]) / (len(used) - 1) if len(used) > 1 else math.nan
+    return Measured(first, seconds[1:], cpu, private, resident, folder)
 
 
 def main() -> None:
@@ -103,20 +120,25 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     every: dict[int, list[float]] = {size: [] for size in args.sizes}
+    cpu: dict[int, list[float]] = {size: [] for size in args.sizes}
     for _ in range(args.pairs):
         for size in args.sizes:
             found = run(size, args.rounds, args.images)
             every[size] += found.rounds
+            cpu[size].append(found.cpu)
             memory = ", ".join(
                 f"{kind} {found.private[kind] / 1e6:.0f} ({found.resident[kind] / 1e6:.0f})"
                 for kind in found.private
             )
             print(
                 f"{size} clients: first round after {found.first:.1f} s, median round "
-                f"{statistics.median(found.rounds):.2f} s, private (resident) MB: {memory}, folder "
+                f"{statistics.median(found.rounds):.2f} s ({found.cpu:.2f} CPU seconds), private (resident) "
+                f"MB: {memory}, folder "
                 f"{found.folder / 1e6:.1f} MB",
                 flush=True,
             )
+    little, much = (statistics.median(cpu[size]) for size in args.sizes)
+    print(f"CPU seconds a round {little:.2f} and {much:.2f}, ratio {much / little:.3f}")
     few, many = (statistics.median(every[size]) for size in args.sizes)
     print(f"median round {few:.2f} s and {many:.2f} s")
     print(f"ratio {many / few:.3f}")

@@ -43,13 +43,25 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
     torch_cpu = torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    _seed_torch(seed)
     try:
         yield torch.Generator().manual_seed(seed)
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch_cpu)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's global streams.
+
+    Without a device, `torch.manual_seed` would note the stack of the caller for each type of device that
+    might be found later, which takes about a millisecond.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -37,6 +38,7 @@ RESIDUAL = ".lora_R"
 the factors cannot represent of the mean product (`rayfed.federation.lora_mean`)."""
 
 
+@cache
 def block_of(name: str) -> int | None:
     """Index of the backbone block that a global name belongs to; None: it is outside the blocks.
 
@@ -162,7 +164,7 @@ class Broadcast:
 
     def num_bytes(self) -> int:
         """Bytes the client downloads: the tensors it holds, tensors in `shared`, and frozen weights."""
-        held = sum(num_bytes(up_to_rank(n, v, self.rank)) for n, v in self.params.items() if self.holds(n))
+        held = sum(up_to_rank(n, v, self.rank).nbytes for n, v in self.params.items() if self.holds(n))
         return num_bytes(self.shared) + held + self.frozen_bytes
 
 
@@ -194,7 +196,7 @@ class Update:
 
     def num_bytes(self) -> int:
         """Bytes the client uploads: tensors in `params` and `extra`."""
-        held = sum(num_bytes(up_to_rank(n, v, self.rank)) for n, v in self.params.items())
+        held = sum(up_to_rank(n, v, self.rank).nbytes for n, v in self.params.items())
         return held + num_bytes(self.extra)
 
 

@@ -21,7 +21,7 @@ from rayfed.executors.lane import Lane, Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.pace import Pace
 from rayfed.executors.stores import Stores
-from rayfed.executors.trim import Trim
+from rayfed.executors.trim import Trim, keep_freed_memory
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call, Event, Kept, Visit
@@ -47,6 +47,7 @@ class ClientActor:
                 *(name, gpus),
             )
         self._device = "cuda:0" if usable else "cpu"
+        keep_freed_memory()
         self._trim = Trim()
         self._share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0) if usable else 1.0
         self._hold(world, weights, labels)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def unpack(packed: Packed) -> Params:
     """Views into the packed arrays. They must not be changed: other processes may map the same memory."""
     sizes: dict[str, list[int]] = {}
     for _, kind, shape in packed.layout:
-        sizes.setdefault(kind, []).append(int(np.prod(shape, dtype=np.int64)))
+        sizes.setdefault(kind, []).append(math.prod(shape))
     parts = {kind: iter(_as_tensor(flat, kind).split(sizes[kind])) for kind, flat in packed.flat.items()}
     return {name: next(parts[kind]).view(shape) for name, kind, shape in packed.layout}
 

@@ -181,7 +181,8 @@ class Group:
         """The values of one tensor for these clients: their own, or those that they gave for this pass."""
         if name not in passes[0].values:
             # A copy: a client may change its values before another one has gone backward through this pass.
-            return Stacked(self._stacks[name].detach()[members])
+            every = self._stacks[name].detach()
+            return Stacked(every.clone() if len(members) == len(every) else every[members])
         given = [p.values[name] for p in passes]
         device = self._stacks[name].device
         if all(value is given[0] for value in given):

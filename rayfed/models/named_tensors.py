@@ -73,9 +73,9 @@ class NamedTensor:
         A parameter is trained when it requires gradients; a BatchNorm statistic when the affine parameters
         of its layer do; a LoRA residual always, because the server changes it and clients load it.
         """
-        if self.leaf == RESIDUAL_LEAF:
-            return True
-        return is_trained_norm(self.module) if self.is_buffer else self.tensor.requires_grad
+        if not self.is_buffer:
+            return self.module._parameters[self.leaf].requires_grad  # type: ignore[union-attr]  # it is there
+        return self.leaf == RESIDUAL_LEAF or is_trained_norm(self.module)
 
 
 def find_tensors(model: nn.Module, has_blocks: bool) -> dict[str, NamedTensor]:

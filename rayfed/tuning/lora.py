@@ -68,6 +68,8 @@ class Lora:
     def apply(self, model: Backbone) -> Backbone:
         from peft import LoraConfig, inject_adapter_in_model
 
+        from rayfed.models.stacked_lora import AdaptedLinear
+
         targets = self.targets(model)
         config = LoraConfig(
             r=self.rank,
@@ -75,6 +77,7 @@ class Lora:
             lora_dropout=self.dropout,
             target_modules=targets,
         )
+        config._register_custom_module({nn.Linear: AdaptedLinear})
         freeze(model, self.train_head)
         on_meta = model.head.weight.is_meta
         inject_adapter_in_model(config, model.net, low_cpu_mem_usage=on_meta)

@@ -48,3 +48,15 @@ def test_streams_are_restored_after_an_error():
 
 def test_generator_is_private():
     assert generator(0, "sample", 1).integers(1000) == generator(0, "sample", 1).integers(1000)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_devices_are_seeded_where_there_are_any(there, monkeypatch):
+    seeds = []
+    everywhere = torch.manual_seed
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: there)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), everywhere(seed)))
+    with seeded(5):
+        inside = torch.rand(1)
+    assert seeds == [5] * there
+    assert torch.equal(inside, torch.rand(1, generator=torch.Generator().manual_seed(5)))

@@ -1,5 +1,7 @@
 """Free memory goes back to the machine, at most every few seconds."""
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -40,6 +42,28 @@ def test_holes_between_blocks_that_stay_are_given_back(monkeypatch):
     own.now_and_then()
     assert before - psutil.Process().memory_full_info().uss > 15_000_000
     assert len(kept) == 500
+
+
+PASSES = """
+import resource, sys
+import numpy as np
+from rayfed.executors.trim import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [np.ones(250_000) for _ in range(20)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_client_actors_keep_the_memory_of_a_pass_for_the_next_one():
+    def faults(how):
+        done = subprocess.run([sys.executable, "-c", PASSES, how], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert faults("kept") < 100 < faults("not")
 
 
 def test_client_actors_and_the_driver_do_it_while_they_run(monkeypatch):

@@ -1,0 +1,90 @@
+"""Our linear layers with LoRA: the values of PEFT to the bit, for several clients to rounding."""
+
+import pytest
+import torch
+from peft.tuners.lora.layer import Linear
+
+from rayfed.federation.joint import bound
+from rayfed.models.stacked import Stacked, stackable
+from rayfed.models.stacked_lora import AdaptedLinear, AddLowRank
+from rayfed.testing.small import small_setup
+
+CLIENTS = 3
+
+
+def built(*overrides):
+    return small_setup("algorithm=fedavg", "data.domains=[plain]", *overrides).world.build()
+
+
+def layers_of(model):
+    return [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+
+
+def images(model, rows):
+    return torch.randn(rows, 3, model.size, model.size, generator=torch.Generator().manual_seed(0))
+
+
+def outputs_and_gradients(model, x, leaves):
+    torch.manual_seed(3)
+    output = model(x)
+    weights = torch.arange(output.numel(), dtype=output.dtype).view(output.shape).sin()
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), leaves)]
+
+
+def with_peft(monkeypatch):
+    monkeypatch.setattr(AdaptedLinear, "forward", Linear.forward)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("tuning.alpha=5",),
+        ("tuning.residual=true",),
+        ("tuning.core=true",),
+        ("model=mixer_mini", "model.options={}"),
+    ],
+)
+def test_one_client_has_the_bits_of_peft(overrides, monkeypatch):
+    model = built("tuning.dropout=0.3", *overrides).train()
+    assert len(layers_of(model)) == sum(n.endswith("lora_A") for n in model.tensors()) > 1
+    leaves = [entry.tensor for entry in stackable(model).values() if not entry.is_buffer]
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf += torch.randn(leaf.shape, generator=torch.Generator().manual_seed(1)) / 8
+    ours = outputs_and_gradients(model, images(model, 4), leaves)
+    with_peft(monkeypatch)
+    theirs = outputs_and_gradients(model, images(model, 4), leaves)
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("overrides", [("tuning.alpha=5",), ("model=mixer_mini", "model.options={}")])
+def test_several_clients_have_the_values_of_peft(overrides, monkeypatch):
+    model = built(*overrides).double().eval()
+    rng = torch.Generator().manual_seed(0)
+    values = {
+        n: torch.randn(CLIENTS, *entry.tensor.shape, dtype=torch.float64, generator=rng).div_(8)
+        for n, entry in stackable(model).items()
+    }
+    x = images(model, 2 * CLIENTS).double().requires_grad_()
+    leaves = {n: Stacked(v.requires_grad_()) for n, v in values.items()}
+    calls = []
+    apply = AddLowRank.apply
+    monkeypatch.setattr(AddLowRank, "apply", lambda *args: calls.append(1) or apply(*args))
+    with bound(stackable(model), leaves):
+        ours = outputs_and_gradients(model, x, [x, *values.values()])
+        assert len(calls) == len(layers_of(model)) > 1
+        with_peft(monkeypatch)
+        theirs = outputs_and_gradients(model, x, [x, *values.values()])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_frozen_factor_is_the_same_for_all_clients():
+    model = built("tuning.freeze_a=true").eval()
+    values = {n: torch.stack([entry.tensor.detach() + 0.1] * 2) for n, entry in stackable(model).items()}
+    x = images(model, 1).expand(2, -1, -1, -1)
+    with torch.no_grad(), bound(stackable(model), {n: Stacked(v) for n, v in values.items()}):
+        first, second = model(x)
+    torch.testing.assert_close(first, second)
+    assert not torch.allclose(first, model(x[:1])[0])
