@@ -3,11 +3,11 @@
 By default 16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width
 64 at 32 x 32 pixels, batch 32, one epoch of SGD. Plain: two processes, half of the clients each, one after
 the other, parameters through pipes, a mean in the parent. The engine trains `--group` clients at once
-(`train.group`). Rounds of both kinds alternate. Prints the ratio of the median times without the first
-rounds.
+(`train.group`), by default as many as have 128 rows together, and at most 16. Rounds of both kinds alternate.
+Prints the CPU seconds a round of both sides, which other jobs of the machine change little, and as its last
+line the ratio of the median times without the first rounds.
 
-    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group auto]
-                                         [--rounds 12]
+    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group 4] [--rounds 12]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -29,6 +31,13 @@ WIDTH = 64
 DEPTH = 12
 LR = 0.01
 WARM_UP = 2
+TITLES = ("ray::DriverActor", "ray::rayfed:", "ray::ClientActor", "ray::fit")
+"""Beginnings of the titles that Ray gives the driver and the client actors."""
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """CPU seconds that a process has used."""
+    return float(sum(process.cpu_times()[:2]))
 
 
 def plain_model() -> Any:
@@ -99,6 +108,10 @@ class Plain:
         self.params = {n: sum(a[n] for a in answers) / len(answers) for n in self.params}
         return time.perf_counter() - began
 
+    def cpu(self) -> float:
+        """CPU seconds that its processes have used."""
+        return sum(cpu_of(psutil.Process(process.pid)) for process in self.processes)
+
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
@@ -143,6 +156,11 @@ class Engine:
         next(self.rows)
         return time.perf_counter() - began
 
+    def cpu(self) -> float:
+        """CPU seconds that the driver and the client actors have used, which are Ray's titled processes."""
+        children = psutil.Process().children(recursive=True)
+        return sum(cpu_of(child) for child in children if " ".join(child.cmdline()).startswith(TITLES))
+
     def close(self) -> None:
         for _ in self.rows:
             pass
@@ -163,9 +181,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--images", type=int, default=64, help="images of a client")
     parser.add_argument("--batch", type=int, default=32, help="images of a training batch")
-    parser.add_argument("--group", default="auto", help="clients that are trained at once: a number or auto")
+    parser.add_argument("--group", help="clients that are trained at once: a number or auto")
     args = parser.parse_args()
     rounds = args.rounds
+    group = args.group or str(max(1, min(16, 128 // args.batch)))
 
     import numpy as np
 
@@ -175,19 +194,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder) / "images", images, labels)
         plain = Plain(images, labels, args.batch)
-        engine = Engine(Path(folder), rounds + WARM_UP, args.clients, args.batch, args.group)
+        engine = Engine(Path(folder), rounds + WARM_UP, args.clients, args.batch, group)
         times: dict[str, list[float]] = {"plain": [], "engine": []}
+        cpu = 0.0, 0.0
         for i in range(rounds + WARM_UP):
+            if i == WARM_UP:
+                cpu = plain.cpu(), engine.cpu()
             pair = {"plain": plain.round(), "engine": engine.round()}
             if i >= WARM_UP:
                 for name, seconds in pair.items():
                     times[name].append(seconds)
+        used = (plain.cpu() - cpu[0]) / rounds, (engine.cpu() - cpu[1]) / rounds
         plain.close()
         engine.close()
     median = {name: statistics.median(values) for name, values in times.items()}
     for name, values in times.items():
         spread = f"{min(values):.3f} to {max(values):.3f}"
         print(f"{name:6}  median {median[name]:.3f} s a round  ({spread}, {len(values)} rounds)")
+    print(f"CPU seconds a round: plain {used[0]:.3f}, engine {used[1]:.3f}, ratio {used[1] / used[0]:.3f}")
     print(f"ratio {median['engine'] / median['plain']:.3f}")
 
 

@@ -236,6 +236,8 @@ def without_nonfinite(value: Any) -> Any:
     """Plain containers with None for every float that is NaN or infinite: JSON has no such numbers."""
     if isinstance(value, float):
         return value if value - value == 0 else None
+    if isinstance(value, str | int):  # asked first, because whether it is a mapping takes long to find out
+        return value
     if isinstance(value, Mapping):
         return {key: without_nonfinite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -36,9 +36,8 @@ class AddLowRank(torch.autograd.Function):
             scale: alpha / rank.
         """
         rows = x.reshape(len(a), -1, x.shape[-1])
-        # (K, r, m), because products are several times slower where their result has few columns.
-        low = torch.bmm(a, rows.mT)
-        y.view(len(b), -1, y.shape[-1]).baddbmm_(low.mT, b.mT, alpha=scale)
+        low = torch.bmm(rows, a.mT)  # (K, m, r), as it is computed for one client, to round alike
+        y.view(len(b), -1, y.shape[-1]).baddbmm_(low, b.mT, alpha=scale)
         ctx.mark_dirty(y)
         ctx.save_for_backward(rows, low, a, b)
         ctx.scale = scale
@@ -51,10 +50,11 @@ class AddLowRank(torch.autograd.Function):
         rows, low, a, b = ctx.saved_tensors
         _, wants_x, wants_a, wants_b, _ = ctx.needs_input_grad
         own = grad.reshape(len(b), -1, grad.shape[-1])
-        back = torch.bmm(b.mT, own.mT).mul_(ctx.scale)  # (K, r, m)
+        # (K, r, m), because these products take several times as long where their result has few columns.
+        back = torch.bmm(b.mT, own.mT).mul_(ctx.scale)
         of_x = torch.bmm(back.mT, a).view(ctx.shape) if wants_x else None
         of_a = torch.bmm(back, rows) if wants_a else None
-        of_b = torch.bmm(low, own).mul_(ctx.scale).mT if wants_b else None
+        of_b = torch.bmm(low.mT, own).mul_(ctx.scale).mT if wants_b else None
         return grad, of_x, of_a, of_b, None
 
 
