@@ -68,7 +68,7 @@ class Lora:
     def apply(self, model: Backbone) -> Backbone:
         from peft import LoraConfig, inject_adapter_in_model
 
-        from rayfed.models.stacked_lora import AdaptedLinear
+        from rayfed.models.lora_layer import AdaptedLinear
 
         targets = self.targets(model)
         config = LoraConfig(
