@@ -196,22 +196,22 @@ def main() -> None:
         plain = Plain(images, labels, args.batch)
         engine = Engine(Path(folder), rounds + WARM_UP, args.clients, args.batch, group)
         times: dict[str, list[float]] = {"plain": [], "engine": []}
-        cpu = 0.0, 0.0
+        used = {"plain": 0.0, "engine": 0.0}
+        sides: dict[str, Plain | Engine] = {"plain": plain, "engine": engine}
         for i in range(rounds + WARM_UP):
-            if i == WARM_UP:
-                cpu = plain.cpu(), engine.cpu()
-            pair = {"plain": plain.round(), "engine": engine.round()}
-            if i >= WARM_UP:
-                for name, seconds in pair.items():
+            for name, side in sides.items():
+                before = side.cpu()
+                seconds = side.round()
+                if i >= WARM_UP:
                     times[name].append(seconds)
-        used = (plain.cpu() - cpu[0]) / rounds, (engine.cpu() - cpu[1]) / rounds
+                    used[name] += (side.cpu() - before) / rounds
         plain.close()
         engine.close()
     median = {name: statistics.median(values) for name, values in times.items()}
     for name, values in times.items():
         spread = f"{min(values):.3f} to {max(values):.3f}"
         print(f"{name:6}  median {median[name]:.3f} s a round  ({spread}, {len(values)} rounds)")
-    print(f"CPU seconds a round: plain {used[0]:.3f}, engine {used[1]:.3f}, ratio {used[1] / used[0]:.3f}")
+    print(f"CPU seconds a round: plain {used['plain']:.3f}, engine {used['engine']:.3f}")
     print(f"ratio {median['engine'] / median['plain']:.3f}")
 
 

@@ -61,7 +61,8 @@ def joint(batch: int, group: int) -> Callable[[], None]:
     from rayfed.testing.small import small_setup
 
     torch.set_num_threads(1)
-    model = small_setup("model.options={}", f"tuning.rank={RANK}", "tuning.dropout=0").world.build().train()
+    tuned = (f"tuning.rank={RANK}", "tuning.dropout=0")
+    model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
     places = stackable(model)
     start = {n: torch.stack([entry.tensor.detach()] * group) for n, entry in places.items()}
     x = torch.randn(group * batch, 3, 32, 32)
