@@ -5,8 +5,8 @@ import torch
 from peft.tuners.lora.layer import Linear
 
 from rayfed.federation.joint import bound
-from rayfed.models.stacked import Stacked, stackable
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank
+from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.small import small_setup
 
 CLIENTS = 3
