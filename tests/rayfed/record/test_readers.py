@@ -12,7 +12,7 @@ from rayfed.record.readers import DamagedError, read_json, read_lines, read_pack
     [
         ("rounds: 1\nrounds: 2\n", "'rounds' is there twice"),
         ("a: &a [1]\nb: *a\n", "alias"),
-        ("a: !!python/object/apply:os.getcwd []\n", "python/object"),
+        ("a: !!python/object/apply:os.getcwd []\n", "a tag .* that stands for no plain value"),
         ("[" * 100 + "]" * 100, "nested more than 64 deep"),
         ("- 1\n", "holds no keys"),
     ],
@@ -32,7 +32,7 @@ def test_a_yaml_file_that_users_may_not_write_is_damaged(tmp_path, text, cause):
         ('{"round": 1, "round": 2}', "'round' is there twice"),
         ('{"a":' * 100 + "1" + "}" * 100, "nested more than 64 deep"),
         ("[1]", "holds a list where a dict belongs"),
-        ('{"round": 1', "it is not JSON in line 1"),
+        ('{"round": 1', "it is not JSON in line"),
     ],
 )
 def test_a_json_file_is_damaged_in_each_of_its_forms(tmp_path, text, cause):
