@@ -2,7 +2,8 @@
 
 A name is a column of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of
 the global model on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the
-clients; `numbers_trained`; or, where each domain is held out in turn, a measure of
+clients; `numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
+rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
 `rayfed.report.leave_one_out.MEASURES`: its mean over the held-out domains, or with a number behind it (such
 as `generalization 2`) that of the second held-out domain.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from rayfed.config.schema import Config
@@ -22,6 +24,7 @@ from rayfed.report.run_tables import RunTables
 from rayfed.report.table import last_evaluated, scores_of
 
 TRAINED = "numbers_trained"
+MEAN, ROUNDS = "geometric mean ", "rounds "
 LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
 """Scores of which a lower value is better."""
 
@@ -81,7 +84,7 @@ def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[s
         f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
     }
     scores = {name: 100 * found[name] for name in wanted if found.get(name) is not None}
-    return scores | _over_clients(now, wanted) | _trained(path, wanted)
+    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained(path, wanted)
 
 
 def _is(score: dict[str, Any], exchange: str, model: str) -> bool:
@@ -97,6 +100,23 @@ def _over_clients(now: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[
             level = spread(values)
             return {name: getattr(level, key) for name, key in SPREAD.items() if name in wanted}
     return {}
+
+
+def _over_rounds(history: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
+    """Statistics over the rounds that have the columns: geometric means, and percentages of rounds."""
+    found = {}
+    for name in wanted:
+        if name.startswith(MEAN):
+            column = name.removeprefix(MEAN)
+            values = [row[column] for row in history if row.get(column) is not None]
+            if values:
+                found[name] = geometric_mean(values)
+        elif name.startswith(ROUNDS):
+            first, second = name.removeprefix(ROUNDS).split(" < ")
+            below = [row[first] < row[second] for row in history if {first, second} <= row.keys()]
+            if below:
+                found[name] = 100 * fmean(below)
+    return found
 
 
 def _trained(path: Path, wanted: Sequence[str]) -> dict[str, float]:
