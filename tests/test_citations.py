@@ -80,3 +80,22 @@ def test_places_in_the_four_papers_exist(key):
                     assert all(low <= n <= high for n in numbers(place)), (str(path), words)
                     found += 1
     assert found > 3
+
+
+FILE = re.compile(r"[\w./-]+\.(?:md|yaml|py|bib|csv)\b(?!:)")
+"""A name of a file in a text; `server.md:` is a key."""
+PRIVATE = re.compile(r"\bspec(?:ification)?\b|\brows? \d|\([A-H]\.?\d", re.I)
+"""A reference to a list that a reader does not have."""
+
+
+def unreachable(path, text):
+    """What a text of the repository points to and a reader cannot open."""
+    names = [name for name in FILE.findall(text) if not any((at / name).exists() for at in (ROOT, path.parent))]
+    return names + PRIVATE.findall(text)
+
+
+def test_texts_of_configs_point_to_nothing_that_the_repository_does_not_have():
+    for path in ROOT.glob("configs/**/*.yaml"):
+        assert not unreachable(path, path.read_text()), path
+    found = unreachable(ROOT / "configs" / "x.yaml", "(spec fedra.md, rows 1 and 3), (D12), docs/data.md, server.md: 1")
+    assert found == ["fedra.md", "spec", "rows 1", "(D1"]
