@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rayfed.config.schema import load_config
 from rayfed.data.config import DataConfig, PartitionConfig, check_config
 from rayfed.data.imbalance import (
     dealt_sizes,
@@ -68,6 +69,32 @@ def dealt(split, **more):
     )
     config = DataConfig(name="x", reader="x", test="official", val=0, partition=options)
     return make_partition(np.arange(len(domain)) % 10, domain, is_test, names, config, 0)
+
+
+SIZES = {
+    "digits": {name: (7438, 1860) for name in ("mnist", "usps", "synthdigits", "mnist_m", "svhn")},
+    "domainnet": dict.fromkeys(("clipart", "real", "painting", "sketch", "quickdraw", "infograph"), (6081, 0)),
+    "pacs": {"photo": (1670, 0), "art_painting": (2048, 0), "cartoon": (2344, 0), "sketch": (3929, 0)},
+}
+"""Training and official test images of each domain; of Digit-Five and DomainNet at least as many as published."""
+
+PRESETS = [(table, setting) for table in ("table1", "table2", "table6") for setting in ("dif1", "dif5", "dif10")]
+
+
+@pytest.mark.parametrize(("case", "preset"), enumerate([*PRESETS, ("table7", "domainnet")]))
+def test_the_presets_have_the_images_of_the_authors_runs(case, preset):
+    """The config of a table as it is composed, through the partition of a run."""
+    table, setting = preset
+    config = load_config([f"experiment=fedgcr/{table}", f"setting={setting}"]).data
+    sizes = SIZES[config.name]
+    names = list(config.domains or sizes)
+    assert names == list(sizes)
+    parts = [np.arange(sum(sizes[name])) >= sizes[name][0] for name in names]
+    domain = np.repeat(np.arange(len(names)), [len(part) for part in parts])
+    found = make_partition(np.arange(len(domain)) % 10, domain, np.concatenate(parts), names, config, 0)
+    assert [len(client.train) for client in found.clients] == sum(V11.expected["samples"][case], [])
+    assert sum(len(client.train) for client in found.clients) == V11.expected["totals"][case]
+    assert not any(len(client.val) for client in found.clients)
 
 
 def test_the_first_pool_decides_those_of_all_domains():
