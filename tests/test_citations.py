@@ -90,12 +90,14 @@ PRIVATE = re.compile(r"\bspec(?:ification)?\b|\brows? \d|\([A-H]\.?\d", re.I)
 
 def unreachable(path, text):
     """What a text of the repository points to and a reader cannot open."""
-    names = [name for name in FILE.findall(text) if not any((at / name).exists() for at in (ROOT, path.parent))]
+    folders = (ROOT, path.parent)
+    names = [name for name in FILE.findall(text) if not any((at / name).exists() for at in folders)]
     return names + PRIVATE.findall(text)
 
 
 def test_texts_of_configs_point_to_nothing_that_the_repository_does_not_have():
     for path in ROOT.glob("configs/**/*.yaml"):
         assert not unreachable(path, path.read_text()), path
-    found = unreachable(ROOT / "configs" / "x.yaml", "(spec fedra.md, rows 1 and 3), (D12), docs/data.md, server.md: 1")
+    text = "(spec fedra.md, rows 1 and 3), (D12), docs/data.md, server.md: 1"
+    found = unreachable(ROOT / "configs" / "x.yaml", text)
     assert found == ["fedra.md", "spec", "rows 1", "(D1"]

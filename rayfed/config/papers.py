@@ -185,7 +185,8 @@ def tables(folder: Path) -> dict[str, Table]:
     for file in sorted((folder / FOLDER).glob("*.yaml")):
         content = read_file(file, "experiment")
         for name, entry in content["tables"].items():
-            table = _table(f"{file.stem}/{name}", entry.get("reference", content["reference"]), _whole(content, name))
+            reference = entry.get("reference", content["reference"])
+            table = _table(f"{file.stem}/{name}", reference, _whole(content, name))
             found[table.name] = table
             for other in entry.get("also", ()):  # an experiment of its own that has the same rows
                 alone = replace(table, settings={"default": {}}, small={}, numbers={})

@@ -114,7 +114,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
 
 
 LAST = 5
-"""Evaluated rounds at the end of a run over which scores are averaged; FedGCR's authors evaluated these of Digit-Five."""
+"""Evaluated rounds at the end of a run over which scores are averaged, as many as FedGCR's code scores."""
 
 BEST_OF = 4
 """The same for FedRA, whose code evaluates the last four rounds and does not say which one it reports."""

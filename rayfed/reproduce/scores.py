@@ -2,8 +2,8 @@
 
 A name is a column of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of
 the global model on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the
-clients; `numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
-rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
+clients; `numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the
+percentage of rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
 `rayfed.report.leave_one_out.MEASURES`: its mean over the held-out domains, or with a number behind it (such
 as `generalization 2`) that of the second held-out domain.
 """
@@ -34,11 +34,13 @@ SPREAD = {"average": "average", "worst tenth": "worst", "best tenth": "best", "v
 
 def better(score: str) -> str:
     """Whether a `higher` or a `lower` value of a score is better."""
-    return "lower" if score in LOWER else "higher"
+    return "lower" if score.removeprefix(MEAN).endswith(LOWER) and not score.startswith(ROUNDS) else "higher"
 
 
 def unit(score: str) -> str:
     """Unit of a score: percent, or a number."""
+    if score.startswith(MEAN):
+        return "as in the column"
     return {TRAINED: "numbers", "variance": "percent squared"}.get(score, "percent")
 
 

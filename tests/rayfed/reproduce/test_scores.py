@@ -1,11 +1,14 @@
 """The scores of a cell are those of its run's own tables."""
 
+import re
+
 import pytest
 
 import rayfed
 from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.config.schema import load_config
+from rayfed.record.readers import read_rows
 from rayfed.report.leave_one_out import MEASURES
 from rayfed.reproduce.scores import SPREAD, better, read_scores, rule_of, unit
 from tests.conftest import SMALL
@@ -42,6 +45,20 @@ def test_of_a_run(small):
     assert swapped["domain 1"] == found["domain 5"]
 
 
+def test_over_the_rounds(small):
+    """Of all rounds, evaluated or not, that have the columns."""
+    overrides = [*SMALL, "algorithm=faa", "server.compare=true", "data.val=0.2", "rounds=3"]
+    run = small(*overrides[len(SMALL) :], "evaluation.every=3")
+    faa, ga = ([row[f"gap_{name}_variance"] for row in read_rows(run.path)] for name in ("faa", "ga"))
+    names = ["geometric mean gap_faa_variance", "rounds gap_faa_variance < gap_ga_variance"]
+    found = read_scores(run.path, load_config(overrides), [*names, "geometric mean not_there"])
+    assert len(faa) == len(ga) == 3
+    assert found == {
+        names[0]: pytest.approx((faa[0] * faa[1] * faa[2]) ** (1 / 3)),
+        names[1]: pytest.approx(100 * sum(a < b for a, b in zip(faa, ga, strict=True)) / 3),
+    }
+
+
 def test_of_held_out_domains(folds):
     path, config = folds
     wanted = ["generalization", "generalization 1", "generalization 2", "comprehensive 1", "generalization 3"]
@@ -64,10 +81,11 @@ def test_directions_and_units():
         "lower",
         "lower",
     ]
-    assert [unit(name) for name in ("personal", "variance", "numbers_trained")] == [
-        "percent",
-        "percent squared",
-        "numbers",
+    names = ("personal", "variance", "numbers_trained", "geometric mean gap_variance")
+    assert [unit(name) for name in names] == ["percent", "percent squared", "numbers", "as in the column"]
+    assert [better(name) for name in ("geometric mean gap_variance", "rounds gap_variance < x_variance")] == [
+        "lower",
+        "higher",
     ]
 
 
@@ -80,6 +98,9 @@ def test_every_measure_of_every_table_can_be_read_or_is_known_not_to_be():
             name, _, place = score.rpartition(" ")
             known = score in {*columns, *SPREAD, *MEASURES} or (
                 place.isdecimal() and name in {"domain", *MEASURES}
+            )
+            known = known or re.fullmatch(
+                r"(geometric mean|rounds \w+ <) gap_(faa|ga|fedavg)_variance", score
             )
             assert known or not score, (table.name, measure)
             unread |= set() if score else {(table.name, measure)}

@@ -1,0 +1,80 @@
+"""docs/claims: every table is what the scores by seed beside it give, for at least five seeds."""
+
+import csv
+import json
+
+import pytest
+
+from docs import claim_tables
+from rayfed.config.compose import folder
+from rayfed.config.papers import tables
+from tests.conftest import ROOT
+
+PAGES = sorted(claim_tables.FOLDER.glob("*.md"))
+CLAIMS = [name.removeprefix("claims/") for name in tables(folder()) if name.startswith("claims/")]
+TABLES = sorted(file.stem for file in claim_tables.FOLDER.glob("*.csv"))
+SCORES = """setting,row,seed,measure,value
+a,one,0,m,4
+a,one,1,m,8
+a,two,0,m,1
+a,two,1,m,4
+b,one,0,m,5
+b,one,1,m,8
+b,two,0,m,1
+b,two,1,m,1
+"""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_those_of_the_scores(page):
+    """Run `python -m docs.claim_tables` where this fails."""
+    assert claim_tables.page(page.read_text()) == page.read_text()
+
+
+def test_every_experiment_of_a_claim_is_in_a_page_with_its_command():
+    text = "".join(page.read_text() for page in PAGES)
+    assert {name for _, name, *_ in claim_tables.TABLE.findall(text)} == {*CLAIMS}
+    for name in CLAIMS:
+        assert f"python -m rayfed.reproduce claims/{name} " in text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_scores_are_those_of_every_cell_and_five_seeds(name):
+    scores = claim_tables.read(name)
+    table = tables(folder())[f"claims/{name}"]
+    assert {row for row, _ in scores} == {*table.rows}
+    for by_setting in scores.values():
+        assert {*by_setting} <= {*table.settings}
+        assert all(sorted(seeds) == list(table.seeds) for seeds in by_setting.values())
+    assert len(table.seeds) >= 5
+
+
+def test_results_say_what_became_of_each_claim():
+    text = (ROOT / "docs" / "results.md").read_text()
+    assert [page.stem for page in PAGES if f"(claims/{page.stem}.md)" not in text] == []
+
+
+def test_differences_quotients_and_their_tests(tmp_path, monkeypatch):
+    """Worked out by hand: differences 3 and 4, t = 7 with one degree of freedom; quotients 4 and 2."""
+    monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
+    (tmp_path / "x.csv").write_text(SCORES)
+    text = "<!-- table x, m: one; one - two; one / two; one - 6 | b - a -->\nold\n<!-- /table -->\n"
+    assert claim_tables.page(text).splitlines()[1:-1] == [
+        "| | one | one - two | one / two | one - 6 |",
+        "|---|---:|---:|---:|---:|",
+        "| a | 6.00 ± 2.83 | +3.50 (p 0.090, 2 of 2) | 2.83 (p 0.205, 2 of 2) | +0.00 (p 1.000, 1 of 2) |",
+        "| b | 6.50 ± 2.12 | +5.50 (p 0.170, 2 of 2) | 6.32 (p 0.081, 2 of 2) | +0.50 (p 0.795, 1 of 2) |",
+        "| b - a | +0.50 (p 0.500, 1 of 2) | +2.00 (p 0.295, 2 of 2) | 2.24 (p 0.374, 2 of 2) "
+        "| +0.50 (p 0.500, 1 of 2) |",
+    ]
+
+
+def test_scores_come_from_a_finished_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
+    cell = {"setting": "a", "scores": {"m": 1 / 3}}
+    cells = [{**cell, "row": row, "seed": seed} for row in ("two", "one") for seed in (1, 0)]
+    job = {"experiment": "claims/x", "settings": ["a"], "rows": ["one", "two"], "cells": cells}
+    (tmp_path / "reproduction.json").write_text(json.dumps(job))
+    with claim_tables.collect(tmp_path).open() as stream:
+        found = [(line["row"], line["seed"], line["value"]) for line in csv.DictReader(stream)]
+    assert found == [(row, seed, "0.333333") for row in ("one", "two") for seed in ("0", "1")]
