@@ -79,14 +79,11 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
 
 def describe(config: Config) -> tuple[str, str, str, str, str]:
     """Method, tuning, model, data and training of a config, each in a few words."""
-    train = config.train
-    optimizer = f"{train.optimizer} {train.lr:g}"
-    if train.optimizer not in ADAPTIVE and train.momentum:
-        optimizer += f" momentum {train.momentum:g}"
-    if train.weight_decay:
-        optimizer += f" decay {train.weight_decay:g}"
-    steps = f"batch {train.batch_size}, {train.epochs} epochs, {config.rounds} rounds"
     data = f"{config.data.name} val {config.data.val} test {config.data.test}, {partition(to_dict(config))}"
+    if config.data.limit is not None:
+        data += f", at most {config.data.limit} of a domain"
+    if config.data.augment is not None:
+        data += f", {' '.join(config.data.augment.names)}"
     if config.data.held_out:
         data += f", {config.data.held_out} held out"
     elif config.protocol in PROTOCOLS:
@@ -103,8 +100,26 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
         f"{config.tuning['name']} ({tuning})" if tuning else config.tuning["name"],
         config.model.name,
         data,
-        f"{optimizer}, {steps}",
+        training(config),
     )
+
+
+def training(config: Config) -> str:
+    """Optimizer, steps and rounds in a few words; what is not named is as in plain training."""
+    train = config.train
+    text = f"{train.optimizer} {train.lr:g}"
+    if train.optimizer not in ADAPTIVE and train.momentum:
+        text += f" momentum {train.momentum:g}"
+    if train.weight_decay:
+        text += f" decay {train.weight_decay:g}"
+    if train.schedule != "constant":
+        text += f" {train.schedule}"
+    if train.keep_optimizer:
+        text += " kept"
+    text += f", batch {train.batch_size}, {train.epochs} epochs, {config.rounds} rounds"
+    if config.clients_per_round != "all":
+        return f"{text} of {config.clients_per_round} clients ({config.sampling})"
+    return text if config.sampling == "uniform" else f"{text} ({config.sampling})"
 
 
 def changed(config: Config) -> list[str]:
@@ -125,7 +140,10 @@ def partition(config: Mapping[str, Any]) -> str:
     scheme: str = section["scheme"]
     if scheme == "imbalanced":
         pool = "all" if section["pool_size"] is None else section["pool_size"]
-        return f"imbalanced {section['factor']:g}, {section['pool_share']:g} of {pool}"
+        text = f"imbalanced {section['factor']:g}, {section['pool_share']:g} of {pool}"
+        if section["order"] is not None:
+            text += f", largest first: {' '.join(section['order'])}"
+        return f"{text}, test images split" if section["split_test"] else text
     clients = f"{section['clients_per_domain']} clients a domain"
     return f"dirichlet {section['alpha']:g}, {clients}" if scheme == "dirichlet" else clients
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 
 import pytest
 import yaml
@@ -195,6 +196,24 @@ def test_the_matrix_says_what_each_cell_trains_with_and_on():
     assert "FedSAM" not in one
     assert "our choice at the scale of the paper: " in one
     assert "our choice: " not in one
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (
+            "fedgcr/table7 row=FedGCR setting=pacs",
+            "first: art_painting photo sketch cartoon, flip rotate",
+        ),
+        ("fedgcr/table1 row=FedGCR setting=dif1", "0.8 of 1859, test images split"),
+        ("fft_gp/table3 row=GA setting=pacs", "decay 0.0005 step kept, batch 16, 5 epochs, 40 rounds"),
+        ("fft_gp/table3 row=GA setting=pacs", "crop flip jitter grayscale, each domain held out"),
+        ("fft_gp/table3/mini row=GA", "at most 150 of a domain, each domain held out"),
+        ("fedra/table2 row=FedRA setting='nico vit'", "100 rounds (one_per_domain)"),
+    ],
+)
+def test_the_matrix_says_what_a_cell_alone_has(cell, words):
+    assert words in matrix_of(shlex.split(f"experiment={cell}"))
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("fft_gp/table")])
