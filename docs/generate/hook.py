@@ -95,7 +95,7 @@ def _expanded(entries: list[Any], pages: list[str], rest: list[str]) -> list[Any
 
 def on_config(config: Any) -> Any:
     """Complete the menu before MkDocs reads it."""
-    written = [path.name for path in (ROOT / "docs").glob("*.md")]
+    written = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     config.nav = menu(config.nav, sorted({*written, *generated()}))
     return config
 

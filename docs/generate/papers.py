@@ -12,10 +12,14 @@ from rayfed.config.papers import MINI, Table, tables
 
 
 def pages() -> dict[str, str]:
-    """Text of the page of every paper and of the list of them, by its path in the site."""
+    """Text of the page of every paper and of the list of them, by its path in the site.
+
+    The experiments about claims (docs/claims) are those of no paper and have no page here.
+    """
     papers: dict[str, list[Table]] = {}
     for table in tables(folder()).values():
         papers.setdefault(table.name.partition("/")[0], []).append(table)
+    papers = {name: found for name, found in papers.items() if any(table.small for table in found)}
     rows = [
         f"| [{name}]({name}.md) | {bibliography.citation(found[0].reference)} |"
         for name, found in papers.items()
