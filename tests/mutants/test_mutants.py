@@ -1,5 +1,7 @@
 """Every mutant can be applied, every method has some, and all of them are noticed (slow)."""
 
+import re
+
 import pytest
 import yaml
 
@@ -20,10 +22,11 @@ def test_a_mutant_changes_one_place(name):
 
 
 def test_every_method_has_two_mutants_and_tests_that_exist():
+    """Beside those that survived once, whose names begin with the finding, T1 to T6."""
     files = {file.stem: yaml.safe_load(file.read_text()) for file in FOLDER.glob("*.yaml")}
     assert {*METHODS.names()} <= {*files}
     for name, content in files.items():
-        assert len(content["mutants"]) >= 2, name
+        assert sum(not re.match(r"T\d_", mutant) for mutant in content["mutants"]) >= 2, name
         assert all((ROOT / test.partition("::")[0]).is_file() for test in content["tests"]), name
 
 
