@@ -40,6 +40,8 @@ Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 def collect(job: Path) -> Path:
     """Write the scores of a job of `rayfed.reproduce` to a file of this folder, named after its table.
 
+    A setting with a cell that is not finished is left out.
+
     Args:
         job: Folder of the job.
 
@@ -53,6 +55,8 @@ def collect(job: Path) -> Path:
         lines.writerow(COLUMNS)
         for setting in found["settings"]:
             cells = [cell for cell in found["cells"] if cell["setting"] == setting]
+            if not all(cell["scores"] for cell in cells):
+                continue
             for cell in sorted(cells, key=lambda cell: (found["rows"].index(cell["row"]), cell["seed"])):
                 for measure, value in cell["scores"].items():
                     lines.writerow([setting, cell["row"], cell["seed"], measure, f"{value:.6g}"])

@@ -64,7 +64,7 @@ def test_differences_quotients_and_their_tests(tmp_path, monkeypatch):
         "|---|---:|---:|---:|---:|",
         "| a | 6.00 ± 2.83 | +3.50 (p 0.090, 2 of 2) | 2.83 (p 0.205, 2 of 2) | +0.00 (p 1.000, 1 of 2) |",
         "| b | 6.50 ± 2.12 | +5.50 (p 0.170, 2 of 2) | 6.32 (p 0.081, 2 of 2) | +0.50 (p 0.795, 1 of 2) |",
-        "| b - a | +0.50 (p 0.500, 1 of 2) | +2.00 (p 0.295, 2 of 2) | 2.24 (p 0.374, 2 of 2) "
+        "| b - a | +0.50 (p 0.500, 1 of 2) | +2.00 (p 0.295, 2 of 2) | 2.24 (p 0.398, 2 of 2) "
         "| +0.50 (p 0.500, 1 of 2) |",
     ]
 
@@ -73,8 +73,9 @@ def test_scores_come_from_a_finished_job(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
     cell = {"setting": "a", "scores": {"m": 1 / 3}}
     cells = [{**cell, "row": row, "seed": seed} for row in ("two", "one") for seed in (1, 0)]
-    job = {"experiment": "claims/x", "settings": ["a"], "rows": ["one", "two"], "cells": cells}
+    cells += [{**cells[0], "setting": "b"}, {"row": "one", "seed": 1, "setting": "b", "scores": {}}]
+    job = {"experiment": "claims/x", "settings": ["a", "b"], "rows": ["one", "two"], "cells": cells}
     (tmp_path / "reproduction.json").write_text(json.dumps(job))
     with claim_tables.collect(tmp_path).open() as stream:
-        found = [(line["row"], line["seed"], line["value"]) for line in csv.DictReader(stream)]
-    assert found == [(row, seed, "0.333333") for row in ("one", "two") for seed in ("0", "1")]
+        found = [tuple(line.values()) for line in csv.DictReader(stream)]
+    assert found == [("a", row, seed, "m", "0.333333") for row in ("one", "two") for seed in ("0", "1")]
