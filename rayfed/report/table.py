@@ -186,6 +186,10 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
 def _held_out_note(row: dict[str, Any]) -> Iterator[str]:
     if metric := metric_of(row, "held_out_"):
         yield f"mean over held-out domains {percent(row[f'held_out_{metric}'])}"
+    if metric := metric_of(row, "unseen_"):
+        keys = {"mean": "unseen_{}", "worst": "unseen_worst_{}", "after local steps": "adapted_unseen_{}"}
+        found = {words: row[name] for words, key in keys.items() if (name := key.format(metric)) in row}
+        yield "unseen clients: " + ", ".join(f"{words} {percent(value)}" for words, value in found.items())
 
 
 def client_table(

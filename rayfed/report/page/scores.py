@@ -34,7 +34,6 @@ QUANTILES = {
 }
 """What stands for the clients where there are too many of them."""
 
-
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
     "{}": ("mean over clients, %", "percent"),
     "{}_domain": ("mean over domains, %", "percent"),
@@ -56,9 +55,13 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     for key, (words, kind) in HEADLINES.items():
         if (value := run.number(key)) is not None:
             yield words.format(run.row.get(f"{run.prefix}worst_domain")), Column("", kind).show(value)
+    for words, value in run.unseen.items():
+        yield f"{words}, %", Column("", "percent").show(value)
     if run.held_out_score is not None:
-        name = ", ".join(run.tables.held_out)
-        yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)
+        yield (
+            f"held-out domain: {', '.join(run.tables.held_out)}, %",
+            Column("", "percent").show(run.held_out_score),
+        )
     yield "rounds", f"{len(run.rounds)} of {run.planned}"
     if run.clients:
         yield "clients", f"{len(run.clients):,}"
