@@ -23,10 +23,10 @@ Open: TypeAlias = Callable[[DataConfig], Dataset]
 """Opens the data set of a section `data`."""
 
 UNSEEN = 0.2
-"""Share of the clients that never train under protocol=unseen_clients, where `data.unseen_clients` is null."""
+"""Share of the clients that never train under protocol=unseen_clients, by default."""
 
 LOCAL_STEPS = 10
-"""Steps after which unseen clients are scored there, unless `evaluation.local_steps` is set."""
+"""Steps after which unseen clients are scored there, by default."""
 
 BASE, NEW = "base", "new"
 """Names of the two runs of protocol=base_to_new."""

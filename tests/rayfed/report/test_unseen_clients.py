@@ -1,0 +1,52 @@
+"""protocol=unseen_clients: one run for each number of clients that never train, one table, and its continuation."""
+
+import pytest
+
+from rayfed.record.readers import read_rows
+from rayfed.report.page.write import write_report
+from rayfed.resume import main
+from tests.rayfed.report.test_leave_one_out import rows_of
+
+FEW = (
+    *("protocol=unseen_clients", "data.unseen_clients=[0,0.5]", "rounds=1", "evaluation.local_steps=2"),
+    *("data.domains=[plain,street]", "data.partition.clients_per_domain=2", "data.val=0"),
+    "model.options={depth: 1}",
+)
+
+
+def table_of(run):
+    return [row for row in rows_of(run.path / "report.md") if "unseen" in row]
+
+
+def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_path):
+    run = small(*FEW, "compare=ditto")
+    table = table_of(run)
+    assert [(row["unseen"], row["algorithm"]) for row in table] == [
+        (number, name) for number in ("0", "0.5") for name in ("ditto", "fedavg")
+    ]
+    for row in table:
+        folder = run.path / f"unseen-{row['unseen']}"
+        last = read_rows(folder / "compare" / "ditto" if row["algorithm"] == "ditto" else folder)[-1]
+        trained = last["global_accuracy" if row["algorithm"] == "ditto" else "accuracy"]
+        assert float(row["clients that train"]) == pytest.approx(100 * trained, abs=0.006)
+        for column, key in (
+            ("unseen clients", "unseen_accuracy"),
+            ("worst unseen", "unseen_worst_accuracy"),
+            ("unseen, adapted", "adapted_unseen_accuracy"),
+            ("worst unseen, adapted", "adapted_unseen_worst_accuracy"),
+        ):
+            assert row[column] == (f"{100 * last[key]:.2f}" if row["unseen"] != "0" else "")
+    plain = small(*FEW[2:3], *FEW[4:], "algorithm=fedavg")
+    tensors = "model/params.safetensors"
+    assert (plain.path / tensors).read_bytes() == (run.path / "unseen-0" / tensors).read_bytes()
+    report = (run.path / "unseen-0.5" / "report.md").read_text()
+    assert "unseen clients: mean" in report
+    write_report([run.path], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "unseen clients, adapted" in page
+    assert "worst unseen" in page
+    (run.path / "unseen-0.5" / tensors).unlink()
+    kept = (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns
+    assert main([str(run.path), "--quiet"]) == 0
+    assert table_of(run) == table
+    assert (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns == kept
