@@ -69,24 +69,19 @@ def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Conf
         ConfigError: A domain does not exist, or there is only one.
     """
     data = config.data
-    domains = data.domains or list(open_data(data).domains)
-    if data.held_out:
-        owners, held_out = client_domains(data, [*dict.fromkeys([*domains, *_listed(data.held_out)])])
+    owners, held_out = client_domains(data, open_data(data).domains)
+    if held_out:
         pairs = [(owners, held_out)]
     else:
-        pairs = [([name], [other for other in domains if other != name]) for name in domains]
+        pairs = [([name], [other for other in owners if other != name]) for name in owners]
     if not all(targets for _, targets in pairs):
-        raise ConfigError(f"protocol: cross_domain needs two or more domains, there is {', '.join(domains)}")
+        raise ConfigError(f"protocol: cross_domain needs two or more domains, there is {owners[0]}")
     return {
         "-".join(("from", *owners)): part(
             config, path, "-".join(("from", *owners)), data=replace(data, domains=owners, held_out=targets)
         )
         for owners, targets in pairs
     }
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else names
 
 
 def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config]:

@@ -16,7 +16,7 @@ def config(*overrides):
 def test_the_samples_of_the_classes_are_those_of_the_whole_data_set(cache):
     whole = load(config(f"data.cache={cache}"), 32)
     wanted = [whole.classes[7], whole.classes[2]]
-    some = load(config(f"data.cache={cache}", f"data.classes=[{','.join(wanted)}]"), 32)
+    some = load(config(f"data.cache={cache}", f"data.classes={wanted}"), 32)
     assert some.classes == tuple(wanted)
     assert some.domains == whole.domains
     rows = np.flatnonzero(np.isin(whole.labels, [7, 2]))
@@ -30,12 +30,11 @@ def test_the_samples_of_the_classes_are_those_of_the_whole_data_set(cache):
 def test_each_choice_has_a_fingerprint_of_its_own():
     plain = source_of(config())
     assert not isinstance(plain, ChosenClasses)
-    choices = ("3", "[0,1,2]", "[2,1,0]")
     names = list(plain.scan().classes)
+    choices = (3, names[:3], names[2::-1])
     prints = {plain.fingerprint()}
     for choice in choices:
-        text = choice if choice == "3" else f"[{','.join(names[int(i)] for i in choice[1:-1].split(','))}]"
-        source = source_of(config(f"data.classes={text}"))
+        source = source_of(config(f"data.classes={choice}"))
         assert source.scan().fingerprint == source.fingerprint()
         prints.add(source.fingerprint())
     assert len(prints) == 1 + len(choices)

@@ -51,15 +51,10 @@ def test_unseen_clients_never_train_and_are_scored_beside_the_others():
 
 
 def test_an_adapted_score_is_that_of_a_visit_with_so_many_steps():
-    """The same client trains in a visit of a round, with the batches of the exchange in which it is scored."""
-    setup, rounds, executor = play(
-        *(
-            "data.unseen_clients=1",
-            "data.test=0.3",
-            "data.limit=40",
-            "evaluation.local_steps=3",
-            "train.lr=0.5",
-        )
+    """The client trains in a visit of a round, with the batches of the exchange in which it is scored."""
+    setup, rounds, _ = play(
+        *("data.unseen_clients=1", "data.test=0.3", "data.limit=40"),
+        *("evaluation.local_steps=3", "train.lr=0.5"),
     )
     (name,) = setup.partition.unseen
     last = rounds[-1]

@@ -13,27 +13,17 @@ FEW = ("data.domains=[plain,street]", "data.val=0", "rounds=1", "model.options={
 
 
 def test_a_run_scored_on_its_own_data_has_its_own_scores(small):
-    """With a message of the server in the scores, and blocks that the global model does not have."""
-    clip = (
-        "model=clip_mini",
-        "model.pretrained=false",
-        *FEW[:3],
-        "algorithm=fedavg",
-        "tuning=residual_adapter",
-    )
-    clip = (*clip, "tuning.multiplier=0.5", "compare=[]")
-    trained = small(*clip)
-    again = small(*clip, f"evaluation.model_of={trained.path}")
+    own = ("model=clip_mini", *FEW[:3], "compare=[]")
+    trained = small(*own)
+    again = small(*own, f"evaluation.model_of={trained.path}")
     first, second = (read_rows(run.path)[-1] for run in (trained, again))
     keys = [key for key in first if "accuracy" in key or key in ("loss", "sigma_client", "sigma_type")]
     assert len(keys) > 4
     assert {key: first[key] for key in keys} == {key: second[key] for key in keys}
     assert (second["bytes_up"], second["bytes_down"]) == (0, 0)
     assert trained.sha256 == again.sha256
-    with pytest.raises(
-        ConfigError, match=r"evaluation\.model_of: the tensors of .* are not those of this model"
-    ):
-        small(*clip, "tuning.multiplier=1.0", f"evaluation.model_of={trained.path}")
+    with pytest.raises(ConfigError, match=r"evaluation\.model_of: the tensors of .* are not those of this"):
+        small(*own, "tuning.rank=1", f"evaluation.model_of={trained.path}")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def test_models_that_cannot_score_new_classes_are_refused(overrides, message):
         "data.limit=12",
     )
     with pytest.raises(ConfigError, match=message):
-        prepare(load_config([*given, *overrides]))
+        prepare(load_config([*given, "evaluation.model_of=nowhere", *overrides]))
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""protocol=unseen_clients: one run for each number of clients that never train, one table, and its continuation."""
+"""protocol=unseen_clients: one run for each number of unseen clients, one table, and how it is continued."""
 
 import pytest
 
