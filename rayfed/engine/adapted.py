@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from rayfed.config.schema import Config
@@ -65,9 +65,9 @@ def score_adapted(wanted: Adapting, local: Local, cohort: Cohort, state: ServerS
     """
     ids = tuple(one.id for one in wanted.sets)
     task = partial(adapt, local=local, steps=wanted.steps)
-    called = replace(cohort.for_reporting(ids), capacity=dict.fromkeys(ids, cohort.depth))
     try:
-        answers = {one.client: one for one in called.run(task, state.broadcast(), tag=TAG)}
+        found = cohort.for_reporting(ids).run(task, state.broadcast(), tag=TAG)
+        answers = {one.client: one for one in found}
     except NobodyAnsweredError:
         answers = {}
     if len(answers) < len(ids):

@@ -1,7 +1,5 @@
 """protocol=unseen_clients: one run for each number of unseen clients, one table, and how it is continued."""
 
-import pytest
-
 from rayfed.record.readers import read_rows
 from rayfed.report.page.write import write_report
 from rayfed.resume import main
@@ -19,16 +17,12 @@ def table_of(run):
 
 
 def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_path):
-    run = small(*FEW, "compare=ditto")
+    run = small(*FEW)
     table = table_of(run)
-    assert [(row["unseen"], row["algorithm"]) for row in table] == [
-        (number, name) for number in ("0", "0.5") for name in ("ditto", "fedavg")
-    ]
+    assert [(row["unseen"], row["algorithm"]) for row in table] == [("0", "fedavg"), ("0.5", "fedavg")]
     for row in table:
-        folder = run.path / f"unseen-{row['unseen']}"
-        last = read_rows(folder / "compare" / "ditto" if row["algorithm"] == "ditto" else folder)[-1]
-        trained = last["global_accuracy" if row["algorithm"] == "ditto" else "accuracy"]
-        assert float(row["clients that train"]) == pytest.approx(100 * trained, abs=0.006)
+        last = read_rows(run.path / f"unseen-{row['unseen']}")[-1]
+        assert row["clients that train"] == f"{100 * last['accuracy']:.2f}"
         for column, key in (
             ("unseen clients", "unseen_accuracy"),
             ("worst unseen", "unseen_worst_accuracy"),
@@ -36,16 +30,12 @@ def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_p
             ("worst unseen, adapted", "adapted_unseen_worst_accuracy"),
         ):
             assert row[column] == (f"{100 * last[key]:.2f}" if row["unseen"] != "0" else "")
-    plain = small(*FEW[2:3], *FEW[4:], "algorithm=fedavg")
-    tensors = "model/params.safetensors"
-    assert (plain.path / tensors).read_bytes() == (run.path / "unseen-0" / tensors).read_bytes()
-    report = (run.path / "unseen-0.5" / "report.md").read_text()
-    assert "unseen clients: mean" in report
+    assert "unseen clients: mean" in (run.path / "unseen-0.5" / "report.md").read_text()
     write_report([run.path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "unseen clients, adapted" in page
-    assert "worst unseen" in page
-    (run.path / "unseen-0.5" / tensors).unlink()
+    assert "worst unseen, adapted" in page
+    (run.path / "unseen-0.5" / "model" / "params.safetensors").unlink()
     kept = (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns
     assert main([str(run.path), "--quiet"]) == 0
     assert table_of(run) == table
