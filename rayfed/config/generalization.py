@@ -76,12 +76,11 @@ def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Conf
         pairs = [([name], [other for other in owners if other != name]) for name in owners]
     if not all(targets for _, targets in pairs):
         raise ConfigError(f"protocol: cross_domain needs two or more domains, there is {owners[0]}")
-    return {
-        "-".join(("from", *owners)): part(
-            config, path, "-".join(("from", *owners)), data=replace(data, domains=owners, held_out=targets)
-        )
-        for owners, targets in pairs
-    }
+    runs = {}
+    for sources, targets in pairs:
+        name = f"from-{sources[0]}" if len(sources) == 1 else f"from-{len(sources)}-domains"
+        runs[name] = part(config, path, name, data=replace(data, domains=sources, held_out=targets))
+    return runs
 
 
 def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config]:

@@ -95,7 +95,8 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
 
     Args:
         config: The experiment of all runs.
-        folders: Folders of the finished runs, by `from-<domains of the clients>`.
+        folders: Folders of the finished runs, by `from-<the only domain of the clients>` or
+            `from-<their number>-domains`.
     """
     found = [
         (part.removeprefix("from-"), name, last, _targets(path, last))
