@@ -69,8 +69,8 @@ def check_scored(config: Config, world: World) -> None:
         if entry.is_trained and other[name] != entry.tensor.shape:
             raise ConfigError(
                 f"tuning.name: {config.tuning['name']!r} trains {name!r}, which has values for each class, "
-                f"so that it cannot score new ones; choose text_prompt (without class_specific), lora, "
-                f"residual_adapter or another one that does not train the classifier"
+                f"so that it cannot score new ones; set tuning.train_head=false where it has that option, or "
+                f"choose text_prompt (without class_specific), residual_adapter or attention_adapter"
             )
 
 

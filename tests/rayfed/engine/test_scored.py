@@ -13,7 +13,7 @@ FEW = ("data.domains=[plain,street]", "data.val=0", "rounds=1", "model.options={
 
 
 def test_a_run_scored_on_its_own_data_has_its_own_scores(small):
-    own = ("model=clip_mini", *FEW[:3], "compare=[]")
+    own = ("model=clip_mini", "tuning.train_head=false", *FEW[:3], "compare=[]")
     trained = small(*own)
     again = small(*own, f"evaluation.model_of={trained.path}")
     first, second = (read_rows(run.path)[-1] for run in (trained, again))
@@ -30,7 +30,7 @@ def test_a_run_scored_on_its_own_data_has_its_own_scores(small):
     ("overrides", "message"),
     [
         (("model=vit_mini", "tuning=lora"), "has an output for each class"),
-        (("model=clip_mini", "tuning=head"), "trains 'head.weight', which has values for each class"),
+        (("model=clip_mini", "tuning=lora"), "trains 'head.weight', which has values for each class"),
         (
             ("model=clip_mini", "tuning=text_prompt", "tuning.class_specific=true"),
             "trains 'text.context', which has values for each class",
