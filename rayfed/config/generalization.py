@@ -108,7 +108,7 @@ def new_classes(wanted: Sequence[str] | int | None, classes: Sequence[str]) -> l
 
     Args:
         wanted: Names, or the number of last classes; None: the second half, the smaller one where the number
-            of classes is odd, as in CoCoOp (Zhou et al., CVPR 2022).
+            of classes is odd.
         classes: All classes.
 
     Raises:

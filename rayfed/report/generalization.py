@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def harmonic_mean(first: float, second: float) -> float:
-    """2 a b / (a + b), by which CoCoOp (Zhou et al., CVPR 2022) ranks methods on base and new classes.
+    """2 a b / (a + b), by which tables of base and new classes rank methods; 0 where both are 0.
 
     >>> harmonic_mean(0.75, 0.5), harmonic_mean(0.0, 0.0)
     (0.6, 0.0)
