@@ -47,8 +47,8 @@ HEADLINES: Mapping[str, tuple[str, Kind]] = {
 
 def summary(run: PageRun) -> Section:
     """The numbers that matter most, and notes on the run."""
-    facts = _rules(run)
-    return Section("Summary", [Tiles(title="Result", pairs=list(_pairs(run))), Text(sentences=facts)])
+    tiles = Tiles(title="Result", pairs=list(_pairs(run)))
+    return Section("Summary", [tiles, Text(sentences=_rules(run))])
 
 
 def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
@@ -58,10 +58,8 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     for words, value in run.unseen.items():
         yield f"{words}, %", Column("", "percent").show(value)
     if run.held_out_score is not None:
-        yield (
-            f"held-out domain: {', '.join(run.tables.held_out)}, %",
-            Column("", "percent").show(run.held_out_score),
-        )
+        name = ", ".join(run.tables.held_out)
+        yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)
     yield "rounds", f"{len(run.rounds)} of {run.planned}"
     if run.clients:
         yield "clients", f"{len(run.clients):,}"
