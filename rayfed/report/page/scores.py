@@ -47,8 +47,7 @@ HEADLINES: Mapping[str, tuple[str, Kind]] = {
 
 def summary(run: PageRun) -> Section:
     """The numbers that matter most, and notes on the run."""
-    tiles = Tiles(title="Result", pairs=list(_pairs(run)))
-    return Section("Summary", [tiles, Text(sentences=_rules(run))])
+    return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Text(sentences=_rules(run))])
 
 
 def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
