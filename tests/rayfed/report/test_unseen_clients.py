@@ -30,7 +30,7 @@ def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_p
             ("worst unseen, adapted", "adapted_unseen_worst_accuracy"),
         ):
             assert row[column] == (f"{100 * last[key]:.2f}" if row["unseen"] != "0" else "")
-    assert "unseen clients: mean" in (run.path / "unseen-0.5" / "report.md").read_text()
+    assert "mean over unseen clients" in (run.path / "unseen-0.5" / "report.md").read_text()
     write_report([run.path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "unseen clients, adapted" in page
