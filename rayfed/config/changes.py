@@ -19,8 +19,9 @@ HARMLESS = (
     "data.root",
     "data.cache",
     "train.cache_memory",
+    "evaluation.model_of",
 )
-"""Keys that may change: where clients run, what is saved, and where the same data are stored."""
+"""Keys that may change: where clients run, what is saved, and where the same data and models are stored."""
 
 BINDING = ("cluster.threads",)
 """Keys in these sections that may not change, because float sums depend on them."""

@@ -10,7 +10,7 @@ from rayfed.errors import ConfigError, shown
 from rayfed.models.config import with_weights
 
 PATHS = (
-    *("output", "data.root", "data.cache", "data.partition.file", "model.weights"),
+    *("output", "data.root", "data.cache", "data.partition.file", "model.weights", "evaluation.model_of"),
     *(f"faults.{name}" for name in ("trace", "devices", "sessions")),
 )
 """Keys that may hold a path; `~` in them stands for a home folder."""

@@ -22,7 +22,7 @@ from rayfed.config.elsewhere import advice
 from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.paths import spelled_out
 from rayfed.config.renamed import refuse_renamed, with_new_names
-from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig
+from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
 from rayfed.data.config import DataConfig
 from rayfed.documents import check_run_folder, read_file
 from rayfed.errors import ConfigError, shown
@@ -72,8 +72,10 @@ class Config:
             others in its compare/<name>; one table and one figure show all.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse nondeterministic kernels.
-        protocol: `leave_one_out`: one run for each domain, which no client owns in it, and one table;
-            `few_shot`: one run for each number in `data.shots`, and one table.
+        protocol: Several runs with one table (docs/protocols.md): `leave_one_out`, one for each domain, which
+            no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
+            clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
+            classes and data sets of which no client has an example.
         checkpoint: Checkpoints from which a run is continued.
         failures: The policy for failures of clients and actors.
         on_nonfinite: A loss or a global tensor that is NaN or infinite is recorded in the events, on the
@@ -105,7 +107,7 @@ class Config:
     compare: str | tuple[str, ...] = ()
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: bool = False
-    protocol: Literal["single", "leave_one_out", "few_shot"] = "single"
+    protocol: ProtocolName = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failures: Policy = field(default_factory=Policy)
     on_nonfinite: OnNonFinite = "warn"

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
 from rayfed.types import Count, NonNegative, Positive
+
+ProtocolName: TypeAlias = Literal[
+    "single",
+    "leave_one_out",
+    "few_shot",
+    "unseen_clients",
+    "cross_domain",
+    "base_to_new",
+    "cross_dataset",
+]
+"""Values of `protocol`; all but `single` are entries of `rayfed.config.variants.PROTOCOLS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +72,11 @@ class EvaluationConfig:
             be selected.
         ties: Of the rounds with the highest validation score, the one that leave_one_out reports: the first,
             as in FedCLIP's code, or the last, as in the code of GA, which FFT-GP follows.
+        local_steps: Clients that never train (`data.unseen_clients`) are also scored after this many
+            optimisation steps from the global model; 0: not.
+        model_of: Folder of a finished run with the same model, tuning and method, whose final model is
+            scored; nothing is trained then. The classes may be others: the model makes its classifier from
+            their names. None: the experiment trains its own model.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
             (average, worst and best tenth, variance).
     """
@@ -71,6 +87,8 @@ class EvaluationConfig:
     personal_split: Literal["test", "val"] = "test"
     validation: bool = False
     ties: Literal["first", "last"] = "first"
+    local_steps: Annotated[int, Ge(0)] = 0
+    model_of: str | None = None
     table: Literal["domains", "clients"] = "domains"
 
 

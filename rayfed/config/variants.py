@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from rayfed.config import generalization
+from rayfed.config.generalization import Open, part
+from rayfed.config.parse import plain
 from rayfed.config.schema import Config, compatible_parts, with_method
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
@@ -27,8 +31,11 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         if name == config.algorithm:
             continue
         rounds = config.rounds if METHODS.load(name, "compare").server.trains else 1
-        place = {"output": str(path / "compare" / name), "overwrite": True}
-        found[name] = with_method(config, name, compare=(), rounds=rounds, **place)
+        changes: dict[str, Any] = {"output": str(path / "compare" / name), "overwrite": True}
+        if (trained := config.evaluation.model_of) is not None:  # its own run, inside that of the main method
+            scored = replace(config.evaluation, model_of=str(Path(trained) / "compare" / name))
+            changes["evaluation"] = plain(scored)
+        found[name] = with_method(config, name, compare=(), rounds=rounds, **changes)
         compatible_parts(found[name])
     return found
 
@@ -53,14 +60,7 @@ def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Con
         config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True
     )
     return {
-        name: replace(
-            config,
-            protocol="single",
-            data=replace(config.data, held_out=name),
-            evaluation=evaluation,
-            output=str(path / name),
-            overwrite=True,
-        )
+        name: part(config, path, name, data=replace(config.data, held_out=name), evaluation=evaluation)
         for name in domains
     }
 
@@ -80,13 +80,7 @@ def few_shots(config: Config, path: Path) -> dict[str, Config]:
     if not shots or len(set(shots)) < len(shots):
         raise ConfigError(f"data.shots: {shots} must list one number of samples or more, each once")
     return {
-        f"shots-{count}": replace(
-            config,
-            protocol="single",
-            data=replace(config.data, shots=count),
-            output=str(path / f"shots-{count}"),
-            overwrite=True,
-        )
+        f"shots-{count}": part(config, path, f"shots-{count}", data=replace(config.data, shots=count))
         for count in shots
     }
 
@@ -96,7 +90,7 @@ class Protocol:
     """An experiment that consists of several runs.
 
     Attributes:
-        parts: The runs by name, from the config, what names the domains of the data, and the folder.
+        parts: The runs by name, in their order, from the config, what opens data sets, and the folder.
         doing: What is said when it begins, with the names of the runs.
         part: What a run is, for messages.
         inside: What the folder of a run holds, with its name.
@@ -105,7 +99,7 @@ class Protocol:
         by_validation: The round with the best validation score is reported, not the last evaluated one.
     """
 
-    parts: Callable[[Config, Callable[[], tuple[str, ...]], Path], dict[str, Config]]
+    parts: Callable[[Config, Open, Path], dict[str, Config]]
     doing: str
     part: str
     inside: str
@@ -116,7 +110,9 @@ class Protocol:
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "leave_one_out": Protocol(
-        parts=lambda config, domains, path: folds(config, domains(), path),
+        parts=lambda config, open_data, path: folds(
+            config, tuple(config.data.domains or open_data(config.data).domains), path
+        ),
         doing="holding out {names} in turn",
         part="held-out domain",
         inside="the run with {name} held out",
@@ -125,12 +121,44 @@ PROTOCOLS: Mapping[str, Protocol] = {
         by_validation=True,
     ),
     "few_shot": Protocol(
-        parts=lambda config, domains, path: few_shots(config, path),
+        parts=lambda config, open_data, path: few_shots(config, path),
         doing="training with {names}",
         part="number of shots",
         inside="the run with {name} of each class and client",
         setting="{name}",
         data="few shots",
     ),
+    "unseen_clients": Protocol(
+        parts=lambda config, open_data, path: generalization.unseen_clients(config, path),
+        doing="holding back clients: {names}",
+        part="share of unseen clients",
+        inside="the run with {name}",
+        setting="{name}",
+        data="some clients never train",
+    ),
+    "cross_domain": Protocol(
+        parts=generalization.cross_domains,
+        doing="training on source domains: {names}",
+        part="source",
+        inside="the run trained {name}",
+        setting="{name}",
+        data="scored on domains without clients",
+    ),
+    "base_to_new": Protocol(
+        parts=generalization.base_to_new,
+        doing="training on the base classes, then scoring on the new ones: {names}",
+        part="set of classes",
+        inside="the run on the {name} classes",
+        setting="{name} classes",
+        data="base and new classes",
+    ),
+    "cross_dataset": Protocol(
+        parts=lambda config, open_data, path: generalization.cross_datasets(config, path),
+        doing="training on the first and scoring on the other data sets: {names}",
+        part="data set",
+        inside="the run on {name}",
+        setting="on {name}",
+        data="scored on other data sets",
+    ),
 }
-"""Every protocol but `single`; `rayfed.experiment.summary` has the table of each."""
+"""Every protocol but `single`; `rayfed.report.protocols` has the table of each."""

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfed.data.cache import cache_folder
+from rayfed.data.chosen_classes import source_of
 from rayfed.data.config import DataConfig, Resize, check_config, client_domains
 from rayfed.data.download_check import nearby
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import Dataset, open_dataset
-from rayfed.data.source import Listing, make_source, task_of
+from rayfed.data.source import Listing, task_of
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.objective import CLASSIFICATION
 
@@ -35,7 +36,7 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
-    source = make_source(config, resize)
+    source = source_of(config, resize)
     if task not in (None, task_of(source)):
         raise ConfigError(
             f"model.name: the model is for {task}, the data set {config.name!r} for {task_of(source)}; set "

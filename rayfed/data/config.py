@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Gt, Lt
 
@@ -27,12 +27,16 @@ class DataConfig:
         root: Folder of the data set; embedded data sets need none.
         cache: Folder of prepared data sets; None means `$RAYFED_CACHE`, else `~/.cache/rayfed`.
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
-        classes: Classes to use, in this order, or the number of first classes to use; None means all. Only
-            for readers that can select classes.
+        classes: Classes to use, in this order, or the number of first classes to use; None means all.
         aliases: Name of the domain or class by the name of a folder that is spelled differently.
         columns: Name of the column of `image`, `label`, `client` and `domain`, for readers of tables
             (data=hf/NAME); None, or a part that is left out: image and label by their types, no clients and
             one domain.
+        new_classes: Under protocol=base_to_new: the classes of which no client has an example, by name, or
+            the number of last classes; None: the second half of all.
+        targets: Under protocol=cross_dataset: the data sets on which the model is scored, a list of names, or
+            values of the section `data` by name, such as `{dtd: {root: DTD}}`. The value `template` is their
+            class prompt; without it they have that of the model.
         held_out: Domain or domains without clients; all their images test the global model.
         on_bad_image: `stop` ends the command at an image that cannot be decoded, `skip` leaves it out.
         resize: How an image file becomes the square input of the model: `squash` resizes the whole image,
@@ -42,6 +46,9 @@ class DataConfig:
             stratified by class.
         shots: Largest number of training samples of each class that a client keeps; None: all. For
             protocol=few_shot a list, of which each number is a run; then None is 1, 2, 4, 8 and 16.
+        unseen_clients: Number of clients, or a share in [0, 1) of them, that never train and are scored
+            beside the others; the seed draws them. For protocol=unseen_clients a number or a list, of which
+            each entry is a run.
         val: Fraction in [0, 1), or number, of a client's samples for validation.
         test: As `val`, for testing; `official` is the official test split of the data set, which the clients
             of a domain share.
@@ -66,11 +73,14 @@ class DataConfig:
     classes: list[str] | int | None = None
     aliases: dict[str, str] | None = None
     columns: dict[str, str] | None = None
+    new_classes: list[str] | int | None = None
+    targets: list[str] | dict[str, dict[str, Any]] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"
     resize: Literal["auto", "squash", "crop"] = "auto"
     limit: float | int | None = None
     shots: int | list[int] | None = None
+    unseen_clients: float | int | list[float | int] | None = None
     val: float | int = 0.1
     test: Literal["official"] | float | int = 0.2
     augment: AugmentConfig | None = None
@@ -101,8 +111,7 @@ def check_config(config: DataConfig) -> None:
             f"data.limit: {limit} is neither a number of images >= 1 nor a fraction in (0, 1]; "
             "use null for no limit"
         )
-    if config.shots is not None:
-        _check_shots(config)
+    _check_protocol(config)
     check_partition(config.partition)
     if config.population is not None:
         _check_population(config.partition)
@@ -124,6 +133,19 @@ def _check_population(partition: PartitionConfig) -> None:
         )
 
 
+def _check_protocol(config: DataConfig) -> None:
+    """Raise ConfigError for what only the runs of a protocol may have, or none of them."""
+    if config.shots is not None:
+        _check_shots(config)
+    if config.unseen_clients is not None:
+        _check_unseen(config)
+    for key, protocol in (("new_classes", "base_to_new"), ("targets", "cross_dataset")):
+        if (value := getattr(config, key)) is not None:
+            raise ConfigError(
+                f"data.{key}: {value} has no effect without protocol={protocol}; set that, or leave it out"
+            )
+
+
 def _check_shots(config: DataConfig) -> None:
     if isinstance(config.shots, list):
         raise ConfigError(
@@ -136,6 +158,20 @@ def _check_shots(config: DataConfig) -> None:
         raise ConfigError(
             f"data.shots: {config.shots} cannot be used with data.population, whose clients draw their "
             f"samples; set data.population.size, and leave it out"
+        )
+
+
+def _check_unseen(config: DataConfig) -> None:
+    if isinstance(config.unseen_clients, list):
+        raise ConfigError(
+            f"data.unseen_clients: {config.unseen_clients} is a list, for which protocol=unseen_clients "
+            f"makes one run each; set that, or one number"
+        )
+    _check_share("data.unseen_clients", config.unseen_clients)
+    if config.population is not None:
+        raise ConfigError(
+            f"data.unseen_clients: {config.unseen_clients} cannot be used with data.population; set "
+            f"data.partition.clients_per_domain in its place"
         )
 
 

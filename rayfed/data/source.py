@@ -131,7 +131,7 @@ def task_of(source: Source) -> str:
 ONE_DOMAIN = "all"
 """The domain of a data set that has no domains."""
 
-KEYS = {"classes": "choose classes", "aliases": "rename folders", "columns": "choose columns"}
+KEYS = {"aliases": "rename folders", "columns": "choose columns"}
 """Keys of the config that only some readers have, and what these do with them."""
 
 
@@ -143,7 +143,7 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
         resize: How images become squares under `data.resize=auto`.
 
     Raises:
-        ConfigError: There is no such reader, or it cannot use `data.classes`, `data.aliases` or
+        ConfigError: There is no such reader, or it cannot use `data.root`, `data.aliases`, `data.columns` or
             `data.resize`.
     """
     reader = READERS.load(config.reader)
@@ -165,12 +165,15 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
     return reader(**{option: values[option] for option in options})
 
 
-def choose_classes(wanted: Sequence[str] | int | None, present: Sequence[str]) -> list[str]:
+def choose_classes(
+    wanted: Sequence[str] | int | None, present: Sequence[str], key: str = "data.classes"
+) -> list[str]:
     """The classes to use, in the order of their labels.
 
     Args:
         wanted: The value of `data.classes`: names in this order, a number of first classes, or None for all.
         present: Names of all classes of the data set.
+        key: Key of the config that `wanted` is the value of.
 
     Raises:
         ConfigError: A class does not exist or is listed twice, or there are fewer than the number.
@@ -179,15 +182,13 @@ def choose_classes(wanted: Sequence[str] | int | None, present: Sequence[str]) -
         return list(present)
     if isinstance(wanted, int):
         if not 1 <= wanted <= len(present):
-            raise ConfigError(
-                f"data.classes: {wanted} of {len(present)} classes; use a number of 1..{len(present)}"
-            )
+            raise ConfigError(f"{key}: {wanted} of {len(present)} classes; use a number of 1..{len(present)}")
         return list(present[:wanted])
     for position, name in enumerate(wanted):
         if name not in present:
-            raise ConfigError(unknown("data.classes", name, present))
+            raise ConfigError(unknown(key, name, present))
         if name in wanted[:position]:
-            raise ConfigError(f"data.classes: {name!r} is listed twice; list each class once")
+            raise ConfigError(f"{key}: {name!r} is listed twice; list each class once")
     return list(wanted)
 
 

@@ -102,6 +102,8 @@ class Diagnosis:
 def diagnose(config: Config) -> Diagnosis:
     """Prepare an experiment, run one of its clients, and compare needed with available resources.
 
+    Of a protocol, the first run counts.
+
     Raises:
         ConfigError: The input is wrong, or no cluster answers at `cluster.address`.
         ClientError: The client failed.
@@ -111,10 +113,11 @@ def diagnose(config: Config) -> Diagnosis:
     from rayfed.engine.preflight import plan_actors
     from rayfed.engine.setup import prepare
     from rayfed.executors.mps import mps_runs
+    from rayfed.experiment.plan import first_run
     from rayfed.record.tracking import check_trackers
 
     check_trackers(config.trackers)
-    setup = prepare(config)
+    setup = prepare(first_run(config))
     where, nodes = _nodes(config)
     problems: list[str] = []
     found: Plan | None = None
@@ -280,9 +283,13 @@ def _advice(config: Config, measured: Measurement) -> list[str]:
 
 
 def _describe(config: Config, setup: Setup) -> str:
+    from rayfed.config.variants import PROTOCOLS
+
     experiment = setup.experiment
     runs = (
-        f"; protocol={config.protocol}: one such run for each domain" if config.protocol != "single" else ""
+        f"; protocol={config.protocol}: several such runs ({PROTOCOLS[config.protocol].data})"
+        if config.protocol in PROTOCOLS
+        else ""
     )
     return (
         f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}: "

@@ -12,18 +12,22 @@ from rayfed.heterogeneity.faults import Faults
 from rayfed.types import ServerState
 
 
-def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, Any]:
+def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, float | str]:
     """Accuracy columns of a round: those of the model that the method deploys have no prefix.
 
+    Those of other models begin with its name, except that the global model is the one that is scored on
+    held-out domains and by unseen clients, whatever a method deploys.
+
     Args:
-        scores: Evaluations by model, `global` and `personal`.
-        deploys: Which of the two the method deploys. Columns of the other one begin with its name.
+        scores: Evaluations by model: `global`, `personal`, or `adapted` (`rayfed.engine.adapted`).
+        deploys: Which of the first two the method deploys.
     """
-    row: dict[str, Any] = {}
+    row: dict[str, float | str] = {}
     for model, scored in scores.items():
         columns = summary(scored)
         prefix = "" if model == deploys else f"{model}_"
-        row |= {name if name.startswith("held_out") else prefix + name: v for name, v in columns.items()}
+        bare = ("held_out_", "unseen_") if model == "global" else ()
+        row |= {name if name.startswith(bare) else prefix + name: v for name, v in columns.items()}
     return row
 
 

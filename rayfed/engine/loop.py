@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from rayfed.clients import ClientTable
+from rayfed.engine.adapted import Adapting, score_adapted
 from rayfed.engine.columns import cost_columns, fault_columns, headline
 from rayfed.engine.sampling import sample
 from rayfed.errors import NobodyAnsweredError, ServerError, one_line
@@ -59,6 +60,7 @@ class Experiment:
         channel: What happens to answers between training and the sum.
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
         cost: Floating-point operations and trained numbers of a visit; None: they are not counted.
+        adapting: Clients that never train and are also scored after a few local steps; None: there are none.
     """
 
     server: Server
@@ -82,6 +84,7 @@ class Experiment:
     channel: Channel = OPEN
     privacy: Privacy | None = None
     cost: Cost | None = None
+    adapting: Adapting | None = None
 
 
 def run_rounds(
@@ -111,6 +114,8 @@ def run_rounds(
         scores: dict[str, Evaluation] = {}
         if is_due(experiment.evaluate_every, r, experiment.rounds):
             scores["global"] = score_global(experiment, cohort, state)
+            if experiment.adapting:
+                scores["adapted"] = score_adapted(experiment.adapting, experiment.local, cohort, state)
             if experiment.validate:
                 cohort.measure(**validation(experiment, cohort, state))
         if own := personal(own, cohort.ledger.scores, experiment.clients):

@@ -15,6 +15,7 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
+from rayfed.engine.adapted import adapting
 from rayfed.engine.channels import make_channel
 from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import Experiment
@@ -27,6 +28,7 @@ from rayfed.engine.memory import (
     why_whole_batches,
 )
 from rayfed.engine.packing import packs_of, scores_alone
+from rayfed.engine.scored import check_scored
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import (
@@ -98,7 +100,7 @@ def prepare(
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
     known = shared or Shared()
     where = (config.data, shape.size, shape.task, shape.resize)
-    dataset = known.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
+    dataset = dataset_of(config, known)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
     _check_augment(dataset.task, config)
@@ -106,6 +108,7 @@ def prepare(
         "partition", (where, config.seed), lambda: partition_of(dataset, config.data, config.seed)
     )
     world = _world(config, parts, dataset, partition)
+    check_scored(config, world)
     work = world.train.examples
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
     pixels = shape.size if world.objective.pixels else 0
@@ -136,6 +139,13 @@ def prepare(
         dataset=dataset,
         group=group,
     )
+
+
+def dataset_of(config: Config, shared: Shared) -> Dataset:
+    """The data set of a config, prepared for its model. Args: shared: what was made before."""
+    shape = without_values(config)
+    where = (config.data, shape.size, shape.task, shape.resize)
+    return shared.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
 
 
 def without_values(config: Config) -> Backbone:
@@ -276,4 +286,5 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         block_bytes=model.block_bytes,
         channel=channel,
         privacy=privacy,
+        adapting=adapting(config, parts.server, partition),
     )

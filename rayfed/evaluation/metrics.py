@@ -45,12 +45,14 @@ class Evaluation:
         domains: Scores by domain, over all examples of its test sets.
         held_out: Scores by domain, for domains without clients.
         others: Number of clients by domain that have the score of their domain and are not in `clients`.
+        unseen: Scores by client, for clients that never train; no other score counts them.
     """
 
     clients: Mapping[str, Score]
     domains: Mapping[str, Score]
     held_out: Mapping[str, Score]
     others: Mapping[str, int] = field(default_factory=dict)
+    unseen: Mapping[str, Score] = field(default_factory=dict)
 
     def by_client(self) -> list[tuple[Score, int]]:
         """The scores of all clients, each with the number of clients that have it."""
@@ -70,20 +72,22 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
     domains: dict[str, list[Score]] = {}
     held_out: dict[str, Score] = {}
     others: dict[str, int] = {}
+    unseen: dict[str, Score] = {}
     for unit in sets:
         answer = answers.get(unit.id)
         if answer is None or not answer.num_examples:
             continue
         score = _score(answer.metrics, answer.num_examples)
         clients.update(dict.fromkeys(unit.clients, score))
+        unseen.update(dict.fromkeys(unit.unseen, score))
         if unit.is_held_out:
             held_out[unit.domain] = score
-        else:
+        elif unit.clients or unit.others:
             domains.setdefault(unit.domain, []).append(score)
         if unit.others:
             others[unit.domain] = unit.others
     pooled = {domain: pool(scores) for domain, scores in domains.items()}
-    return Evaluation(clients=clients, domains=pooled, held_out=held_out, others=others)
+    return Evaluation(clients=clients, domains=pooled, held_out=held_out, others=others, unseen=unseen)
 
 
 def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
@@ -108,7 +112,8 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
         and sigma_type: population standard deviations over clients and over domains; worst_domain and
         worst_domain_accuracy: name and accuracy of the worst domain; worst_client_accuracy;
         worst_tenth_accuracy and best_tenth_accuracy: means over a tenth of the clients, for ten clients or
-        more; loss: unweighted mean over clients; held_out_accuracy: unweighted mean over held-out domains.
+        more; loss: unweighted mean over clients; held_out_accuracy: unweighted mean over held-out domains;
+        unseen_accuracy and unseen_worst_accuracy: unweighted mean and minimum over clients that never train.
         All accuracies and deviations are fractions. For a task with another metric, its name replaces
         `accuracy`.
     """
@@ -135,6 +140,10 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
     if scores.held_out:
         metric = next(iter(scores.held_out.values())).metric
         row[f"held_out_{metric}"] = float(np.mean([s.value for s in scores.held_out.values()]))
+    if scores.unseen:
+        metric = next(iter(scores.unseen.values())).metric
+        values = [s.value for s in scores.unseen.values()]
+        row |= {f"unseen_{metric}": float(np.mean(values)), f"unseen_worst_{metric}": min(values)}
     return row
 
 

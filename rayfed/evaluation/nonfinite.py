@@ -98,7 +98,7 @@ def _of_scores(scores: Mapping[str, Evaluation]) -> Iterator[NonFinite]:
         if model == "personal":  # they came with the clients' answers, of this round or an earlier one
             continue
         drawn = {domain: found.domains[domain] for domain in found.others}
-        for where in (found.clients, drawn, found.held_out):
+        for where in (found.clients, drawn, found.held_out, found.unseen):
             for name, score in where.items():
                 for what, value in (("loss", score.loss), (score.metric, score.value)):
                     if _is_bad(value):

@@ -35,17 +35,19 @@ class EvaluationSet:
         clients: Clients that get this score.
         others: Number of further clients that get this score and are not listed, because they are drawn from
             a virtual population.
+        unseen: Clients that get this score and never train.
     """
 
     id: str
     domain: str
     clients: tuple[str, ...]
     others: int = 0
+    unseen: tuple[str, ...] = ()
 
     @property
     def is_held_out(self) -> bool:
         """Whether no client has examples of this domain."""
-        return not self.clients and not self.others
+        return not self.clients and not self.others and not self.unseen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ def evaluation_sets(
 ) -> tuple[EvaluationSet, ...]:
     """Test sets of a partition, each scored once.
 
-    Test sets of domains are always scored. Where clients have sets of their own, `wanted` clients are drawn,
-    the same in all rounds and for all methods.
+    Test sets of domains are always scored. Where clients have sets of their own, `wanted` of the clients that
+    train and as many of the others are drawn, the same in all rounds and for all methods.
 
     Args:
         partition: The examples of all clients and domains.
@@ -116,20 +118,45 @@ def evaluation_sets(
     if partition.official_test and not per_client:
         for domain, places in zip(table.domains, table.places_by_domain(), strict=True):
             listed = () if partition.drawn is not None else tuple(table.names[place] for place in places)
+            own = {
+                "clients": tuple(name for name in listed if name not in partition.unseen),
+                "unseen": tuple(name for name in listed if name in partition.unseen),
+            }
             others = 0 if listed else len(places)
-            sets.append(EvaluationSet(id=PREFIX + domain, domain=domain, clients=listed, others=others))
+            sets.append(EvaluationSet(id=PREFIX + domain, domain=domain, others=others, **own))
     else:
-        chosen = range(len(table)) if wanted == "all" else _drawn(len(table), wanted, seed)
-        names = [table.names[place] for place in chosen]
+        names = _chosen(partition, wanted, seed)
         sets += [EvaluationSet(id=name, domain=table[name].domain, clients=(name,)) for name in names]
+        sets += unseen_sets(partition, wanted, seed)
     return (*sets, *(EvaluationSet(id=PREFIX + d, domain=d, clients=()) for d in partition.held_out))
 
 
-def _drawn(clients: int, wanted: int, seed: int) -> Sequence[int]:
-    """Positions of the clients whose test sets are scored, ascending."""
-    if wanted >= clients:
-        return range(clients)
-    return sorted(generator(seed, "evaluation").choice(clients, size=wanted, replace=False).tolist())
+def unseen_sets(partition: Partition, wanted: Literal["all"] | int, seed: int) -> tuple[EvaluationSet, ...]:
+    """Test sets of the clients that never train, one for each of them, also where those of a domain share it.
+
+    Args:
+        partition: The examples of all clients.
+        wanted: Number of clients whose sets are scored.
+        seed: Seed of the experiment.
+    """
+    table = partition.table
+    return tuple(
+        EvaluationSet(id=name, domain=table[name].domain, clients=(), unseen=(name,))
+        for name in _chosen(partition, wanted, seed, unseen=True)
+    )
+
+
+def _chosen(partition: Partition, wanted: Literal["all"] | int, seed: int, unseen: bool = False) -> list[str]:
+    """The clients that train, or those that never do, whose test sets are scored, in their order."""
+    names = partition.table.names
+    places: Sequence[int] = range(0 if unseen else len(names))
+    if partition.unseen:
+        places = [place for place, name in enumerate(names) if (name in partition.unseen) == unseen]
+    if wanted != "all" and wanted < len(places):
+        rng = generator(seed, "evaluation", *(["unseen"] if unseen else []))
+        drawn = rng.choice(len(places), size=wanted, replace=False)
+        places = [places[place] for place in sorted(drawn.tolist())]
+    return [names[place] for place in places]
 
 
 def validation_sets(partition: Partition) -> dict[str, int]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayfed.engine.scored import scored
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.experiment.begin import begin, check_continuable
 from rayfed.experiment.show import Show
@@ -45,6 +47,9 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     """
     began = time.perf_counter()
     path = claim.path
+    if (trained := config.evaluation.model_of) is not None:
+        experiment, start = scored(trained, setup.experiment, setup.start)
+        setup = replace(setup, experiment=experiment, start=start)
     digest = finished(path, config.rounds) if resume else ""
     if digest:
         check_continuable(config, setup, path)

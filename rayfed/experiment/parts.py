@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.config.variants import PROTOCOLS
-from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, one_line
+from rayfed.engine.scored import model_digest
+from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
 from rayfed.experiment.alone import run_alone
 from rayfed.experiment.begin import tell_clients
 from rayfed.experiment.plan import Plan
@@ -120,7 +121,8 @@ def run_part(
         plan: The experiment, prepared.
         whole: Folder of which its folder is a part.
         show: What is shown.
-        resume: Continue the run in its folder, if there is one.
+        resume: Continue the run in its folder, if there is one. A run that scored the model of another one
+            begins anew where that model has changed since, such as by further rounds.
         session: Ray and the actors of the command.
         alone: Held while the list of files of `whole` is written to, where several threads run parts of it.
 
@@ -130,7 +132,11 @@ def run_part(
     Raises:
         RayFedError: The run failed.
     """
-    again = resume and (plan.path / "config.yaml").exists()
+    trained = plan.config.evaluation.model_of
+    if trained is not None and not model_digest(trained):
+        raise RayFedError(f"the run in {trained}, whose model would be scored, is not finished")
+    changed = trained is not None and model_digest(str(plan.path)) != model_digest(trained)
+    again = resume and (plan.path / "config.yaml").exists() and not changed
     with ExitStack() as held:
         with alone or nullcontext():
             if again:
@@ -176,12 +182,14 @@ def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whol
 
 
 def _describe_all(plan: Plan, show: Show) -> None:
-    """Show one table of the clients of all folds, where a client has the same examples in each of them."""
+    """Show one table of the clients of all runs, where a client has the same examples in each of them."""
     from rayfed.data.partition.groups import partition_of
     from rayfed.data.partition.manifest import describe
 
     setups = plan.setups
-    data = replace(plan.config.data, held_out=None, shots=None)
+    if len({setup.dataset.digest for setup in setups}) > 1:
+        return
+    data = replace(plan.config.data, held_out=None, shots=None, unseen_clients=None)
     try:
         whole = partition_of(setups[0].dataset, data, plan.config.seed)
     except ConfigError:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS, comparisons
+from rayfed.data.config import DataConfig
+from rayfed.data.shards import Dataset
 from rayfed.engine.preflight import check_resources
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup, dataset_of, prepare
 from rayfed.engine.shared import Shared
 from rayfed.federation.method import METHODS
 
@@ -89,11 +91,7 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     """
     if config.protocol in PROTOCOLS:
         shared = shared or Shared()
-
-        def domains() -> tuple[str, ...]:
-            return tuple(config.data.domains or prepare(config).dataset.domains)
-
-        runs = PROTOCOLS[config.protocol].parts(config, domains, path)
+        runs = _runs(config, path, shared)
         parts = {name: make_plan(run, Path(str(run.output)), shared) for name, run in runs.items()}
         return Plan(config=config, path=path, parts=parts)
     others = comparisons(config, path)
@@ -103,3 +101,23 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     setup = prepare(config, shared=shared)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
     return Plan(config=config, path=path, setup=setup, parts=parts)
+
+
+def first_run(config: Config) -> Config:
+    """The experiment itself, or the first run of its protocol.
+
+    Raises:
+        ConfigError: The protocol has no runs on these data.
+    """
+    if config.protocol not in PROTOCOLS:
+        return config
+    return next(iter(_runs(config, Path(config.output or "run"), Shared()).values()))
+
+
+def _runs(config: Config, path: Path, shared: Shared) -> dict[str, Config]:
+    """The runs of a protocol by name."""
+
+    def open_data(data: DataConfig) -> Dataset:
+        return dataset_of(replace(config, data=data), shared)
+
+    return PROTOCOLS[config.protocol].parts(config, open_data, path)

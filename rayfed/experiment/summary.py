@@ -52,14 +52,13 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
         folds: Folders of the finished runs, such as folds by held-out domain.
         tell: Called with the tables as text.
     """
-    from rayfed.report import few_shot, leave_one_out
     from rayfed.report.document import document
+    from rayfed.report.protocols import TABLES
 
-    tables_of = {"leave_one_out": leave_one_out.table_of, "few_shot": few_shot.table_of}
     words = PROTOCOLS[config.protocol].inside
     inside = {fold.name: words.format(name=name) for name, fold in folds.items()}
     with reading(path):
-        tables = tables_of[config.protocol](config, folds)
+        tables = TABLES[config.protocol](config, folds)
         text = document(path, tables.parts, _drawn(path, config.figures), inside)
     write_text(path / "report.md", text)
     tell("\n" + tables.text(terminal_width()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
-from rayfed.tuning.base import train_mode
+from rayfed.tuning.base import copies, train_mode
 from rayfed.types import Broadcast, Update
 
 SETS = "sets"
@@ -126,6 +127,35 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
         local.personalize(client, sent, update)
         metrics |= _named("personal", score(client, client.personal_split))
     return replace(update, metrics={**update.metrics, **metrics})
+
+
+def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:
+    """Task that scores the model which the client would deploy after a few steps from the received one.
+
+    What is trained is discarded: the store of the client and what stays at it are as before.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method, which trains as in a round but for the number of steps.
+        steps: Number of optimisation steps; a half that passes over the data several times takes as many in
+            each pass.
+
+    Returns:
+        An answer with the scores on the test split, as of `score`, and without tensors.
+    """
+    store = deepcopy(client.store)
+    values = copies(client.model)
+    client.config = replace(client.config, local_steps=steps, max_steps=None)
+    local.prepare(client, sent)
+    update = local.train(client, sent)
+    client.end_training()
+    local.personalize(client, sent, update)
+    metrics = score(client, "test")
+    client.load(values)
+    client.store.clear()
+    client.store.update(store)
+    return Update(client=client.id, num_examples=client.data.size("test"), metrics=metrics)
 
 
 def _named(prefix: str, metrics: dict[str, float]) -> dict[str, float]:

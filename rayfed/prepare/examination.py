@@ -9,11 +9,12 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from rayfed.data.cache import cache_folder
+from rayfed.data.chosen_classes import source_of
 from rayfed.data.config import DataConfig, Resize
 from rayfed.data.download_check import Inventory, nearby, take_inventory
 from rayfed.data.preparation import prepare
 from rayfed.data.published import PUBLISHED, PublishedDataset
-from rayfed.data.source import BadImageError, Listing, Source, make_source
+from rayfed.data.source import BadImageError, Listing, Source
 from rayfed.errors import ConfigError, one_line
 
 
@@ -55,7 +56,7 @@ def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "sq
         ConfigError: The folder does not exist, holds no images, or has lists that cannot be read.
     """
     published = PUBLISHED.get(name)
-    source = make_source(config, resize)
+    source = source_of(config, resize)
     try:
         listing = source.scan()
     except ConfigError as error:

@@ -230,7 +230,7 @@ class RunFolder:
                 model, _, metric = name.rpartition("/")
                 rows.append(self._row(number, answer.exchange, answer.client, model or "sent", metric, value))
         for model, scores in done.scores.items():
-            for kind in ("clients", "domains", "held_out"):
+            for kind in ("clients", "domains", "held_out", "unseen"):
                 for name, score in getattr(scores, kind).items():
                     for metric, value in ((score.metric, score.value), ("loss", score.loss)):
                         rows.append(self._row(number, f"report_{kind}", name, model, metric, value))

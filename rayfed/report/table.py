@@ -73,7 +73,7 @@ def final_table(folder: Path) -> Table:
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
-        after = (*_held_out_note(row), *cost_notes(history), *fault_notes(history))
+        after = (*_unseen_notes(row), *cost_notes(history), *fault_notes(history))
         return replace(table, notes=(*sample_note(config, now), *after))
     what = _examples(folder)
     counts = _counts(folder)
@@ -110,7 +110,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
                 f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
             )
-    return [*notes, *_held_out_note(row)]
+    return [*notes, *_unseen_notes(row)]
 
 
 LAST = 5
@@ -183,9 +183,10 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def _held_out_note(row: dict[str, Any]) -> Iterator[str]:
-    if metric := metric_of(row, "held_out_"):
-        yield f"mean over held-out domains {percent(row[f'held_out_{metric}'])}"
+def _unseen_notes(row: dict[str, Any]) -> Iterator[str]:
+    for prefix, what in (("held_out_", "held-out domains"), ("unseen_", "unseen clients")):
+        if metric := metric_of(row, prefix):
+            yield f"mean over {what} {percent(row[prefix + metric])}"
 
 
 def client_table(

@@ -55,6 +55,8 @@ def line(row: Row, rounds: int, width: int | None = None) -> str:
         ]
     if held_out := metric_of(row, "held_out_"):
         parts.append(f"held out {100 * row[f'held_out_{held_out}']:5.1f}")
+    if unseen := metric_of(row, "unseen_"):
+        parts.append(f"unseen clients {100 * row[f'unseen_{unseen}']:5.1f}")
     if row.get("missing"):
         parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]

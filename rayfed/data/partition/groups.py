@@ -13,13 +13,15 @@ from rayfed.data.partition.dealing import Indices
 from rayfed.data.partition.make import Partition, make_partition
 from rayfed.data.partition.population import Population, VirtualPartition
 from rayfed.data.partition.shots import keep_shots
+from rayfed.data.partition.unseen import hold_back
 from rayfed.data.shards import Dataset
 
 
 def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
     """Partition a data set by samples, or by groups if it has groups and `by_group` is set.
 
-    With `data.shots`, every client then keeps a few training samples of each class only.
+    With `data.shots`, every client then keeps a few training samples of each class only; with
+    `data.unseen_clients`, some clients never train.
 
     Args:
         dataset: The prepared data set.
@@ -30,9 +32,11 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
         ConfigError: The data cannot be partitioned as the config asks, see `make_partition`.
     """
     whole = _whole(dataset, config, seed)
-    if not isinstance(config.shots, int):
-        return whole
-    return keep_shots(whole, dataset.labels, config.shots, seed)
+    if isinstance(config.shots, int):
+        whole = keep_shots(whole, dataset.labels, config.shots, seed)
+    if isinstance(config.unseen_clients, int | float) and config.unseen_clients:
+        whole = hold_back(whole, config.unseen_clients, seed)
+    return whole
 
 
 def _whole(dataset: Dataset, config: DataConfig, seed: int) -> Partition:

@@ -141,10 +141,17 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         yield f"the samples of a client are drawn with replacement from {samples}, when it takes part"
     if partition.pooled:
         yield "pooled: one client trains on the train and val samples of all"
+    if partition.unseen:
+        yield f"never train (data.unseen_clients): {_few(sorted(partition.unseen))}"
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_ROWS} more" if len(names) > MAX_ROWS else ""
+    return ", ".join(names[:MAX_ROWS]) + more
 
 
 def to_table(partition: Partition, dataset: Dataset) -> pa.Table:

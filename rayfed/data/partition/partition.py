@@ -45,12 +45,14 @@ class Partition:
         held_out: Indices of all samples of each held-out domain.
         official_test: Whether the clients of a domain share its official test split.
         pooled: Whether one client trains on the samples of all clients (the centralised reference).
+        unseen: Ids of the clients that never train.
     """
 
     clients: Sequence[ClientSplit]
     held_out: dict[str, Indices]
     official_test: bool
     pooled: bool
+    unseen: frozenset[str] = frozenset()
 
     @property
     def drawn(self) -> Drawn | None:
@@ -64,10 +66,11 @@ class Partition:
 
     @cached_property
     def trainers(self) -> Sequence[ClientSplit]:
-        """The clients that train: all, or with `pooled` a single one that has the samples of all."""
+        """The clients that train, or with `pooled` a single one that has the samples of all of them."""
+        seen = tuple(c for c in self.clients if c.id not in self.unseen) if self.unseen else self.clients
         if not self.pooled:
-            return self.clients
-        train, val, test = (union([getattr(c, s) for c in self.clients]) for s in SPLITS)
+            return seen
+        train, val, test = (union([getattr(c, s) for c in seen]) for s in SPLITS)
         return (ClientSplit(id="pooled", domain="pooled", train=train, val=val, test=test),)
 
     @cached_property
@@ -78,7 +81,7 @@ class Partition:
     @cached_property
     def training(self) -> ClientTable:
         """Facts about the clients that train."""
-        return table_of(self.trainers) if self.pooled else self.table
+        return table_of(self.trainers) if self.pooled or self.unseen else self.table
 
     @property
     def longest(self) -> int:
@@ -127,6 +130,7 @@ class Partition:
     def _facts(self) -> Iterator[tuple[str, list[Indices]]]:
         """What the digest depends on besides held-out domains, by name."""
         yield from ((f"{c.id}|{c.domain}", [c.train, c.val, c.test]) for c in self.clients)
+        yield from ((f"unseen|{name}", []) for name in sorted(self.unseen))
 
     def _by_domain(self, split: str) -> dict[str, list[Indices]]:
         parts: dict[str, list[Indices]] = {}

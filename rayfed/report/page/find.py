@@ -13,6 +13,7 @@ from rayfed.errors import ConfigError
 from rayfed.record.layout import COMPARE
 from rayfed.record.readers import read_json, read_parquet, read_yaml, reading
 from rayfed.report.page.parts import Cell, Column, Grid, Kind
+from rayfed.report.page.protocol import protocol_tables
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.settings import NOT_COMPARED, again, flat, word
 
@@ -85,7 +86,10 @@ def find(path: Path) -> Found:
         title = f"{first.run.method} on {first.run.data}, each domain held out in turn"
     else:
         title = first.run.tables.name
-    return Found(title=title, members=members, repeat=again(path / "config.yaml"))
+    heading, tables = "The protocol", protocol_tables(path)
+    return Found(
+        title=title, members=members, heading=heading, tables=tables, repeat=again(path / "config.yaml")
+    )
 
 
 def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:

@@ -94,6 +94,8 @@ STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
     MEAN: ("percent", lambda m: m.run.number("{}_domain")),
     "mean over clients": ("percent", lambda m: m.run.number("{}")),
     "worst domain": ("percent", lambda m: m.run.number("worst_domain_{}")),
+    "unseen clients": ("percent", lambda m: m.run.unseen.get("unseen clients")),
+    "unseen clients, adapted": ("percent", lambda m: m.run.unseen.get("unseen clients, adapted")),
     "worst tenth of the clients": ("percent", lambda m: m.run.number("worst_tenth_{}")),
     "sigma_type": ("points", lambda m: m.run.number("sigma_type")),
     "sigma_client": ("points", lambda m: m.run.number("sigma_client")),

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 KINDS = {"report_clients": "client", "report_domains": "domain", "report_held_out": "held out"}
 """Exchanges of the table `clients` that hold scores of the evaluation, and whose scores they are."""
 
+UNSEEN: Mapping[str, str] = {
+    "unseen clients": "unseen_{}",
+    "worst unseen client": "unseen_worst_{}",
+    "unseen clients, adapted": "adapted_unseen_{}",
+}
+"""Columns of a round about clients that never train, `{}` being the metric, by their words."""
+
 
 class PageRun:
     """One run. Its files are read when they are needed.
@@ -109,6 +116,12 @@ class PageRun:
     def held_out_score(self) -> float | None:
         """Mean over the domains of which no client has an example."""
         return self.row.get(f"held_out_{self.metric}")
+
+    @property
+    def unseen(self) -> dict[str, float]:
+        """Scores of the clients that never train, in the reported round; empty where all clients train."""
+        found = ((words, self.row.get(key.format(self.metric))) for words, key in UNSEEN.items())
+        return {words: value for words, value in found if value is not None}
 
     def columns_of(self, name: str) -> list[str]:
         """Names of the columns of a table; none where the run has no such table."""

@@ -34,7 +34,6 @@ QUANTILES = {
 }
 """What stands for the clients where there are too many of them."""
 
-
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
     "{}": ("mean over clients, %", "percent"),
     "{}_domain": ("mean over domains, %", "percent"),
@@ -48,14 +47,15 @@ HEADLINES: Mapping[str, tuple[str, Kind]] = {
 
 def summary(run: PageRun) -> Section:
     """The numbers that matter most, and notes on the run."""
-    facts = _rules(run)
-    return Section("Summary", [Tiles(title="Result", pairs=list(_pairs(run))), Text(sentences=facts)])
+    return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Text(sentences=_rules(run))])
 
 
 def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     for key, (words, kind) in HEADLINES.items():
         if (value := run.number(key)) is not None:
             yield words.format(run.row.get(f"{run.prefix}worst_domain")), Column("", kind).show(value)
+    for words, value in run.unseen.items():
+        yield f"{words}, %", Column("", "percent").show(value)
     if run.held_out_score is not None:
         name = ", ".join(run.tables.held_out)
         yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)

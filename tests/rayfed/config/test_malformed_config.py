@@ -187,7 +187,7 @@ CASES = [
         "data.held_out | leaves no domain",
         "data.domains=[street] | data.held_out=street",
     ),
-    Case("classes of data that has its own", "data.classes", "data.classes=[zero]"),
+    Case("a class that does not exist", "data.classes | zero", "data.classes=[zero]"),
     Case("a reader that does not exist", "data.reader | nothing", "data.reader=nothing"),
     Case(
         "a reader that is no reader",

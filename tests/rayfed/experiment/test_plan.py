@@ -6,7 +6,7 @@ import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.config.variants import comparisons
-from rayfed.experiment.plan import Plan
+from rayfed.experiment.plan import Plan, first_run
 
 
 def plan(*overrides):
@@ -39,3 +39,10 @@ def test_folds_are_named_once_with_the_same_words():
     fold = plan("algorithm=fedclip", "rounds=3")
     whole = Plan(config=fold.config, path=fold.path, parts={"street": fold})
     assert whole.in_words == REASON
+
+
+def test_the_first_run_of_a_protocol_or_the_experiment_itself():
+    single = load_config(["data.shots=2"])
+    assert first_run(single) is single
+    few = first_run(load_config(["protocol=few_shot", "data.shots=[3,1]"]))
+    assert (few.data.shots, few.protocol) == (3, "single")

@@ -1,0 +1,67 @@
+"""The tables of a protocol on the page about its runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayfed.config.generalization import folder_name
+from rayfed.config.schema import load_run
+from rayfed.errors import ConfigError
+from rayfed.record.folder import TENSORS
+from rayfed.record.readers import read_yaml
+from rayfed.report.leave_one_out import methods_in
+from rayfed.report.page.parts import Cell, Column, Grid
+from rayfed.report.protocols import TABLES
+from rayfed.report.table import Table
+
+
+def protocol_tables(path: Path) -> list[Grid]:
+    """The tables of report.md, from the finished runs of a protocol; none for the folder of anything else.
+
+    The runs are in the order of their names, in which numbers count as such, that on the data set of the
+    clients first.
+    """
+    if str(read_yaml(path / "config.yaml").get("protocol")) not in TABLES:
+        return []
+    try:
+        config = load_run(path)
+    except ConfigError:  # such as a method that is not installed here; its runs are shown nevertheless
+        return []
+    runs = [file.parent for file in path.glob("*/config.yaml")]
+    done = [run for run in runs if all((own / TENSORS).is_file() for _, own in methods_in(config, run))]
+    first = folder_name(config.data.name)
+    folders = {run.name: run for run in sorted(done, key=lambda run: (run.name != first, _natural(run.name)))}
+    return [grid_of(table) for table in TABLES[config.protocol](config, folders).parts] if folders else []
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    """What names are sorted by, so that numbers in them are in order."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", name)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+
+
+def grid_of(table: Table) -> Grid:
+    """A table of text as one that can be sorted; columns in which all words are numbers hold numbers."""
+    places = range(len(table.columns))
+    numeric = [all(_number(row[i]) is not None for row in table.rows if row[i]) for i in places]
+    columns = [
+        Column(name, "number" if own and i else "text")
+        for i, (name, own) in enumerate(zip(table.columns, numeric, strict=True))
+    ]
+    rows: list[Sequence[Cell]] = [
+        [
+            _number(text) if column.kind == "number" else text
+            for text, column in zip(row, columns, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return Grid(title=table.title, caption=" ".join(table.notes), columns=columns, rows=rows)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
