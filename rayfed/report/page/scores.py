@@ -103,9 +103,7 @@ def over_rounds(run: PageRun) -> Section:
         for metric in (run.metric, "loss"):
             axis = Axis(name="loss") if metric == "loss" else share_axis(run.metric)
             if found := _by_domain(run, model, metric):
-                caption = (
-                    "One curve a domain; a band goes from the lowest to the highest client of the domain."
-                )
+                caption = "One curve a domain; its band goes from the lowest to the highest of its clients."
                 if any(one.dashed for one in found):
                     caption += " Dashed: a domain of which no client has an example."
                 if len(found) == len(QUANTILES):
@@ -280,12 +278,8 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
     """A row for each client, or the quantiles of each domain."""
     loss = run.now("client", run.deployed, "loss")
     if len(own) <= MOST_CLIENTS:
-        columns = [
-            Column("client"),
-            Column("domain"),
-            Column(run.metric, "percent"),
-            Column("loss", "number"),
-        ]
+        numbers = Column(run.metric, "percent"), Column("loss", "number")
+        columns = [Column("client"), Column("domain"), *numbers]
         rows: list[list[Cell]] = [
             [str(cid), run.clients.get(str(cid), ""), float(own[cid]), float(loss.get(cid, np.nan))]
             for cid in [

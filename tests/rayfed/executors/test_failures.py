@@ -275,17 +275,16 @@ def test_an_actor_killed_in_every_round_changes_nothing(setup, pool, monkeypatch
 
 
 PHASES = {  # of the round
-    "prepare": ("harmofl", "amplitude"),
     "summarise": ("fedgcr", "samples"),
     "fit": ("ditto", "fit"),
+    "prepare": ("harmofl", "amplitude"),
     "evaluate": ("ga", "gap"),
     "report": ("fedavg", "report"),
 }
+QUICK = ("summarise", "fit")
 
 
-@pytest.mark.parametrize(
-    "phase", [pytest.param(name, marks=() if name in ("summarise", "fit") else STEADY) for name in PHASES]
-)
+@pytest.mark.parametrize("phase", [pytest.param(p, marks=() if p in QUICK else STEADY) for p in PHASES])
 def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two, monkeypatch):
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))
