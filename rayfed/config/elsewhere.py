@@ -16,9 +16,15 @@ CLIENTS = (
     "data.partition.clients_per_domain is how many each domain has, clients_per_round how many take part"
 )
 
+SEEDS = (
+    "a run has one seed; run it again with seed=1, seed=2, ...; rayfed report RUN RUN ... shows their mean"
+)
+
 SENTENCES: Mapping[str, str] = {
     **dict.fromkeys(("device", "cuda", "gpu", "gpus", "use_gpu", "num_gpus_per_client"), GPUS),
     **dict.fromkeys(("clients", "num_clients", "n_clients"), CLIENTS),
+    "config": "write --config FILE, with spaces, to start from a saved config",
+    **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), SEEDS),
 }
 """What is said about keys that other programs have."""
 

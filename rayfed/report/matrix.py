@@ -61,8 +61,10 @@ def methods_text(config: Config) -> str:
     """
     configs = [config, *comparisons(config, Path()).values()]
     what = "one run" if len(configs) == 1 else f"{len(configs)} methods on the same data (compare)"
+    if config.protocol in PROTOCOLS:
+        what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"
     rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
-    return table_text(f"{what}; the experiment is no table of a paper", rows, ())
+    return table_text(what, rows, ())
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:
@@ -70,11 +72,14 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
 
     Args:
         title: Its title.
-        rows: One for each cell: row, setting, seeds, the five parts of `describe`, published numbers.
+        rows: One for each cell: row, setting, seeds, the five parts of `describe`, published numbers. What is
+            empty in all of them gets no column.
         below: Lines below the table.
     """
-    columns = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
-    return Table(title, columns, tuple(rows), tuple(below)).text(terminal_width())
+    names = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
+    columns = [(name, *cells) for name, *cells in zip(names, *rows, strict=True) if any(cells)]
+    head, *cells = zip(*columns, strict=True)
+    return Table(title, head, tuple(cells), tuple(below)).text(terminal_width())
 
 
 def describe(config: Config) -> tuple[str, str, str, str, str]:

@@ -70,6 +70,8 @@ class Arguments(argparse.ArgumentParser):
     def _refused(self, text: str) -> str:
         """The message for an option that does not exist; the name of a config key may be meant."""
         name, equals, value = text.partition("=")
+        if not text.startswith("-"):
+            return f"{text}: one argument too many; write {(self.usage or self.prog).splitlines()[0]}"
         if near := difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7):
             advice = f"did you mean {near[0]}?"
         elif name.startswith("--") and any(action.dest == "overrides" for action in self._actions):

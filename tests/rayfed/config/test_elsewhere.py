@@ -33,6 +33,11 @@ def test_a_device_is_answered_with_a_sentence():
     assert message.startswith("device: no such key; GPUs are used when present (cluster.gpus_per")
 
 
+def test_a_list_of_methods_without_brackets_is_answered_with_the_list():
+    message = refused("compare=fedavg,fedprox")
+    assert message == "compare: 'fedavg,fedprox' is not a list; write compare=[fedavg,fedprox]"
+
+
 def test_a_key_that_is_nowhere_names_those_of_its_section():
     message = refused("train.lrr=1")
     assert message.startswith("train.lrr: no such key; did you mean 'lr'? Keys here: ")

@@ -14,6 +14,13 @@ def test_every_compared_method_has_a_row_with_what_it_would_run_with():
     assert "1 rounds" in rows[2]  # nothing is trained
 
 
+def test_a_protocol_says_how_many_runs_there_are_and_no_column_is_empty():
+    text = matrix_of(["algorithm=fedavg", "protocol=leave_one_out"])
+    title, _, head, *_ = text.splitlines()
+    assert title == "one run for each held-out domain (protocol=leave_one_out)"
+    assert head.split() == ["seeds", "method", "tuning", "model", "data", "training"]
+
+
 def test_a_config_file_is_described_with_the_overrides_of_the_command(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(load_config(["algorithm=fedprox", "rounds=9"])))
     text = matrix_of(["seed=5"], tmp_path / "config.yaml")
