@@ -20,6 +20,16 @@ def python(script):
     return done.stdout.strip()
 
 
+def test_a_python_without_the_libraries_says_which_one_to_use():
+    for code, arguments in ((2, ["-m", "rayfed.run"]), (1, ["-c", "import rayfed"])):
+        command = [sys.executable, "-S", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        assert done.returncode == code
+        *before, last = done.stderr.splitlines()
+        assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs" in last
+        assert not before or code == 1
+
+
 def test_an_author_needs_no_other_module():
     from rayfed.experiment.simulate import simulate
     from rayfed.federation import client, cohort, local, method, server
