@@ -21,7 +21,7 @@ _NEEDED = ("numpy", "ray", "torch", "yaml")
 
 if _missing := [name for name in _NEEDED if find_spec(name) is None]:
     _MESSAGE = (
-        f"{sys.executable} does not have {', '.join(_missing)}; in a checkout, `make run` installs RayFed into "
+        f"{sys.executable} does not have {', '.join(_missing)}; in a checkout, `make run` installs them into "
         f".venv: use .venv/bin/python, or activate it with `. .venv/bin/activate`"
     )
     if sys.argv[:1] == ["-m"]:  # the name of a command while Python looks for its module

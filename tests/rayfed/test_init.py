@@ -26,7 +26,7 @@ def test_a_python_without_the_libraries_says_which_one_to_use():
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
         assert done.returncode == code
         *before, last = done.stderr.splitlines()
-        assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs" in last
+        assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs them" in last
         assert not before or code == 1
 
 
