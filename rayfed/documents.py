@@ -214,7 +214,8 @@ def check_run_folder(path: Path) -> None:
             f"{path}: there is no such folder; give the folder of a run, such as those under runs/"
         )
     if not os.path.lexists(path / "config.yaml"):
-        raise ConfigError(f"{path}: holds no run (there is no config.yaml){_run_near(path)}")
+        reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
+        raise ConfigError(f"{path}: {reason}{_run_near(path)}")
 
 
 def _run_near(path: Path) -> str:

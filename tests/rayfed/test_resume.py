@@ -84,7 +84,9 @@ def test_a_finished_run_can_be_made_longer(small, capsys):
     assert whole.sha256[:16] in capsys.readouterr().out
     assert tables(run.path) == tables(whole.path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["rounds"] == 4
-    assert main([str(run.path), "--quiet"]) == 0  # nothing is left to do
+    assert "all 4 rounds are finished" not in capsys.readouterr().out
+    assert main([str(run.path)]) == 0
+    assert "all 4 rounds are finished; rounds=+20 adds 20 more" in capsys.readouterr().out
 
 
 def test_a_damaged_last_checkpoint_costs_rounds_not_the_run(small, caplog):

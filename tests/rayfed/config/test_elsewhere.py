@@ -5,6 +5,8 @@ import pickle
 import pytest
 
 from rayfed.config.parse import UnknownKeyError
+from rayfed.config.schema import load_config
+from rayfed.errors import ConfigError
 from tests.conftest import refused
 
 
@@ -70,3 +72,20 @@ def test_a_hyperparameter_of_other_methods_names_these(key):
 )
 def test_the_keys_that_are_listed_are_said_to_be_of_what_was_chosen(key, whose):
     assert whose in refused("algorithm=fedgcr", f"{key}=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("algorithm: fedprox\nrounds: 2\n", "the section model is missing"),
+        ("model: vit_mini\n", "model is 'vit_mini'"),
+    ],
+)
+def test_a_file_with_a_few_keys_is_no_config_and_says_what_to_write(text, what, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config([], file)
+    assert str(caught.value).startswith(
+        f"--config: '{file}' is no whole config: {what}; write its values as over"
+    )
