@@ -11,6 +11,7 @@ from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
+from rayfed.errors import ConfigError
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
 from rayfed.terminal.fitting import terminal_width
@@ -48,6 +49,9 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
         ):
             config = load_config([*cell.overrides, *others])
             rows.append((cell.row, cell.setting, seeds, *describe(config), published(cell.published)))
+    if not rows:
+        load_config(overrides)  # names a row or a setting that does not exist
+        raise ConfigError(f"experiment: {found.name} has no cell with the row and the setting that are given")
     return table_text(
         f"{found.reference}, {found.where}: {found.title} ({scale} scale)", rows, notes(found, scale)
     )
