@@ -24,6 +24,7 @@ SEEDS = (
 SENTENCES: Mapping[str, str] = {
     **dict.fromkeys(("device", "cuda", "gpu", "gpus", "use_gpu", "num_gpus_per_client"), GPUS),
     **dict.fromkeys(("clients", "num_clients", "n_clients"), CLIENTS),
+    **dict.fromkeys(("row", "setting"), "it chooses from a paper's table: write experiment=PAPER/TABLE too"),
     "config": "write --config FILE, with spaces, to start from a saved config",
     **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), SEEDS),
 }

@@ -35,6 +35,14 @@ def test_a_device_is_answered_with_a_sentence():
     assert message.startswith("device: no such key; GPUs are used when present (cluster.gpus_per")
 
 
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [("row=FedRA", "write experiment=PAPER/TABLE too"), ("config=mine.yaml", "write --config FILE")],
+)
+def test_what_is_no_key_but_a_choice_or_an_option_is_answered_with_it(override, advice):
+    assert advice in refused(override)
+
+
 def test_a_list_of_methods_without_brackets_is_answered_with_the_list():
     message = refused("compare=fedavg,fedprox")
     assert message == "compare: 'fedavg,fedprox' is not a list; write compare=[fedavg,fedprox]"
