@@ -25,7 +25,7 @@ MAX_BYTES = 1_000_000
 """Largest config file that is read."""
 
 
-BRACKETS = ("[]", "{}")
+BRACKETS = (("[", "]"), ("{", "}"))
 """Opening and closing brackets of lists and mappings in YAML."""
 
 OPEN = "a bracket is not closed, as happens where the shell splits a value at its spaces"
