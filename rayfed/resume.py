@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.changes import HARMLESS, changes
+from rayfed.config.changes import BINDING, HARMLESS, changes
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.guard import guarded, parser_of
@@ -49,7 +49,7 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
     for key, old, new in changes(to_dict(before), to_dict(config)):
         raise ConfigError(
             f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
-            f"run, or change only {', '.join(HARMLESS)} and rounds"
+            f"run, or change only {', '.join(HARMLESS)} and rounds, but not {', '.join(BINDING)}"
         )
     rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
     if rounds != before.rounds and before.train.schedule != "constant":

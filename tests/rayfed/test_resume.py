@@ -150,7 +150,7 @@ def test_comparisons_and_folds_are_continued_too(small):
     [
         (["train.lr=0.5"], "train.lr: 0.5 would change the result"),
         (["seed=3"], "seed: 3 would change"),
-        (["cluster.threads=2"], "cluster.threads: 2 would change"),
+        (["cluster.threads=2"], "and rounds, but not cluster.threads"),
         (["algorithm=fedprox"], "would change the result"),
         (["rounds=1"], "rounds: 1 is fewer than the 2"),
         (["rounds=+x"], "rounds: '+x' is not a number"),
