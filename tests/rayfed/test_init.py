@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import rayfed
+from rayfed.errors import ConfigError
 from tests.conftest import ROOT
 
 AUTHOR = ("Server", "Local", "Client", "Cohort", "Method", "Broadcast", "Update", "ServerState", "simulate")
@@ -28,6 +29,12 @@ def test_a_python_without_the_libraries_says_which_one_to_use():
         *before, last = done.stderr.splitlines()
         assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs them" in last
         assert not before or code == 1
+
+
+@pytest.mark.parametrize("config", ["algorithm=fedprox", {"algorithm": "fedprox"}])
+def test_overrides_that_are_no_list_are_answered_with_one(config):
+    with pytest.raises(ConfigError, match=r"is no list, such as \['algorithm=fedprox', 'rounds=5'\]"):
+        rayfed.simulate(config)
 
 
 def test_an_author_needs_no_other_module():
