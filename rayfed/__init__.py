@@ -11,8 +11,23 @@ are in `__init__.pyi`.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
+
+_NEEDED = ("numpy", "ray", "torch", "yaml")
+"""Libraries without which nothing works."""
+
+if _missing := [name for name in _NEEDED if find_spec(name) is None]:
+    _MESSAGE = (
+        f"{sys.executable} does not have {', '.join(_missing)}; in a checkout, `make run` installs them into "
+        f".venv: use .venv/bin/python, or activate it with `. .venv/bin/activate`"
+    )
+    if sys.argv[:1] == ["-m"]:  # the name of a command while Python looks for its module
+        sys.stderr.write(f"error: {_MESSAGE}\n")
+        raise SystemExit(2)
+    raise ImportError(_MESSAGE)
 
 _HOME = {
     "Broadcast": "rayfed.types",

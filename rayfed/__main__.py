@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from rayfed import __version__
 from rayfed.errors import unknown
 from rayfed.terminal.arguments import called_as
 from rayfed.terminal.console import say
@@ -55,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if verb in ("--help", "-h"):
         say(usage())
+        return 0
+    if verb == "--version":
+        say(f"rayfed {__version__}")
         return 0
     if verb not in VERBS:
         say(f"error: {unknown('verb', verb, VERBS)}", sys.stderr)

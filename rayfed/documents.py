@@ -25,6 +25,12 @@ MAX_BYTES = 1_000_000
 """Largest config file that is read."""
 
 
+BRACKETS = (("[", "]"), ("{", "}"))
+"""Opening and closing brackets of lists and mappings in YAML."""
+
+OPEN = "a bracket is not closed, as happens where the shell splits a value at its spaces"
+"""What is said about a value that was cut."""
+
 ADVICE: Mapping[str, str] = {
     "--config": "; give the config.yaml of a run, or what --print-config writes",
     "sweep": "; give a file such as those in configs/sweep",
@@ -89,7 +95,9 @@ def parse_value(key: str, text: str) -> Any:
     try:
         return parse_yaml(text)
     except DocumentError as err:
-        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {err}") from err
+        is_cut = any(text.count(opening) > text.count(closing) for opening, closing in BRACKETS)
+        reason = f"{OPEN}; write it without spaces, or '{key}=...' in quotation marks" if is_cut else err
+        raise ConfigError(f"{key}: {shown(text)} is not a YAML value: {reason}") from err
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -206,7 +214,16 @@ def check_run_folder(path: Path) -> None:
             f"{path}: there is no such folder; give the folder of a run, such as those under runs/"
         )
     if not os.path.lexists(path / "config.yaml"):
-        raise ConfigError(f"{path}: holds no run (there is no config.yaml)")
+        reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
+        raise ConfigError(f"{path}: {reason}{_run_near(path)}")
+
+
+def _run_near(path: Path) -> str:
+    """Which folder of a run may be meant by a path that is none; empty where there is none near."""
+    around = [folder for folder in path.parents if os.path.lexists(folder / "config.yaml")]
+    inside = sorted(file.parent for file in path.glob("*/config.yaml"))
+    found = [*around, *inside]
+    return f"; give the folder of a run, such as {found[0]}" if found else ""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -121,6 +121,13 @@ MOST_SHOWN = 200
 """Characters of a value that are repeated in a message."""
 
 
+MOST_LISTED = 1000
+"""Characters of a list of names in a message; of a longer list only the names near the value are shown."""
+
+MOST_NEAR = 10
+"""Names that are shown of a list that is too long."""
+
+
 def shown(value: object) -> str:
     """A value as a message repeats it: `repr`, cut where it is long.
 
@@ -149,11 +156,21 @@ def unknown(key: str, value: object, choices: Iterable[str]) -> str:
 
     >>> unknown("tuning", "loar", ["full", "lora"])
     "tuning: 'loar' does not exist; did you mean 'lora'? Choose one of: full, lora"
+    >>> unknown("data", "PACS", ["pacs", "vlcs"])
+    "data: 'PACS' does not exist; did you mean 'pacs'? Choose one of: pacs, vlcs"
+    >>> unknown("data.classes", "catt", ["cat", "bat", *(f"class {i}" for i in range(200))])
+    "data.classes: 'catt' does not exist; did you mean 'cat'? Choose one of: cat, bat and 200 more"
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(str(value)[:MOST_SHOWN], names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{key}: {shown(value)} does not exist{hint} Choose one of: {', '.join(names) or 'nothing'}"
+    by_lower_case = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(str(value)[:MOST_SHOWN].lower(), by_lower_case, n=MOST_NEAR, cutoff=0.5)
+    is_near = bool(difflib.get_close_matches(str(value)[:MOST_SHOWN].lower(), near, n=1))
+    hint = f"; did you mean {by_lower_case[near[0]]!r}?" if is_near else "."
+    listed = ", ".join(names) or "nothing"
+    if len(listed) > MOST_LISTED:
+        first = [by_lower_case[name] for name in near] or names[:MOST_NEAR]
+        listed = f"{', '.join(first)} and {len(names) - len(first)} more"
+    return f"{key}: {shown(value)} does not exist{hint} Choose one of: {listed}"
 
 
 def check_name(key: str, name: object) -> None:

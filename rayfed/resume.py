@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.changes import HARMLESS, changes
+from rayfed.config.changes import BINDING, HARMLESS, changes
 from rayfed.documents import check_run_folder, user_folder
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
@@ -48,7 +49,7 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
     for key, old, new in changes(to_dict(before), to_dict(config)):
         raise ConfigError(
             f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
-            f"run, or change only {', '.join(HARMLESS)} and rounds"
+            f"run, or change only {', '.join(HARMLESS)} and rounds, but not {', '.join(BINDING)}"
         )
     rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
     if rounds != before.rounds and before.train.schedule != "constant":
@@ -57,6 +58,17 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"which train.schedule={before.train.schedule} spreads over all rounds; start a new run"
         )
     return replace(config, rounds=rounds, output=str(path), overwrite=False)
+
+
+def is_finished(config: Config, path: Path) -> bool:
+    """Whether a single run has all its rounds; of several in one folder, others may have to go on."""
+    from rayfed.record.readers import rows_so_far
+
+    if config.protocol != "single" or config.compare:
+        return False
+    with suppress(RayFedError):  # the run itself mends a damaged file, or names it
+        return len(rows_so_far(path)) >= config.rounds
+    return False
 
 
 def _rounds(text: str, before: int) -> int:
@@ -90,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with shown_on(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
             stage("reading the config", passing=True)
             config = continued(args.run, args.overrides)
+            if is_finished(config, args.run):
+                stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
             simulate(config, args.quiet, as_json=args.json, claim=claim)
 
     return guarded(work, args.debug, "what was finished is kept")

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the matrix of a paper's table and what each cell trains with and on; run nothing",
+        help="print what would run, with what and on what: each cell of a paper's table, or each compared "
+        "method; run nothing",
     )
     parser.add_argument("--quiet", action="store_true", help="show errors only")
     parser.add_argument(

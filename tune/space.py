@@ -186,7 +186,10 @@ def read_space(tree: Any) -> Space:
 def _read(key: str, entry: Any, earlier: Mapping[str, Parameter]) -> Parameter:
     where = f"space.{key}"
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: {entry!r} is not a range; write for example {{uniform: [0, 1]}}")
+        raise ConfigError(
+            f"{where}: {entry!r} is not a range; write for example, in quotation marks, "
+            f"'{where}={{uniform: [0, 1]}}'"
+        )
     kinds = [name for name in entry if name != "when"]
     if len(kinds) != 1:
         raise ConfigError(f"{where}: give exactly one of {', '.join([*KINDS, 'choice'])}")

@@ -234,5 +234,6 @@ def _direction(name: str) -> Direction:
     if "accuracy" in name:
         return "max"
     raise ConfigError(
-        f"objective: the direction of {name!r} is missing; write objective={{{name}: max}} or min"
+        f"objective: {name!r} is no column with a known direction, as val_accuracy is; for a column that the "
+        f"method adds write 'objective={{{name}: max}}' or min"
     )

@@ -18,16 +18,19 @@ from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.config.grouping import one_by_one
 from rayfed.documents import read_file
+from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.console import say
 from rayfed.terminal.fitting import fitted, terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 
 USAGE = """\
-rayfed list [--json] [--debug]
+rayfed list [SECTION] [--json] [--debug]
 
 Lists every algorithm, tuning scheme, model, data set, experiment and sweep,
 and in brackets what each one brings: data=shakespeare brings model=char_lstm.
-For example
+SECTION is algorithms, tunings, models, data, experiments or sweeps; without it
+all are listed. For example
+  rayfed list tunings
   rayfed list --json
 """
 
@@ -40,6 +43,9 @@ SECTIONS = {
     "sweeps": "sweep",
 }
 """Titles of the list, and the config group that each one is about."""
+
+OTHER_TITLES = {"methods": "algorithms"} | {group: title for title, group in SECTIONS.items()}
+"""Other words for a title: that of the documentation, and the config groups."""
 
 OVERRIDE = re.compile(r"override /(\w+)")
 
@@ -80,15 +86,21 @@ def tunings() -> list[tuple[str, str]]:
     return [(choice.name, choice.description) for choice in listed("tuning")]
 
 
-def catalog(terminal: int | None = None) -> str:
-    """The whole list as text, no line longer than `terminal`; None: no limit."""
+def catalog(terminal: int | None = None, section: str | None = None) -> str:
+    """The list as text.
+
+    Args:
+        terminal: Letters of the longest line; None: no limit.
+        section: The only title of `SECTIONS` that is listed; None: all.
+    """
     parts = []
-    for group in SECTIONS.values():
+    for group in SECTIONS.values() if section is None else [SECTIONS[section]]:
         found = listed(group)
         width = max(len(choice.name) for choice in found)
         lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
         parts.append("\n".join([f"{group}=", *(fitted(line, terminal, width + 2) for line in lines)]))
-    parts.append(fitted(grouping(), terminal))
+    if section in (None, "algorithms"):
+        parts.append(fitted(grouping(), terminal))
     return "\n\n".join(parts)
 
 
@@ -98,22 +110,35 @@ def grouping() -> str:
     return f"train.group=K trains K clients at once, except with {alone} and tuning=full"
 
 
-def as_json() -> dict[str, list[dict[str, Any]]]:
-    """The whole list as one object: for each section a list of objects with name, description and brings."""
-    return {title: [asdict(choice) for choice in listed(group)] for title, group in SECTIONS.items()}
+def as_json(section: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """The list as one object: for each section a list of objects with name, description and brings.
+
+    Args:
+        section: The only title of `SECTIONS` that is listed; None: all.
+    """
+    titles = SECTIONS if section is None else [section]
+    return {title: [asdict(choice) for choice in listed(SECTIONS[title])] for title in titles}
 
 
-def show(as_object: bool) -> None:
-    """Write the whole list to standard output, as text or as JSON."""
-    say(json.dumps(as_json(), indent=1) if as_object else catalog(terminal_width()))
+def show(as_object: bool, section: str | None = None) -> None:
+    """Write the list, or one section of it, to standard output, as text or as JSON.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    section = OTHER_TITLES.get(section or "", section)
+    if section is not None and section not in SECTIONS:
+        raise ConfigError(unknown("section", section, SECTIONS))
+    say(json.dumps(as_json(section), indent=1) if as_object else catalog(terminal_width(), section))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """List from the command line. Exit code: 0 listed, 2 bad input."""
     parser = parser_of("rayfed.config.catalog", USAGE)
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; all if left out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    return guarded(lambda: show(args.json), args.debug)
+    return guarded(lambda: show(args.json, args.section), args.debug)
 
 
 def markdown(rows: Iterable[tuple[str, str]]) -> str:

@@ -31,7 +31,7 @@ def listed(overrides: Sequence[str]) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return ()  # the schema refuses it, or nothing is compared
-    check_listed_once(names)
+    check_listed_once(value)
     if len(names) == 1:
         raise ConfigError(
             f"compare: {names[0]!r} is the only method, as no algorithm is given; write algorithm=NAME "

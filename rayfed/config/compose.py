@@ -30,7 +30,8 @@ NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILE
 
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
 OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
-"""What is said about a data set that does not exist."""
+ELSE = {"data": OWN_IMAGES, "experiment": "; rayfed list experiments shows all"}
+"""What else is said about a name that does not exist, by group."""
 
 HUB = "hf/"
 """What begins the names of data sets that the library `datasets` loads."""
@@ -140,7 +141,8 @@ def _split(text: str) -> tuple[str, str]:
     if not sep or not all(part.strip() for part in key.split(".")):
         groups = [group for group in sorted(config_groups()) if text in choices(group)]
         advice = f"{groups[0]}={text}" if groups else "key=value or section.key=value"
-        raise ConfigError(f"{text!r} is not an override; write {advice}, without spaces")
+        advice = "--config FILE for a saved config" if text.endswith(".yaml") else f"{advice}, without spaces"
+        raise ConfigError(f"{text!r} is not an override; write {advice}")
     return key.strip(), value.strip()
 
 
@@ -255,7 +257,7 @@ def _choice(group: str, name: str) -> str:
             f"data: {shown(name)} is no name of a data set; for images of your own write data=image_folder "
             f"data.root={name[:MOST_SHOWN]}{LAYOUTS}"
         )
-    raise ConfigError(unknown(group, name, choices(group)) + (OWN_IMAGES if group == "data" else ""))
+    raise ConfigError(unknown(group, name, choices(group)) + ELSE.get(group, ""))
 
 
 def _is_other_model(groups: Mapping[str, str]) -> bool:

@@ -1,13 +1,14 @@
-"""For a key that does not exist: where in the whole config a key of that name, or of that meaning, is."""
+"""For a key or a section that does not exist: where it is in the whole config, or what to write."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
 from rayfed.federation.method import METHODS
 from rayfed.tuning.base import TUNINGS
 
@@ -16,9 +17,16 @@ CLIENTS = (
     "data.partition.clients_per_domain is how many each domain has, clients_per_round how many take part"
 )
 
+SEEDS = (
+    "a run has one seed; run it again with seed=1, seed=2, ...; rayfed report RUN RUN ... shows their mean"
+)
+
 SENTENCES: Mapping[str, str] = {
     **dict.fromkeys(("device", "cuda", "gpu", "gpus", "use_gpu", "num_gpus_per_client"), GPUS),
     **dict.fromkeys(("clients", "num_clients", "n_clients"), CLIENTS),
+    **dict.fromkeys(("row", "setting"), "it chooses from a paper's table: write experiment=PAPER/TABLE too"),
+    "config": "write --config FILE, with spaces, to start from a saved config",
+    **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), SEEDS),
 }
 """What is said about keys that other programs have."""
 
@@ -62,6 +70,27 @@ def advice(key: str, message: str, whole: type[Any], tree: Mapping[str, Any]) ->
     if found:
         return f"{key}: no such key; did you mean {' or '.join(found)}?"
     return _of_other_methods(key, leaf, tree) or message.replace("Keys here", f"Keys {_whose(key, tree)}", 1)
+
+
+def whole(tree: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """The config that a file and the overrides make, if it has its sections.
+
+    Args:
+        tree: Nested mappings.
+        file: The file of `--config`, for the message.
+
+    Raises:
+        ConfigError: The file has a few keys, or the name of a choice in place of a section.
+    """
+    for section in ("model", "data", "tuning"):
+        value = tree.get(section, {} if section == "tuning" else None)
+        if not isinstance(value, Mapping):
+            what = f"the section {section} is missing" if value is None else f"{section} is {shown(value)}"
+            raise ConfigError(
+                f"--config: {str(file)!r} is no whole config: {what}; write its values as overrides, such as "
+                f"algorithm=fedprox rounds=5, or change a config that --print-config has written"
+            )
+    return tree
 
 
 def _whose(key: str, tree: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from annotated_types import Ge
 
 from rayfed.config.comparison import CHOOSES, check_listed_once, listed
 from rayfed.config.compose import compose
-from rayfed.config.elsewhere import advice
+from rayfed.config.elsewhere import advice, whole
 from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.paths import spelled_out
 from rayfed.config.renamed import refuse_renamed, with_new_names
@@ -134,7 +134,7 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
         ConfigError: One line: the key, its value, what is allowed.
     """
     if file is not None:
-        return resolve(compose(overrides, read_file(file, "--config")))
+        return resolve(whole(compose(overrides, read_file(file, "--config")), file))
     if names := listed(overrides):
         return _comparison(names, overrides)
     config = resolve(compose(overrides))

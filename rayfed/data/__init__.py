@@ -13,7 +13,7 @@ from rayfed.data.config import DataConfig, Resize, check_config, client_domains
 from rayfed.data.download_check import nearby
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import Dataset, open_dataset
-from rayfed.data.source import Listing, task_of
+from rayfed.data.source import ONE_DOMAIN, Listing, task_of
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.objective import CLASSIFICATION
 
@@ -71,9 +71,13 @@ def _check_root(config: DataConfig, domains: Sequence[str]) -> None:
     place = nearby(config.root, wanted)
     advice = f"they are in {place}: set data.root={place}" if place else "give the folder that holds them"
     raise DataError(
-        f"data.root: {config.root} has none of the domains {', '.join(wanted)}, but "
-        f"{', '.join(domains[:5])}; {advice}"
+        f"data.root: {config.root} has none of the domains {', '.join(wanted)}{instead(domains)}; {advice}"
     )
+
+
+def instead(domains: Sequence[str]) -> str:
+    """What a message says of the domains of a folder that has none of those that are expected."""
+    return "" if tuple(domains) == (ONE_DOMAIN,) else f", but {', '.join(domains[:5])}"
 
 
 def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) -> None:

@@ -76,8 +76,7 @@ def check_partition(partition: PartitionConfig) -> None:
     Raises:
         ConfigError: A value is not allowed, or has no effect under the scheme.
     """
-    if partition.scheme not in get_args(Scheme):
-        raise ConfigError(unknown("data.partition.scheme", partition.scheme, get_args(Scheme)))
+    _check_scheme(partition)
     if not 0 < partition.alpha < float("inf"):
         raise ConfigError(f"data.partition.alpha: {partition.alpha} is not a finite number > 0; try 0.5")
     for key in ("min_samples", "classes_per_client", "shards_per_client"):
@@ -95,6 +94,15 @@ def check_partition(partition: PartitionConfig) -> None:
     counts = partition.clients_per_domain
     if any(count < 1 for count in (counts if isinstance(counts, list) else [counts])):
         raise ConfigError(f"data.partition.clients_per_domain: {counts} must be at least 1 everywhere")
+
+
+def _check_scheme(partition: PartitionConfig) -> None:
+    if (file := partition.file) in get_args(Scheme):
+        raise ConfigError(
+            f"data.partition: {file!r} is a scheme, no file; write data.partition.scheme={file}"
+        )
+    if partition.scheme not in get_args(Scheme):
+        raise ConfigError(unknown("data.partition.scheme", partition.scheme, get_args(Scheme)))
 
 
 def _check_pool(partition: PartitionConfig) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfed.errors import ConfigError, shown
 from rayfed.experiment.show import Show
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def simulate(
     from rayfed.record import claim as folders
     from rayfed.record.tracking import check_trackers
 
+    if isinstance(config, str | Mapping):
+        raise ConfigError(f"config: {shown(config)} is no list, such as ['algorithm=fedprox', 'rounds=5']")
     config = config if isinstance(config, Config) else load_config(config)
     check_trackers(config.trackers)
     show = Show(quiet, as_json)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.documents import is_folder, user_folder
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
 from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Arguments:
     parser = parser_of("rayfed.prepare", USAGE)
-    parser.add_argument("name", nargs="?", help="a data set: a file name in configs/data")
+    parser.add_argument("name", nargs="?", help="a data set; rayfed list data shows all")
     parser.add_argument("overrides", nargs="*", default=[], help="key=value, as for rayfed.run")
     parser.add_argument("--root", type=user_folder, help="folder of the data set")
     parser.add_argument("--image-size", type=int, help="side of the images, instead of the model's")
@@ -76,6 +76,11 @@ def work(args: argparse.Namespace) -> int:
 
     if args.name is None:
         return _clean_all(args)
+    if "=" in args.name:
+        raise ConfigError(
+            f"NAME: {shown(args.name)} is an override; write the name of a data set first, such as pacs, and "
+            "its folder as --root DIR"
+        )
     if args.image_size is not None and not 1 <= args.image_size <= 4096:
         raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
     return _prepare(args, PUBLISHED.get(args.name))
@@ -88,11 +93,10 @@ def _text(path: Path | None) -> str | None:
 def _clean_all(args: argparse.Namespace) -> int:
     from rayfed.data.cache import cache_folder, clean
     from rayfed.data.config import DataConfig
-    from rayfed.data.published import PUBLISHED
     from rayfed.prepare.output import cleaned
 
     if not args.clean:
-        raise ConfigError(f"no data set named; give one of: {', '.join(sorted(PUBLISHED))}")
+        raise ConfigError("NAME: missing; write the name of a data set first; rayfed list data shows all")
     say(cleaned(*clean(cache_folder(DataConfig(name="", reader="", cache=_text(args.cache))))))
     return 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import UnidentifiedImageError
 
+from rayfed.data import instead
 from rayfed.data.cache import cache_folder
 from rayfed.data.chosen_classes import source_of
 from rayfed.data.config import DataConfig, Resize
@@ -64,8 +65,8 @@ def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "sq
     inventory = take_inventory(listing, published)
     if published and not set(published.domains) & set(listing.domains):
         raise ConfigError(
-            f"data.root: {config.root} has none of the domains {', '.join(published.domains)}, but "
-            f"{', '.join(listing.domains[:5])}{_hint(config.root, published)}"
+            f"data.root: {config.root} has none of the domains {', '.join(published.domains)}"
+            f"{instead(listing.domains)}{_hint(config.root, published)}"
         )
     unreadable: list[str] = []
     shard: Path | None = None

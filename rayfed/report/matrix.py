@@ -11,6 +11,7 @@ from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
+from rayfed.errors import ConfigError
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
 from rayfed.terminal.fitting import terminal_width
@@ -48,6 +49,9 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
         ):
             config = load_config([*cell.overrides, *others])
             rows.append((cell.row, cell.setting, seeds, *describe(config), published(cell.published)))
+    if not rows:
+        load_config(overrides)  # names a row or a setting that does not exist
+        raise ConfigError(f"experiment: {found.name} has no cell with the row and the setting that are given")
     return table_text(
         f"{found.reference}, {found.where}: {found.title} ({scale} scale)", rows, notes(found, scale)
     )
@@ -61,8 +65,10 @@ def methods_text(config: Config) -> str:
     """
     configs = [config, *comparisons(config, Path()).values()]
     what = "one run" if len(configs) == 1 else f"{len(configs)} methods on the same data (compare)"
+    if config.protocol in PROTOCOLS:
+        what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"
     rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
-    return table_text(f"{what}; the experiment is no table of a paper", rows, ())
+    return table_text(what, rows, ())
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:
@@ -70,11 +76,14 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
 
     Args:
         title: Its title.
-        rows: One for each cell: row, setting, seeds, the five parts of `describe`, published numbers.
+        rows: One for each cell: row, setting, seeds, the five parts of `describe`, published numbers. What is
+            empty in all of them gets no column.
         below: Lines below the table.
     """
-    columns = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
-    return Table(title, columns, tuple(rows), tuple(below)).text(terminal_width())
+    names = ("row", "setting", "seeds", "method", "tuning", "model", "data", "training", "paper")
+    columns = [(name, *cells) for name, *cells in zip(names, *rows, strict=True) if any(cells)]
+    head, *cells = zip(*columns, strict=True)
+    return Table(title, head, tuple(cells), tuple(below)).text(terminal_width())
 
 
 def describe(config: Config) -> tuple[str, str, str, str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rayfed.config.papers import MINI, PAPER
+from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import Arguments, command_line
 from rayfed.terminal.console import say
 from rayfed.terminal.fitting import terminal_width
@@ -89,10 +90,11 @@ def work(args: argparse.Namespace) -> None:
     with shown_on(screen_of(args.quiet, args.json)):
         stage("reading the configs of all cells", passing=True)
         job = job_of(args)
-        if args.dry_run:
-            _plan(job)
-            return
-        found = _run(job, args)
+        with small_scale_named(job):
+            if args.dry_run:
+                _plan(job)
+                return
+            found = _run(job, args)
     from rayfed.documents import to_json
     from rayfed.experiment.summary import last_words
     from rayfed.reproduce.render import text
@@ -101,6 +103,17 @@ def work(args: argparse.Namespace) -> None:
     say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found, terminal_width())}")
     say(f"{job.path}: table.md, table.csv, table.tex, table.html", stream)
     last_words(job.path, lambda text: say(text, stream), job.cells[0].config.report)
+
+
+@contextmanager
+def small_scale_named(job: Job) -> Iterator[None]:
+    """Let an error about missing data of a paper name the scale that needs none."""
+    try:
+        yield
+    except ConfigError as err:
+        if job.scale == PAPER and job.table.small and str(err).startswith("data.root"):
+            err.add_note("--scale mini runs the table on data that ship with RayFed")
+        raise
 
 
 def _run(job: Job, args: argparse.Namespace) -> Reproduction:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
 from rayfed.config.changes import changes
+from rayfed.config.compose import ELSE
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.record.readers import read_json, read_yaml
@@ -174,7 +175,7 @@ def _table(experiment: str) -> papers.Table:
     if scale == papers.MINI:
         raise ConfigError(f"{experiment}: write {name} --scale mini")
     if name not in found:
-        raise ConfigError(unknown("table", experiment, found))
+        raise ConfigError(unknown("table", experiment, found) + ELSE["experiment"])
     return found[name]
 
 

@@ -62,14 +62,20 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
-            first, *more = (self.usage or self.prog).splitlines()
-            further = itertools.takewhile(lambda line: line.startswith(" "), more)
-            message = f"{missing}: missing; write {' '.join([first, *map(str.strip, further)])}"
+            message = f"{missing}: missing; write {self._form()}"
         self.exit(2, f"error: {one_line(ValueError(message))}; --help lists the arguments\n")
+
+    def _form(self) -> str:
+        """The first form of the usage, in one line."""
+        first, *more = (self.usage or self.prog).splitlines()
+        further = itertools.takewhile(lambda line: line.startswith(" "), more)
+        return " ".join([first, *map(str.strip, further)])
 
     def _refused(self, text: str) -> str:
         """The message for an option that does not exist; the name of a config key may be meant."""
         name, equals, value = text.partition("=")
+        if not text.startswith("-"):
+            return f"{text}: one argument too many; write {self._form()}"
         if near := difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7):
             advice = f"did you mean {near[0]}?"
         elif name.startswith("--") and any(action.dest == "overrides" for action in self._actions):

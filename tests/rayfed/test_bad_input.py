@@ -29,6 +29,18 @@ CASES = {
         ["data=imagenet9"],
         ["'imagenet9'", "data=image_folder data.root=DIR", "DIR/<domain>/<class>/<image>"],
     ),
+    "a data set in capitals": (["data=PACS"], ["'PACS'", "did you mean 'pacs'"]),
+    "a scheme as partition": (["data.partition=dirichlet"], ["write data.partition.scheme=dirichlet"]),
+    "a list that the shell has split": (["compare=[fedavg,"], ["'[fedavg,'", "a bracket is not closed"]),
+    "a long list of names": (
+        ["experiment=fedgcr/table99"],
+        [
+            "did you mean 'fedgcr/table9'? Choose one of: fedgcr/table9, ",
+            " more; rayfed list experiments shows all",
+        ],
+    ),
+    "a config file as an override": (["configs/config.yaml"], ["write --config FILE"]),
+    "several seeds": (["seeds=3"], ["seeds: no such key", "seed=1, seed=2"]),
     "a number in words": (["rounds=two"], ["rounds: 'two' is not a whole number"]),
     "neither": (["clients_per_round=some"], ["'some' is not 'all' or a whole number"]),
     "not a switch": (["deterministic=perhaps"], ["'perhaps' is not true or false"]),

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import rayfed
+from rayfed.errors import ConfigError
 from tests.conftest import ROOT
 
 AUTHOR = ("Server", "Local", "Client", "Cohort", "Method", "Broadcast", "Update", "ServerState", "simulate")
@@ -18,6 +19,22 @@ def python(script):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=120
     )
     return done.stdout.strip()
+
+
+def test_a_python_without_the_libraries_says_which_one_to_use():
+    for code, arguments in ((2, ["-m", "rayfed.run"]), (1, ["-c", "import rayfed"])):
+        command = [sys.executable, "-S", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        assert done.returncode == code
+        *before, last = done.stderr.splitlines()
+        assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs them" in last
+        assert not before or code == 1
+
+
+@pytest.mark.parametrize("config", ["algorithm=fedprox", {"algorithm": "fedprox"}])
+def test_overrides_that_are_no_list_are_answered_with_one(config):
+    with pytest.raises(ConfigError, match=r"is no list, such as \['algorithm=fedprox', 'rounds=5'\]"):
+        rayfed.simulate(config)
 
 
 def test_an_author_needs_no_other_module():

@@ -166,6 +166,8 @@ def test_options_between_overrides(position, tmp_path, cache, capsys):
         (main, ["--train.lr=1"], "--train.lr=1: there is no such option; a config key has no dashes: write "
          "train.lr=1"),
         (view, ["run", "--rounds=5"], "--rounds=5: there is no such option; --help lists the arguments"),
+        (view, ["run", "more"], "more: one argument too many; write python -m rayfed.view RUN [--follow] "
+         "[--json] [--debug]"),
         (view, [], "run: missing; write python -m rayfed.view RUN [--follow] [--json] [--debug]; --help "
          "lists the arguments"),
         (resume, [], "run: missing; write python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] "

@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 
+import rayfed
 from rayfed import __main__ as command
 from tests.conftest import ROOT
 
@@ -36,6 +37,11 @@ def test_alone_it_lists_its_verbs(arguments, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2 : 2 + len(MODULES)]] == list(MODULES)
     assert all(len(line.split()) > 2 for line in lines[2 : 2 + len(MODULES)])
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rayfed {rayfed.__version__}\n"
 
 
 def test_a_wrong_verb_names_the_nearest(capsys):

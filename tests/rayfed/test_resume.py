@@ -84,7 +84,9 @@ def test_a_finished_run_can_be_made_longer(small, capsys):
     assert whole.sha256[:16] in capsys.readouterr().out
     assert tables(run.path) == tables(whole.path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["rounds"] == 4
-    assert main([str(run.path), "--quiet"]) == 0  # nothing is left to do
+    assert "all 4 rounds are finished" not in capsys.readouterr().out
+    assert main([str(run.path)]) == 0
+    assert "all 4 rounds are finished; rounds=+20 adds 20 more" in capsys.readouterr().out
 
 
 def test_a_damaged_last_checkpoint_costs_rounds_not_the_run(small, caplog):
@@ -148,7 +150,7 @@ def test_comparisons_and_folds_are_continued_too(small):
     [
         (["train.lr=0.5"], "train.lr: 0.5 would change the result"),
         (["seed=3"], "seed: 3 would change"),
-        (["cluster.threads=2"], "cluster.threads: 2 would change"),
+        (["cluster.threads=2"], "and rounds, but not cluster.threads"),
         (["algorithm=fedprox"], "would change the result"),
         (["rounds=1"], "rounds: 1 is fewer than the 2"),
         (["rounds=+x"], "rounds: '+x' is not a number"),

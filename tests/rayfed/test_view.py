@@ -98,3 +98,9 @@ def test_a_folder_that_does_not_exist_is_named_in_view(tmp_path, capsys):
     assert "nowhere: there is no such folder; give the folder of a run" in capsys.readouterr().err
     assert main([str(tmp_path)]) == 2
     assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    for near in (tmp_path, tmp_path / "mine" / "report.md"):
+        near.touch()
+        assert main([str(near)]) == 2
+        assert capsys.readouterr().err.endswith(f"; give the folder of a run, such as {tmp_path / 'mine'}\n")

@@ -170,7 +170,10 @@ def test_overrides_reach_the_sweep_or_the_experiment():
         (["sweep=fedgcr", "searcher=tpo"], ["searcher", "tpo"]),
         (["sweep=fedgcr", "space.rounds={randint: [1, 5]}"], ["space.rounds", "whole sweep"]),
         (["sweep=fedgcr", "space.cluster.num_gpus={choice: [1, 2]}"], ["cluster.num_gpus", "whole sweep"]),
-        (["sweep=fedgcr", "objective=quality"], ["objective", "direction"]),
+        (
+            ["sweep=fedgcr", "objective=quality"],
+            ["objective: 'quality'", "'objective={quality: max}' or min"],
+        ),
         (
             ["sweep=fedgcr", "objective=[accuracy, sigma_type]", "scheduler=asha"],
             ["scheduler", "one objective"],

@@ -12,7 +12,9 @@ training.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +33,18 @@ PARTS = ("image", "label", "client", "domain")
 """What a column can be."""
 TESTS = ("test", "validation")
 """Splits that can be the official test split, the first one that there is."""
+
+
+@contextmanager
+def _only_errors(name: str) -> Iterator[None]:
+    """While the block runs, a library logs errors only."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +110,8 @@ class HuggingFace(ContentReader):
     def _load(self, library: Any) -> Any:
         cache = str(Path(self.cache).expanduser() / "hf") if self.cache else None
         if not self.root:
-            return library.load_dataset(self.name, cache_dir=cache)
+            with _only_errors("huggingface_hub"):  # it warns of every try to reach the hub
+                return library.load_dataset(self.name, cache_dir=cache)
         root = self._path(self.root)
         if not root.exists():
             raise DataError(

@@ -1,8 +1,10 @@
 """Everything that can be chosen is listed, with a line of description and with what it brings."""
 
+import json
+
 import pytest
 
-from rayfed.config.catalog import SECTIONS, as_json, catalog, listed
+from rayfed.config.catalog import SECTIONS, as_json, catalog, listed, main
 from rayfed.config.compose import choices
 
 EVERYTHING = as_json()
@@ -53,3 +55,18 @@ def test_every_model_of_our_own_is_listed():
     from rayfed.models.networks import BUILDERS
 
     assert set(BUILDERS) <= {choice.name for choice in listed("model")}
+
+
+@pytest.mark.parametrize("section", ["tunings", "tuning"])
+def test_one_section_is_listed_by_its_title_or_its_key(section, capsys):
+    assert main([section]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tuning="
+    assert [line.split()[0] for line in lines[1:] if not line.startswith("   ")] == choices("tuning")
+    assert main([section, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tunings": EVERYTHING["tunings"]}
+
+
+def test_a_section_that_does_not_exist_names_all(capsys):
+    assert main(["tables"]) == 2
+    assert "section: 'tables' does not exist. Choose one of: algorithms, data, " in capsys.readouterr().err

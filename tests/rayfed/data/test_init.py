@@ -73,9 +73,9 @@ def test_class_emptied_by_skipping(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("root", "advice"),
     [
-        ("above", "; they are in {0}/above/data: set data.root={0}/above/data"),
+        ("above", ", but data, other; they are in {0}/above/data: set data.root={0}/above/data"),
         ("above/data/photo", "; they are in {0}/above/data: set data.root={0}/above/data"),
-        ("above/other", "; give the folder that holds them"),
+        ("above/other", ", but deeper; give the folder that holds them"),
     ],
 )
 def test_a_root_near_the_right_one_is_corrected(tmp_path, root, advice):
@@ -84,10 +84,8 @@ def test_a_root_near_the_right_one_is_corrected(tmp_path, root, advice):
     given = config(tmp_path, root=str(tmp_path / root), domains=["photo", "sketch"])
     with pytest.raises(DataError) as error:
         load(given, 16)
-    assert str(error.value).startswith(
-        f"data.root: {tmp_path / root} has none of the domains photo, sketch, but "
-    )
-    assert str(error.value).endswith(advice.format(tmp_path))
+    beginning = f"data.root: {tmp_path / root} has none of the domains photo, sketch"
+    assert str(error.value) == beginning + advice.format(tmp_path)
 
 
 @pytest.mark.parametrize(

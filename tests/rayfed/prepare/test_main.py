@@ -222,7 +222,8 @@ def test_clean(run, root, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], ["no data set named", "pacs"]),
+        ([], ["NAME: missing", "rayfed list data shows all"]),
+        (["data=pacs"], ["'data=pacs' is an override", "write the name of a data set first"]),
         (["pecs"], ["did you mean 'pacs'?"]),
         (["pacs", "data.limt=3"], ["data.limt", "did you mean 'limit'"]),
         (["pacs", "data.limit=2.5"], ["data.limit", "2.5", "fraction in (0, 1]"]),

@@ -1,6 +1,9 @@
 """What `--dry-run` prints of an experiment that is no table of a paper."""
 
+import pytest
+
 from rayfed.config.schema import load_config, to_yaml
+from rayfed.errors import ConfigError
 from rayfed.report.matrix import matrix_of
 
 
@@ -12,6 +15,19 @@ def test_every_compared_method_has_a_row_with_what_it_would_run_with():
     assert "freeze_a True" in rows[1]
     assert "7 rounds" in rows[0]
     assert "1 rounds" in rows[2]  # nothing is trained
+
+
+def test_a_protocol_says_how_many_runs_there_are_and_no_column_is_empty():
+    text = matrix_of(["algorithm=fedavg", "protocol=leave_one_out"])
+    title, _, head, *_ = text.splitlines()
+    assert title == "one run for each held-out domain (protocol=leave_one_out)"
+    assert head.split() == ["seeds", "method", "tuning", "model", "data", "training"]
+
+
+@pytest.mark.parametrize("choice", ["row=Nobody", "setting=nowhere"])
+def test_a_row_or_a_setting_that_does_not_exist_is_named(choice):
+    with pytest.raises(ConfigError, match=f"{choice.replace('=', ': .')}. does not exist"):
+        matrix_of(["experiment=fedgcr/table1/mini", choice])
 
 
 def test_a_config_file_is_described_with_the_overrides_of_the_command(tmp_path):

@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from rayfed.errors import ConfigError
+from rayfed.reproduce.__main__ import small_scale_named
+from rayfed.reproduce.job import make_job
 from tests.conftest import ROOT
 
 QUARTER_HOUR = 15 * 60.0
@@ -27,6 +30,20 @@ def ended(job, output, cells, by):
         time.sleep(0.5)
     os.kill(job.pid, by)
     return job.wait(120)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message", "notes"),
+    [
+        ("paper", "data.root: not set", ["--scale mini runs the table on data that ship with RayFed"]),
+        ("paper", "train.lr: 'x' is not a number", []),
+        ("mini", "data.root: not set", []),
+    ],
+)
+def test_missing_data_of_a_paper_are_answered_with_the_scale_that_needs_none(scale, message, notes):
+    with pytest.raises(ConfigError) as caught, small_scale_named(make_job("fedgcr/table5", scale)):
+        raise ConfigError(message)
+    assert getattr(caught.value, "__notes__", []) == notes
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Data sets of the library `datasets`, from folders and Parquet files that the tests write."""
 
 import io
+import logging
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def rows(count, start=0, typed=True):
 
 
 def reader(root, tmp_path, **options):
-    return HuggingFace(name="toy", root=str(root), cache=str(tmp_path / "cache"), **options)
+    return HuggingFace(name="toy", root=root and str(root), cache=str(tmp_path / "cache"), **options)
 
 
 def test_a_folder_of_parquet_files_has_classes_images_and_a_test_split(tmp_path):
@@ -121,6 +122,21 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"install rayfed-sim\[hf\]"):
         reader(tmp_path / "bad.parquet", tmp_path).scan()
+
+
+def test_failed_tries_to_reach_the_hub_are_not_logged(tmp_path, monkeypatch, caplog):
+    def load(*_, **__):
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 8s")
+        raise ConnectionError("the hub cannot be reached")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(
+        DataError, match=r"the hub cannot be reached.*; download the data set, and set data.root"
+    ):
+        reader(None, tmp_path).scan()
+    assert not caplog.messages
+    logging.getLogger("huggingface_hub.utils").warning("later")
+    assert caplog.messages == ["later"]
 
 
 def test_names_of_the_command_line_reach_the_reader():
