@@ -18,6 +18,8 @@ from rayfed.experiment.simulate import Result
 from tests.fuzz.outcomes import pytest_terminal_summary as pytest_terminal_summary  # counts of tests/fuzz
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray starts its workers with nice 15, so that beside other tests actors would get hardly any time.
+os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
