@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,14 @@ SMALL = (
 
 STEADY = (pytest.mark.slow, pytest.mark.steady)
 """Marks of a test that `make test` leaves out to stay under ten minutes; CI and `make test-steady` run it."""
+
+QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", "fedex_lora", "fedbuff")
+"""Methods that `make test` plays in every way: one for each kind of message, store and tuning."""
+
+
+def quickly(names: Iterable[str], quick: Sequence[str] = QUICK) -> list[Any]:
+    """Parameters of a test: `make test` runs those in `quick`, `make test-steady` and CI the others too."""
+    return [name if name in quick else pytest.param(name, marks=STEADY) for name in names]
 
 
 def refused(*overrides: str) -> str:

@@ -97,6 +97,8 @@ def test_a_recipe_imports_the_public_face_and_documented_modules_only(recipe):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_every_command_of_the_page_runs(own_folder):
     """In this process where that is the same, because every new one imports torch again."""
     for number, command in enumerate(COMMANDS):

@@ -12,11 +12,9 @@ from rayfed.testing.method import (
     same_tensors_on_actors,
 )
 from rayfed.testing.small import DOMAINS, small_setup
-from tests.conftest import ROOT, STEADY
+from tests.conftest import ROOT, quickly
 
 NAMES = METHODS.names()
-ON_ACTORS = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", "fedex_lora")
-"""Methods that `make test` plays on actors: one for each kind of message and store. CI plays all of them."""
 SEPARATE = repeats_itself_after_an_interruption
 
 
@@ -26,7 +24,7 @@ def test_contract(check, name, cache):
     check(name, [f"data.cache={cache}"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quickly(NAMES))
 def test_repeats_itself_after_an_interruption_with_missing_clients(name, cache):
     *rounds, _ = repeats_itself_after_an_interruption(name, [f"data.cache={cache}"])
     assert 0 <= rounds[-1]["accuracy"] <= 1
@@ -43,9 +41,7 @@ def test_one_client_of_the_contract_has_one_example(cache):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "name", [name if name in ON_ACTORS else pytest.param(name, marks=STEADY) for name in NAMES]
-)
+@pytest.mark.parametrize("name", quickly(NAMES))
 def test_same_tensors_on_actors(name, cache, pool_of_two):
     same_tensors_on_actors(name, [f"data.cache={cache}"], lambda setup: nullcontext(pool_of_two(setup)))
 

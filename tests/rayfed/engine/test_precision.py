@@ -10,6 +10,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.method import METHODS
 from rayfed.testing import play
 from rayfed.testing.small import small_setup
+from tests.conftest import quickly
 
 QUICK = (
     "rounds=1",
@@ -27,7 +28,7 @@ def run(*overrides):
     return last, executor.worker, setup
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", quickly(METHODS.names()))
 def test_a_method_trains_in_bfloat16(name):
     last, _, setup = run(f"algorithm={name}", "train.precision=bf16")
     assert all(value.dtype == torch.float32 for value in last.state.params.values())

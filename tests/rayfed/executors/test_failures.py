@@ -20,7 +20,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
-from tests.conftest import SMALL, STEADY
+from tests.conftest import SMALL, quickly
 
 VICTIM = "c1-plain"
 pytestmark = pytest.mark.ray
@@ -124,7 +124,7 @@ def limit(what):
     return {"client_timeout": 3.0} if what == "sleep" else {}
 
 
-@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill")))
 def test_drop_leaves_out_one_client_and_nobody_else(what, setup, pool, undisturbed):
     policy = {"on_client_error": "drop", "retries": 0, **limit(what)}
     found = metrics(ask(pool, setup, partial(trouble, what=what), **policy))
@@ -141,7 +141,7 @@ def test_drop_leaves_out_one_client_and_nobody_else(what, setup, pool, undisturb
     assert VICTIM not in pool.stores()
 
 
-@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill")))
 def test_retry_gives_what_would_have_come_without_the_failure(what, setup, pool, undisturbed, tmp_path):
     task = partial(trouble, what=what, marker=str(tmp_path / "once"))
     found = metrics(ask(pool, setup, task, on_client_error="retry", **limit(what)))
@@ -281,10 +281,9 @@ PHASES = {  # of the round
     "evaluate": ("ga", "gap"),
     "report": ("fedavg", "report"),
 }
-QUICK = ("summarise", "fit")
 
 
-@pytest.mark.parametrize("phase", [pytest.param(p, marks=() if p in QUICK else STEADY) for p in PHASES])
+@pytest.mark.parametrize("phase", quickly(PHASES, ("summarise", "fit")))
 def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two, monkeypatch):
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))

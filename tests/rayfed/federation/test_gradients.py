@@ -15,6 +15,7 @@ from rayfed.federation.gradients import backward
 from rayfed.models.backbone import Backbone
 from rayfed.registry import METHOD_FILES
 from rayfed.testing.small import small_setup
+from tests.conftest import quickly
 
 OPTIONS = (
     *("data.domains=[plain,fonts]", "model.options={depth: 2}", "rounds=1", "evaluation.every=0"),
@@ -33,7 +34,7 @@ def trained(*overrides):
     return last.state.params
 
 
-@pytest.mark.parametrize("name", METHOD_FILES.names())
+@pytest.mark.parametrize("name", quickly(METHOD_FILES.names()))
 def test_a_method_makes_the_same_update_or_is_refused_by_name(name, monkeypatch):
     if name in REFUSED:
         with pytest.raises(

@@ -13,7 +13,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, quickly
 from tests.conftest import SMALL as SMALL_OF_RUN
 from tests.pretended import COUNTS, TYPE, pretended
 from tests.rayfed.data.readers.test_shakespeare import script
@@ -121,7 +121,7 @@ def agree(overrides, tmp_path, cache, within=1e-5):
     return there
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", quickly(METHODS.names()))
 def test_a_method_plays_on_a_device_as_on_the_cpu(name, tmp_path, cache):
     agree([*TINY, f"algorithm={name}"], tmp_path, cache)
 
