@@ -78,7 +78,7 @@ def finished(tmp_path_factory, cache):
 
 
 @pytest.mark.parametrize(("page", "module", "words"), OTHERS, ids=named(OTHERS))
-def test_what_else_is_shown_does_what_it_says(page, module, words, finished, capsys):
+def test_what_else_is_shown_does_what_it_says(page, module, words, finished, capsys, tmp_path, monkeypatch):
     if module == "tune.run":
         from tune.sweep import load_sweep
 
@@ -98,6 +98,7 @@ def test_what_else_is_shown_does_what_it_says(page, module, words, finished, cap
     homes = {"rayfed.list": "rayfed.config.catalog", "rayfed.report": "rayfed.report.__main__"}
     importable = homes.get(module, module)
     command = __import__(importable, fromlist=["main"]).main
+    monkeypatch.chdir(tmp_path)
     here = [
         re.sub(r"^(runs/(NAME|mine)|RUN)$", str(finished), word) for word in words if word not in LEFT_OUT
     ]
