@@ -39,7 +39,7 @@ STEADY = (pytest.mark.slow, pytest.mark.steady)
 """Marks of a test that `make test` leaves out to stay under ten minutes; CI and `make test-steady` run it."""
 
 QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", "fedex_lora", "fedbuff")
-"""Methods that `make test` plays in every way: one for each kind of message, store and tuning."""
+"""Methods that `make test` plays in every way: one for each kind of message and store."""
 
 
 def quickly(names: Iterable[str], quick: Sequence[str] = QUICK) -> list[Any]:
