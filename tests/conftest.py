@@ -44,6 +44,8 @@ QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", 
 
 def quickly(names: Iterable[str], quick: Sequence[str] = QUICK) -> list[Any]:
     """Parameters of a test: `make test` runs those in `quick`, `make test-steady` and CI the others too."""
+    names = [*names]
+    assert {*quick} <= {*names}
     return [name if name in quick else pytest.param(name, marks=STEADY) for name in names]
 
 
