@@ -1,6 +1,5 @@
 """pFedMMA: its adapters block by block, their gradients, what stays at the client, and its reduction."""
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
