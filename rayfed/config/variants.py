@@ -40,7 +40,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
     return found
 
 
-def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Config]:
+def folds(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
     """One experiment per domain, with that domain held out, in a folder of its name.
 
     Raises:
@@ -50,12 +50,13 @@ def folds(config: Config, domains: tuple[str, ...], path: Path) -> dict[str, Con
         raise ConfigError(
             f"data.held_out: {config.data.held_out!r} is set, but protocol=leave_one_out holds out each"
         )
-    if len(domains) < 2:
-        raise ConfigError(f"protocol: leave_one_out needs two or more domains, there is {', '.join(domains)}")
     if not config.data.val:
         raise ConfigError(
             f"data.val: {config.data.val!r} leaves no images to choose a round with; set data.val=0.1"
         )
+    domains = config.data.domains or open_data(config.data).domains
+    if len(domains) < 2:
+        raise ConfigError(f"protocol: leave_one_out needs two or more domains, there is {', '.join(domains)}")
     evaluation = replace(
         config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True
     )
@@ -93,71 +94,57 @@ class Protocol:
         parts: The runs by name, in their order, from the config, what opens data sets, and the folder.
         doing: What is said when it begins, with the names of the runs.
         part: What a run is, for messages.
-        inside: What the folder of a run holds, with its name.
-        setting: What tells a run apart on a page about several, with its name.
         data: What the matrix of a paper's table says of the data.
+        setting: What tells a run apart from the others, with its name.
         by_validation: The round with the best validation score is reported, not the last evaluated one.
     """
 
     parts: Callable[[Config, Open, Path], dict[str, Config]]
     doing: str
     part: str
-    inside: str
-    setting: str
     data: str
+    setting: str = "{name}"
     by_validation: bool = False
 
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "leave_one_out": Protocol(
-        parts=lambda config, open_data, path: folds(
-            config, tuple(config.data.domains or open_data(config.data).domains), path
-        ),
+        parts=folds,
         doing="holding out {names} in turn",
         part="held-out domain",
-        inside="the run with {name} held out",
-        setting="{name} held out",
         data="each domain held out",
+        setting="{name} held out",
         by_validation=True,
     ),
     "few_shot": Protocol(
         parts=lambda config, open_data, path: few_shots(config, path),
         doing="training with {names}",
         part="number of shots",
-        inside="the run with {name} of each class and client",
-        setting="{name}",
         data="few shots",
     ),
     "unseen_clients": Protocol(
         parts=lambda config, open_data, path: generalization.unseen_clients(config, path),
         doing="holding back clients: {names}",
         part="share of unseen clients",
-        inside="the run with {name}",
-        setting="{name}",
         data="some clients never train",
     ),
     "cross_domain": Protocol(
         parts=generalization.cross_domains,
         doing="training on source domains: {names}",
         part="source",
-        inside="the run trained {name}",
-        setting="{name}",
         data="scored on domains without clients",
     ),
     "base_to_new": Protocol(
         parts=generalization.base_to_new,
         doing="training on the base classes, then scoring on the new ones: {names}",
         part="set of classes",
-        inside="the run on the {name} classes",
-        setting="{name} classes",
         data="base and new classes",
+        setting="{name} classes",
     ),
     "cross_dataset": Protocol(
         parts=lambda config, open_data, path: generalization.cross_datasets(config, path),
         doing="training on the first and scoring on the other data sets: {names}",
         part="data set",
-        inside="the run on {name}",
-        setting="on {name}",
         data="scored on other data sets",
     ),
 }

@@ -55,8 +55,8 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
     from rayfed.report.document import document
     from rayfed.report.protocols import TABLES
 
-    words = PROTOCOLS[config.protocol].inside
-    inside = {fold.name: words.format(name=name) for name, fold in folds.items()}
+    setting = PROTOCOLS[config.protocol].setting
+    inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
     with reading(path):
         tables = TABLES[config.protocol](config, folds)
         text = document(path, tables.parts, _drawn(path, config.figures), inside)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_rows
-from rayfed.report.leave_one_out import Tables, methods_in, percent, title_of
+from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
 from rayfed.report.table import Table, last_evaluated
 
 COLUMNS = (
@@ -34,15 +34,14 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
             algorithms come before the main one.
     """
     rows, metrics = [], []
-    for part, folder in folders.items():
-        samples = str(training_samples(folder))
-        for name, path in methods_in(config, folder):
-            last = last_evaluated(read_rows(path))
-            metric = metric_of(last) or METRICS[0]
-            metrics.append(metric)
-            keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
-            values = (percent(last.get(key)) for key in keys)
-            rows.append((part.removeprefix("shots-"), name, samples, str(last.get("round", "")), *values))
+    samples = {part: str(training_samples(folder)) for part, folder in folders.items()}
+    for part, name, path in runs_in(config, folders):
+        last = last_evaluated(read_rows(path))
+        metric = metric_of(last) or METRICS[0]
+        metrics.append(metric)
+        keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
+        values = (percent(last.get(key)) for key in keys)
+        rows.append((part.removeprefix("shots-"), name, samples[part], str(last.get("round", "")), *values))
     title = title_of(config, "few training samples of each class and client")
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "

@@ -11,7 +11,7 @@ from rayfed.config.generalization import BASE, NEW
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_rows
-from rayfed.report.leave_one_out import Tables, methods_in, percent, title_of
+from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
 from rayfed.report.table import Table, scores_of
 
 Row = Mapping[str, Any]
@@ -34,6 +34,11 @@ def last_scored(rows: Sequence[Row]) -> Row:
 def metric_in(row: Row) -> str:
     """Name of the metric of a row."""
     return metric_of(row) or metric_of(row, "global_") or METRICS[0]
+
+
+def round_of(row: Row) -> str:
+    """The round of a row as text; empty where there is no row."""
+    return str(row.get("round", ""))
 
 
 def of_global(row: Row, statistic: str = "") -> float | None:
@@ -59,7 +64,7 @@ def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
     for name, base, new in _by_method(config, folders, (BASE, NEW)):
         first, second = of_global(base, "_domain"), of_global(new, "_domain")
         both = None if first is None or second is None else harmonic_mean(first, second)
-        rows.append((name, _round(base), *map(percent, (first, second, both))))
+        rows.append((name, round_of(base), *map(percent, (first, second, both))))
     notes = (
         "accuracy in percent of the global model on test images, mean over domains; base: the classes of the",
         "clients; new: classes of which no client has an example; both are told apart among themselves",
@@ -80,7 +85,7 @@ def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
         scores = [of_global(row, "_domain") for row in targets]
         known = [score for score in scores if score is not None]
         mean = fmean(known) if known else None
-        rows.append((name, _round(source), *map(percent, (of_global(source, "_domain"), *scores, mean))))
+        rows.append((name, round_of(source), *map(percent, (of_global(source, "_domain"), *scores, mean))))
     names = tuple(folders)
     notes = (
         f"accuracy in percent of the global model on test images, mean over domains; trained on {names[0]};",
@@ -100,8 +105,7 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
     """
     found = [
         (part.removeprefix("from-"), name, last, _targets(path, last))
-        for part, folder in folders.items()
-        for name, path in methods_in(config, folder)
+        for part, name, path in runs_in(config, folders)
         for last in [last_scored(read_rows(path))]
     ]
     domains = list(dict.fromkeys(domain for *_, targets in found for domain in targets))
@@ -110,7 +114,7 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         scores = [targets.get(domain) for domain in domains]
         mean = last.get(f"held_out_{metric_in(last)}")
         cells = map(percent, (of_global(last, "_domain"), *scores, mean))
-        rows.append((source, name, _round(last), *cells))
+        rows.append((source, name, round_of(last), *cells))
     notes = (
         f"{metric_in(found[0][2])} in percent of the global model; own domains: mean over the domains of the",
         "clients, on their test samples; other domains: no client has an example of them, on all of their",
@@ -132,12 +136,6 @@ def _targets(path: Path, last: Row) -> dict[str, float | None]:
 
 def _by_method(config: Config, folders: Mapping[str, Path], parts: Sequence[str]) -> list[tuple[Any, ...]]:
     """Name of each method, and the last scored row of its run in each part; empty: it is not finished."""
-    found = []
-    for name, _ in methods_in(config, next(iter(folders.values()))):
-        paths = [dict(methods_in(config, folders[part]))[name] if part in folders else None for part in parts]
-        found.append((name, *(last_scored(read_rows(path)) if path else {} for path in paths)))
-    return found
-
-
-def _round(row: Row) -> str:
-    return str(row.get("round", ""))
+    last = {(part, name): last_scored(read_rows(path)) for part, name, path in runs_in(config, folders)}
+    names = dict.fromkeys(name for _, name in last)
+    return [(name, *(last.get((part, name), {}) for part in parts)) for name in names]

@@ -8,7 +8,7 @@ zero-shot) get the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -166,9 +166,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     second that of FedCLIP's Table 1. Compared algorithms come before the main one.
     """
     found = [
-        outcome(path, name, domain, config.evaluation.ties)
-        for domain, folder in folders.items()
-        for name, path in methods_in(config, folder)
+        outcome(path, name, domain, config.evaluation.ties) for domain, name, path in runs_in(config, folders)
     ]
     title = title_of(config, "each domain held out in turn")
     return Tables((by_target(found, title, config.evaluation.ties), by_measure(found)))
@@ -179,6 +177,13 @@ def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
     others = (config.compare,) if isinstance(config.compare, str) else config.compare
     found = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
     return [*found, (config.algorithm, folder)]
+
+
+def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, str, Path]]:
+    """Name of each run of a protocol, with the name and the folder of each method in it."""
+    for part, folder in folders.items():
+        for name, path in methods_in(config, folder):
+            yield part, name, path
 
 
 def title_of(config: Config, how: str) -> str:

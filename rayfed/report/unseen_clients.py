@@ -8,8 +8,8 @@ from pathlib import Path
 from rayfed.config.generalization import LOCAL_STEPS
 from rayfed.config.schema import Config
 from rayfed.record.readers import read_rows
-from rayfed.report.generalization import last_scored, metric_in, of_global
-from rayfed.report.leave_one_out import Tables, methods_in, percent, title_of
+from rayfed.report.generalization import last_scored, metric_in, of_global, round_of
+from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
 from rayfed.report.table import Table
 
 COLUMNS = (
@@ -33,14 +33,13 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
             algorithms come before the main one.
     """
     rows, metrics = [], []
-    for part, folder in folders.items():
-        for name, path in methods_in(config, folder):
-            last = last_scored(read_rows(path))
-            metrics.append(metric_in(last))
-            keys = (f"unseen_{metrics[-1]}", f"unseen_worst_{metrics[-1]}")
-            scores = [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
-            values = map(percent, (of_global(last), *scores))
-            rows.append((part.removeprefix("unseen-"), name, str(last.get("round", "")), *values))
+    for part, name, path in runs_in(config, folders):
+        last = last_scored(read_rows(path))
+        metrics.append(metric_in(last))
+        keys = (f"unseen_{metrics[-1]}", f"unseen_worst_{metrics[-1]}")
+        scores = [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
+        values = map(percent, (of_global(last), *scores))
+        rows.append((part.removeprefix("unseen-"), name, round_of(last), *values))
     steps = config.evaluation.local_steps or LOCAL_STEPS
     notes = (
         f"{metrics[0]} in percent, unweighted means over clients; of the global model on the test samples of",
