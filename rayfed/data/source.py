@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,11 +147,11 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
             `data.resize`.
     """
     reader = READERS.load(config.reader)
-    options = [option.name for option in fields(reader) if option.init]
+    options = _options(reader)
     for key, what in KEYS.items():
         if getattr(config, key) is not None and key not in options:
             raise ConfigError(f"data.{key}: the reader {config.reader!r} cannot {what}; leave it out")
-    if config.root is not None and "root" not in options:
+    if config.root is not None and brings_data(config):
         raise ConfigError(
             f"data.root: {config.root!r} would not be read: the reader {config.reader!r} brings its images "
             f"along; leave it out, or choose another data set"
@@ -163,6 +163,16 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
         )
     values = {**vars(config), "resize": resize if config.resize == "auto" else config.resize}
     return reader(**{option: values[option] for option in options})
+
+
+def brings_data(config: DataConfig) -> bool:
+    """Whether the reader of a config brings its data along, so that there is no `data.root` to set."""
+    return "root" not in _options(READERS.load(config.reader))
+
+
+def _options(reader: type[Any]) -> list[str]:
+    """Keys of the config that a reader has fields for."""
+    return [option.name for option in fields(reader) if option.init]
 
 
 def choose_classes(

@@ -11,6 +11,7 @@ from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
+from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
@@ -39,22 +40,38 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
     others = [
         text for text in overrides if text.partition("=")[0] not in ("experiment", "seed", *papers.CHOICE)
     ]
-    seeds = given.get("seed") or ", ".join(map(str, found.seeds))
-    rows = []
+    cells = []
     for cell in found.cells(scale):
         asked = {key: value for key, value in given.items() if key in papers.CHOICE}
         if (
             cell.seed == found.seeds[0]
             and asked.items() <= {"row": cell.row, "setting": cell.setting}.items()
         ):
-            config = load_config([*cell.overrides, *others])
-            rows.append((cell.row, cell.setting, seeds, *describe(config), published(cell.published)))
-    if not rows:
+            cells.append((cell.row, cell.setting, load_config([*cell.overrides, *others])))
+    if not cells:
         load_config(overrides)  # names a row or a setting that does not exist
         raise ConfigError(f"experiment: {found.name} has no cell with the row and the setting that are given")
-    return table_text(
-        f"{found.reference}, {found.where}: {found.title} ({scale} scale)", rows, notes(found, scale)
-    )
+    return cells_text(found, scale, given.get("seed") or ", ".join(map(str, found.seeds)), cells)
+
+
+def cells_text(table: papers.Table, scale: str, seeds: str, cells: Sequence[tuple[str, str, Config]]) -> str:
+    """Cells of a paper's table, with what each trains with and on, its published numbers, and notes.
+
+    Args:
+        table: The table.
+        scale: `paper` or `mini`.
+        seeds: Seeds of every cell, as text.
+        cells: Row, setting and config of each cell; at least one.
+    """
+    rows = [
+        (row, setting, seeds, *describe(config), published(table.numbers.get(setting, {}).get(row)))
+        for row, setting, config in cells
+    ]
+    ships = brings_data(cells[0][2].data)
+    title = f"{table.reference}, {table.where}: {table.title}"
+    if scale == papers.MINI or not ships:  # an experiment of its own may be small, too
+        title += f" ({scale} scale)"
+    return table_text(title, rows, notes(table, scale, ships))
 
 
 def methods_text(config: Config) -> str:
@@ -165,14 +182,20 @@ def published(numbers: Any) -> str:
     return " ".join(" ".join(f"({n:g})" if i else f"{n:g}" for i, n in enumerate(pair)) for pair in pairs)
 
 
-def notes(table: papers.Table, scale: str) -> list[str]:
-    """Lines below the matrix: measures, selection of the round, origin of the data, and what we chose."""
+def notes(table: papers.Table, scale: str, ships: bool) -> list[str]:
+    """Lines below the matrix: measures, selection of the round, origin of the data, and what we chose.
+
+    Args:
+        table: The table.
+        scale: `paper` or `mini`.
+        ships: The data ship with RayFed.
+    """
     lines = [f"paper: {', '.join(table.measures)}" if table.measures else "paper: prints no numbers of it"]
     lines.append(f"reported: {table.selection}")
-    lines.append(f"data: {table.data if scale == papers.PAPER else 'ships with RayFed'}")
+    lines.append(f"data: {'ships with RayFed' if ships else table.data}")
     if table.figure:
         lines.append(f"figure: {table.figure}")
-    ours = "our choice" if scale == papers.PAPER else "our choice at the scale of the paper"
+    ours = "our choice at the scale of the paper" if ships else "our choice"
     lines += [f"{ours}: {choice}" for choice in table.choices]
     cell = next(table.cells(scale))
     chosen = " ".join(f"'{text}'" if " " in text else text for text in cell.overrides)

@@ -152,25 +152,12 @@ def _announce(job: Job, quiet: bool) -> None:
 
 def _plan(job: Job) -> None:
     """Print the matrix, then the estimate."""
-    from rayfed.report.matrix import describe, notes, published, table_text
+    from rayfed.report.matrix import cells_text
     from rayfed.reproduce.estimate import cost_of, in_words
     from rayfed.reproduce.run import read_finished
 
-    table = job.table
-    shown = [cell for cell in job.cells if cell.seed == job.seeds[0]]
-    seeds = ", ".join(map(str, job.seeds))
-    rows = [
-        (
-            cell.row,
-            cell.setting,
-            seeds,
-            *describe(cell.config),
-            published(table.numbers.get(cell.setting, {}).get(cell.row)),
-        )
-        for cell in shown
-    ]
-    title = f"{table.reference}, {table.where}: {table.title} ({job.scale} scale)"
-    say(table_text(title, rows, notes(table, job.scale)))
+    shown = [(cell.row, cell.setting, cell.config) for cell in job.cells if cell.seed == job.seeds[0]]
+    say(cells_text(job.table, job.scale, ", ".join(map(str, job.seeds)), shown))
     finished = read_finished(job)
     waiting = [cell for cell in job.cells if cell.name not in finished]
     say(f"\nfolder: {job.path}; finished: {len(finished)} of {len(job.cells)} cells")

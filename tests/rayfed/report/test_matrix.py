@@ -30,6 +30,16 @@ def test_a_row_or_a_setting_that_does_not_exist_is_named(choice):
         matrix_of(["experiment=fedgcr/table1/mini", choice])
 
 
+def test_a_small_experiment_of_its_own_says_that_its_data_ship_and_asks_for_none():
+    text = matrix_of(["experiment=fft_gp/prostate_mini", "row=FFT-GP"])
+    assert "\ndata: ships with RayFed\n" in text
+    assert "data.root" not in text
+    assert "paper scale" not in text
+    large = matrix_of(["experiment=fft_gp/prostate", "row=FFT-GP"])
+    assert "set data.root" in large
+    assert "(paper scale)" in large
+
+
 def test_a_config_file_is_described_with_the_overrides_of_the_command(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(load_config(["algorithm=fedprox", "rounds=9"])))
     text = matrix_of(["seed=5"], tmp_path / "config.yaml")
