@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rayfed.clients import ByClient
@@ -47,13 +48,23 @@ def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None
 def _loads(model: Backbone, keeps: bool, sizes: tuple[int, ...]) -> dict[int, Load]:
     """The cost of the model with its first blocks, by their number; sizes: empty for the whole model."""
     whole = model.num_blocks
-    if len(sizes) > 1 or model.exits is not None or whole < 3:
+    if len(sizes) > 1 or whole < 3 or not _are_alike(model):
         return _count(model, keeps, sizes or (whole,))
-    # All blocks are alike, so two counts of small models give that of the whole one.
+    # Two counts of small models give that of the whole one.
     one, two = _count(model, keeps, (1, 2)).values()
     parts = {part: (getattr(one, part), getattr(two, part)) for part in ("step", "row", "trained")}
     found = {part: first + (whole - 1) * (second - first) for part, (first, second) in parts.items()}
     return {whole: Load(**found)}
+
+
+def _are_alike(model: Backbone) -> bool:
+    """Whether each block costs the same: none has an exit or is changed by a module, and all train as much."""
+    if model.exits is not None or getattr(model.net, "paired", None) is not None:
+        return False
+    trained: Counter[int | None] = Counter()
+    for entry in model.tensors().values():
+        trained[entry.block] += entry.tensor.numel() if entry.is_trained else 0
+    return len({trained[block] for block in model.active}) == 1
 
 
 def _count(model: Backbone, keeps: bool, sizes: Iterable[int]) -> dict[int, Load]:

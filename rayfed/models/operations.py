@@ -37,7 +37,7 @@ def _counted(model: Backbone, rows: int, keeps_features: bool) -> int:
     model.train()
     x = _batch(model, rows)
     if keeps_features and (model.has_frozen_features or model.gc_net is not None):
-        model.remember_frozen_features(x, torch.zeros(rows, model.width, device=x.device))
+        model.frozen_features(x)  # remembered for this batch
     with FlopCounterMode(display=False) as counter:
         output = model(x)
         outputs = output if isinstance(output, list | tuple) else [output]

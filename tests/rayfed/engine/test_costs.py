@@ -8,10 +8,13 @@ from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.train_config import TrainConfig
+from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import skeleton
 from rayfed.testing.small import small_setup
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning
+from rayfed.tuning.multimodal_adapter import MultimodalAdapter
 from tests.rayfed.models.small import small
 
 
@@ -48,6 +51,24 @@ def test_a_network_without_blocks_is_counted_whole():
 def test_a_whole_model_is_counted_from_one_and_two_of_its_blocks(model):
     whole = count_cost(model, world(), {"a": 4}, 4)
     assert whole.loads == {4: count_cost(model, world(), {"a": 1, "b": 3}, 4).loads[4]}
+
+
+def only_the_last_block_trained():
+    model = apply_tuning(small("vit"), Adapter(bottleneck=2), 0)
+    model.stack[:3].requires_grad_(False)
+    return model
+
+
+def beside_the_last_two_blocks():
+    clip = ModelConfig(name="clip_mini", pretrained=False, options={"depth": 4})
+    return apply_tuning(build_backbone(clip, ("zero", "dog"), 0), MultimodalAdapter(blocks=2, hidden=4), 0)
+
+
+@pytest.mark.parametrize("make", [only_the_last_block_trained, beside_the_last_two_blocks])
+def test_a_model_whose_blocks_differ_is_counted_whole(make):
+    model = skeleton(make)
+    whole = count_cost(model, world(model=make.__name__), {"a": 4}, 4)
+    assert whole.loads == {4: count_cost(model, world(model=make.__name__), {"a": 1, "b": 4}, 4).loads[4]}
 
 
 def test_a_model_that_cannot_run_without_values_is_not_counted(model, caplog):

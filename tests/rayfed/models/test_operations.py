@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
 from rayfed.models.operations import step_operations
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head
 from rayfed.tuning.lora import Lora
+from rayfed.tuning.transport_prompt import TransportPrompt
 from tests.rayfed.models.small import small
 
 WIDTH, CLASSES = 32, 5
@@ -21,6 +24,15 @@ def tuned(kind, scheme, **options):
 def test_a_head_on_kept_features_by_hand():
     """Forward: a product and a sum for each weight. Backward: the same for its gradient."""
     assert step_operations(tuned("vit", Head()), True) == (0, 2 * WIDTH * CLASSES * 2)
+
+
+def test_kept_features_have_the_shape_that_the_head_needs():
+    """Cosines of 16 patches with two prompts of each class, and their gradients of the prompts."""
+    names = [f"class {c}" for c in range(CLASSES)]
+    clip = ModelConfig(name="clip_mini", pretrained=False, options={"depth": 1})
+    model = skeleton(lambda: apply_tuning(build_backbone(clip, names, 0), TransportPrompt(), 0))
+    _, row = step_operations(model, True)
+    assert row == 2 * 16 * 2 * CLASSES * 64 * 2
 
 
 def test_a_frozen_network_is_gone_through_forward_only():
