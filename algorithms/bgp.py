@@ -19,6 +19,7 @@ from algorithms._meta import InnerOptimizer, meta_step
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.federation.method import Method
+from rayfed.models.backbone import Backbone
 from rayfed.models.samples import samples_of
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
@@ -61,9 +62,13 @@ class MetaLocal(Local):
     def needs_curvature(self) -> bool:
         return self.meta_update == "second_order"
 
+    def check(self, model: Backbone) -> None:
+        if self.align_weight:
+            class_texts(model)  # raises where the class prompts depend on images
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         optimizer = client.optimizer()
-        texts = global_texts(client)
+        texts = class_texts(client.model) if self.align_weight else None
         alignments: list[Tensor] = []
         for first, second in self._pairs(client):
             task = partial(self.loss, client, sent)
@@ -140,12 +145,14 @@ class MetaLocal(Local):
         return task + self.align_weight * alignment
 
 
-def global_texts(client: Client) -> Tensor | None:
-    """Features of the class prompts under the received model, shape (C, D).
+def class_texts(model: Backbone) -> Tensor | None:
+    """Features of the class prompts under the model as it is now, shape (C, D).
 
     None where image features are trained, which are aligned instead.
+
+    Raises:
+        ConfigError: A class has several prompts, or others for each image.
     """
-    model = client.model
     if not (model.text_is_live and model.net_is_frozen and model.adapter is None):
         return None
     return model.class_features().detach().clone()

@@ -24,6 +24,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.federation.params import sq_distance
 from rayfed.federation.visit import score
+from rayfed.models.backbone import Backbone
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Batch, Broadcast, NonNegative, Update
 
@@ -51,6 +52,10 @@ class BatchMatching(Local):
     def averages_rows(self) -> bool:
         return self.objective == "class"  # a contrast compares all rows of a batch
 
+    def check(self, model: Backbone) -> None:
+        if self.objective == "symmetric":
+            model.class_features()  # raises where there is no text tower, or more than one prompt of a class
+
     def train(self, client: Client, sent: Broadcast) -> Update:
         update = super().train(client, sent)
         return replace(update, metrics={**update.metrics, **gate_statistics(client)})
@@ -66,7 +71,7 @@ class BatchMatching(Local):
     def _match(self, client: Client, batch: Batch) -> Tensor:
         x, y = batch
         model = client.model
-        texts = model.class_features()  # raises a clear error where the head has no scale
+        texts = model.class_features()
         images = model(x, headless=True)
         loss: Tensor = symmetric_loss(images, texts, y, model.head.scale)
         return loss

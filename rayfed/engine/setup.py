@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,6 +115,8 @@ def prepare(
     pixels = shape.size if world.objective.pixels else 0
     bare = measurable(config, world.skeleton)
     check_memory(config, bare, pixels, partition)
+    with suppress(RuntimeError):  # a part of somebody's own may not run without values
+        parts.local.check(bare)
     model = known.once("model", _model_key(world), lambda: _built(config, dataset.task, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
+from rayfed.models.backbone import Backbone
 from rayfed.types import Batch, Broadcast, ServerState, Update
 
 
@@ -57,6 +58,16 @@ class Local:
     def needs_curvature(self) -> bool:
         """Whether steps need second derivatives of the network, which `train.compile` does not offer."""
         return False
+
+    def check(self, model: Backbone) -> None:
+        """Check before a run that this half can train a model.
+
+        Args:
+            model: The tuned model without values (on torch's meta device).
+
+        Raises:
+            ConfigError: It cannot; says what to choose instead.
+        """
 
     def exchange(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Exchanges before the training of a round; runs on the driver.

@@ -13,6 +13,7 @@ from rayfed.config.schema import load_config
 from rayfed.config.variants import comparisons
 from rayfed.errors import ConfigError
 from rayfed.federation.params import mean_by_name
+from rayfed.testing.small import small_setup
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update
 from tests.vectors import vector
@@ -174,11 +175,6 @@ def test_cached_features_change_no_bit(short):
         short("fedavg", *RANDOM, "train.cache_features=on", "tuning=full")
 
 
-def test_a_clip_method_on_a_plain_model_is_refused(short):
-    with pytest.raises(ConfigError, match=r"model\.name: 'vit_mini' has no text tower"):
-        short("fedclip", "model=vit_mini", "rounds=1")
-
-
 def metrics_of(run, exchange, model):
     """Values by metric, in the order of rounds and clients."""
     found = {}
@@ -186,6 +182,27 @@ def metrics_of(run, exchange, model):
         if row["exchange"] == exchange and row["model"] == model:
             found.setdefault(row["metric"], []).append(row["value"])
     return found
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "error"),
+    [
+        ("fedclip", ["tuning=cocoop"], "others for each image"),
+        ("bgp", ["tuning=transport_prompt"], "several for each class"),
+        ("fedclip", ["tuning=lora", "model=vit_mini"], r"model\.name: 'vit_mini' has no text tower"),
+    ],
+)
+def test_a_loss_that_lacks_its_class_features_is_refused_before_a_client_starts(method, options, error):
+    with pytest.raises(ConfigError, match=error):
+        small_setup(f"algorithm={method}", "model=clip_mini", *options)
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("fedclip", "local.objective=class"), ("bgp", "local.align_weight=0")]
+)
+def test_without_that_loss_class_prompts_may_depend_on_images(short, method, option):
+    run = short(method, "rounds=1", "data.limit=4", "model=clip_mini", "tuning=cocoop", option)
+    assert "text.prompter.inner.weight" in run.params
 
 
 def test_norms_and_attention_are_logged_and_weight_decay_shrinks_them(short):
