@@ -58,7 +58,7 @@ def _loads(model: Backbone, keeps: bool, sizes: tuple[int, ...]) -> dict[int, Lo
 
 
 def _are_alike(model: Backbone) -> bool:
-    """Whether each block costs the same: none has an exit or is changed by a module, and all train as much."""
+    """Whether each block costs the same: none has an exit or is changed by a module, and all train alike."""
     if model.exits is not None or getattr(model.net, "paired", None) is not None:
         return False
     trained: Counter[int | None] = Counter()
