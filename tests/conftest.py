@@ -20,6 +20,8 @@ from tests.fuzz.outcomes import pytest_terminal_summary as pytest_terminal_summa
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray starts its workers with nice 15, so that beside other tests actors would get hardly any time.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray prints a warning about a disk that is 95 % full into the output of whichever test runs then.
+os.environ.setdefault("RAY_local_fs_capacity_threshold", "1")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent

@@ -134,6 +134,7 @@ def main(wanted: Sequence[str]) -> int:
     files = {tuple(tests) for _, tests, _ in found}
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         for tests, (code, text) in zip(files, pool.map(lambda t: exit_code(t, None), files), strict=True):
+            print(f"{'fail    ' if code else 'pass    '}  {' '.join(tests)}, unchanged", flush=True)
             if code:
                 bad.append(f"{' '.join(tests)} fail without a mutant (exit code {code})\n{text[-2000:]}")
         for (name, _, _), (code, text) in zip(
