@@ -1,7 +1,7 @@
 """Checks this machine's GPU in one command: the same results as the CPU, speed, memory, shares of the GPU.
 
     make gpu-check               on the GPU, with ViT-B/16
-    make gpu-check DEVICE=cpu    a rehearsal of the same code with small models; under two minutes
+    make gpu-check DEVICE=cpu    a rehearsal of the same code with small models; about two minutes
 
 Every method plays one round on the CPU and on the device, and the largest relative difference of a tensor
 is noted. Then LoRA of a ViT trains one client with each precision, with resident and with streamed images,

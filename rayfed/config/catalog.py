@@ -16,7 +16,7 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
-from rayfed.config.grouping import one_by_one
+from rayfed.config.grouping import TUNINGS_ALONE, one_by_one
 from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.console import say
@@ -105,9 +105,9 @@ def catalog(terminal: int | None = None, section: str | None = None) -> str:
 
 
 def grouping() -> str:
-    """Which methods train their clients one by one; the header of a run says why."""
-    alone = ", ".join(f"algorithm={name}" for name in one_by_one())
-    return f"train.group=K trains K clients at once, except with {alone} and tuning=full"
+    """With which methods and tunings clients are trained one by one; the header of a run says why."""
+    alone = [f"algorithm={name}" for name in one_by_one()] + [f"tuning={name}" for name in TUNINGS_ALONE]
+    return f"train.group=K trains K clients at once, except with {', '.join(alone)}"
 
 
 def as_json(section: str | None = None) -> dict[str, list[dict[str, Any]]]:

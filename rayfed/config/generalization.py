@@ -119,11 +119,17 @@ def new_classes(wanted: Sequence[str] | int | None, classes: Sequence[str]) -> l
     if isinstance(wanted, int):
         if not 1 <= wanted < len(classes):
             raise ConfigError(
-                f"data.new_classes: {wanted} of {len(classes)} classes; use a number of 2..{len(classes) - 2}"
+                f"data.new_classes: {wanted} of {len(classes)} classes; {_allowed(len(classes))}"
             )
         return list(classes[-wanted:])
     chosen = choose_classes(wanted, classes, "data.new_classes")
     return [name for name in classes if name in chosen]
+
+
+def _allowed(classes: int) -> str:
+    if classes < 4:
+        return "the base and the new classes are two or more each; choose data with four classes or more"
+    return f"use a number of 2..{classes - 2}"
 
 
 def cross_datasets(config: Config, path: Path) -> dict[str, Config]:

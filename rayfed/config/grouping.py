@@ -10,6 +10,9 @@ from pathlib import Path
 
 from rayfed.registry import METHOD_FILES
 
+TUNINGS_ALONE = ("full", "maple", "multimodal_adapter")
+"""Tunings with which clients share no pass: most of the model is trained, or layers that both towers use."""
+
 
 def one_by_one() -> list[str]:
     """Names of the methods whose clients never share their passes (`train.group`).

@@ -115,7 +115,9 @@ class ClipHead(nn.Module):
         """
         texts = F.normalize(self.weight if weight is None else weight, dim=-1)
         images = self.scale * F.normalize(features, dim=-1)
-        return images @ texts.T if texts.dim() == 2 else torch.einsum("bd,bcd->bc", images, texts)
+        if weight is None or weight.dim() == 2:
+            return F.linear(images, texts)
+        return torch.einsum("bd,bcd->bc", images, texts)
 
 
 def take_apart(

@@ -16,7 +16,8 @@ def trained_modules(model: nn.Module) -> list[nn.Module]:
     """The modules that `Backbone.train` puts into train mode; its docstring has the rule."""
     chosen: list[nn.Module] = []
     _collect(model, chosen)
-    return [m for m in chosen if not isinstance(m, _BatchNorm) or is_trained_norm(m)]
+    once = dict.fromkeys(chosen)  # blocks of a CLIP model have two names
+    return [m for m in once if not isinstance(m, _BatchNorm) or is_trained_norm(m)]
 
 
 def _collect(module: nn.Module, chosen: list[nn.Module]) -> bool | None:

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.models.backbone import Backbone
+from rayfed.models.clip import ClipHead
 from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
 
-OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict)
+OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict, ClipHead)
 """Layers, and PEFT's container of vectors, whose trained tensors can differ by client in a joint pass."""
 
 
@@ -60,6 +61,10 @@ class Stacked:
     def to(self, *args: Any, **kwargs: Any) -> Stacked:
         """As Tensor.to."""
         return Stacked(self.value.to(*args, **kwargs))
+
+    def dim(self) -> int:
+        """Number of dimensions of the tensor of one client."""
+        return len(self.shape)
 
     def expand(self, rows: int, *_: int) -> Tensor:
         """The value of its client for each of K m rows, shape (K m, ...)."""
@@ -144,8 +149,18 @@ def _plus(x: Tensor, shift: Stacked) -> Tensor:
     return x + shift.along(x)
 
 
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+def _normalize(
+    tensor: Stacked, p: float = 2.0, dim: int = -1, eps: float = 1e-12, out: None = None
+) -> Stacked:
+    """F.normalize of the tensor of each client along its last dimension."""
+    if dim != -1:
+        raise NotImplementedError(f"normalize with dim={dim} cannot be computed for several clients at once")
+    return Stacked(F.normalize(tensor.value, p, -1, eps, out))
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
+    F.normalize: _normalize,
     F.layer_norm: _layer_norm,
     torch.conv2d: _conv2d,
     Tensor.mul: _times,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,9 +136,10 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
     commands = dict.fromkeys(command for facts in described for command in facts.get("commands") or [])
     if commands:
         yield "".join(f"    {command}\n" for command in commands) + "\n"
-    yield f"Repeat it: `python -m rayfed.run --config {folder}/config.yaml output=NEW`\n"
+    config = shlex.quote(str(folder / "config.yaml"))
+    yield f"Repeat it: `python -m rayfed.run --config {config} output=NEW`\n"
     if (folder / "checkpoints").exists():
-        yield f"Go on for 10 more rounds: `python -m rayfed.resume {folder} rounds=+10`\n"
+        yield f"Go on for 10 more rounds: `python -m rayfed.resume {shlex.quote(str(folder))} rounds=+10`\n"
     rows = [row for path in runs for row in rows_so_far(path)]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)
     what = "round" if len(rows) == 1 else "rounds"

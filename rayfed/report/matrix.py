@@ -12,7 +12,7 @@ from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
 from rayfed.data.source import brings_data
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.report.table import Table
 from rayfed.terminal.fitting import terminal_width
@@ -142,7 +142,9 @@ def training(config: Config) -> str:
         text += f" {train.schedule}"
     if train.keep_optimizer:
         text += " kept"
-    text += f", batch {train.batch_size}, {train.epochs} epochs, {config.rounds} rounds"
+    text += (
+        f", batch {train.batch_size}, {count_of(train.epochs, 'epoch')}, {count_of(config.rounds, 'round')}"
+    )
     if config.clients_per_round != "all":
         return f"{text} of {config.clients_per_round} clients ({config.sampling})"
     return text if config.sampling == "uniform" else f"{text} ({config.sampling})"

@@ -33,6 +33,8 @@ def test_new_classes_are_the_smaller_second_half_unless_they_are_given():
     for wanted, message in ((0, "0 of 5"), (5, "5 of 5"), (["z"], "'z'"), (["a", "a"], "listed twice")):
         with pytest.raises(ConfigError, match=rf"^data\.new_classes: .*{message}"):
             new_classes(wanted, LETTERS)
+    with pytest.raises(ConfigError, match=r"2 of 2 classes; .*choose data with four classes"):
+        new_classes(2, LETTERS[:2])
 
 
 def test_base_classes_train_and_new_ones_are_scored_with_their_model(tmp_path):

@@ -33,6 +33,8 @@ TUNINGS = [
     "tuning=head train.cache_features=false",
     "tuning=residual_adapter",
     "tuning=lora capacity=dynamic",
+    # With train.lr=0.02, the default, later steps of a CLIP model make a difference larger; docs/groups.md.
+    "tuning=lora model=clip_mini train.lr=1.0e-4",
     # With train.eps above the rounding of gradients; docs/groups.md says what Adam does below it.
     "tuning=bitfit train.optimizer=adam train.eps=1.0e-4",
 ]

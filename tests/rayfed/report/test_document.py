@@ -23,14 +23,14 @@ def reported(tmp_path, cache):
 
 
 def test_it_says_the_settings_the_words_the_command_and_the_files(reported):
-    path, text = reported("run")
+    path, text = reported("a run")
     assert "| `train.lr` | 0.015 |" in text
     assert "| `tuning.rank` | 2 |" in text
     assert "`data.partition.alpha`" not in text  # nothing is drawn from a Dirichlet distribution
     words = re.findall(r"^- `([^`]+)`: ", text.split(HOW)[0], re.MULTILINE)
     assert {"sigma_type", "sigma_client", "worst domain", "mean over clients"} <= set(words)
     assert "    python -m rayfed.run algorithm=fedavg " in text
-    assert f"--config {path}/config.yaml output=NEW" in text
+    assert f"--config '{path}/config.yaml' output=NEW" in text
     assert re.search(r"^2 rounds in \d+ s", text, re.MULTILINE)
     listed = re.findall(r"^- `([^`]+)`: ", text.split(HOW)[1], re.MULTILINE)
     there = {file.name for file in path.iterdir() if not file.name.startswith(".")}

@@ -14,7 +14,7 @@ def test_every_compared_method_has_a_row_with_what_it_would_run_with():
     assert [line.split()[1] for line in rows] == ["fedavg", "ffa_lora", "zero_shot"]
     assert "freeze_a True" in rows[1]
     assert "7 rounds" in rows[0]
-    assert "1 rounds" in rows[2]  # nothing is trained
+    assert "1 round" in rows[2]  # nothing is trained
 
 
 def test_a_protocol_says_how_many_runs_there_are_and_no_column_is_empty():
