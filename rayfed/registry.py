@@ -9,6 +9,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,9 +31,8 @@ class Entries:
 
     def names(self) -> list[str]:
         """Names of all entries that are part of RayFed, sorted."""
-        package = importlib.import_module(self.package)
-        found = (module.name for module in pkgutil.iter_modules(package.__path__))
-        return sorted(name for name in found if not name.startswith("_") and name not in self.helpers)
+        found = _modules(tuple(importlib.import_module(self.package).__path__))
+        return [name for name in found if not name.startswith("_") and name not in self.helpers]
 
     def description(self, name: str) -> str:
         """The first line of an entry's docstring, without its final full stop; empty if there is none."""
@@ -41,6 +41,12 @@ class Entries:
             return ""
         doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
         return doc.partition("\n")[0].rstrip(".")
+
+
+@cache
+def _modules(folders: tuple[str, ...]) -> list[str]:
+    """Names of the modules in these folders, sorted; they are read once, because a config asks five times."""
+    return sorted(module.name for module in pkgutil.iter_modules(folders))
 
 
 METHOD_FILES = Entries("algorithms")

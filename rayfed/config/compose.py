@@ -58,7 +58,8 @@ def compose(overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
         ConfigError: One line: the override, what is allowed.
     """
     pairs = [_split(text) for text in overrides]
-    groups = {key: value for key, value in pairs if key in config_groups()}
+    known = config_groups()
+    groups = {key: value for key, value in pairs if key in known}
     values = [(key, value) for key, value in pairs if key not in groups]
     chosen = {**_brought(groups, has_method=base is not None or "experiment" in groups), **groups}
     if base is not None:
@@ -111,14 +112,15 @@ def _cell(table: papers.Table, chosen: Mapping[str, str], values: Mapping[str, s
     algorithm = chosen.get("algorithm") or of_row or str(_compose(shared)["algorithm"])
     row = asked or table.row_of(None, algorithm)
     changes = table.changes(row, values.get("setting"), scale)
-    groups = {group: changes[group] for group in config_groups() & changes.keys() if group != "algorithm"}
+    known = config_groups()
+    groups = {group: changes[group] for group in known & changes.keys() if group != "algorithm"}
     tree = _compose({**groups, **shared})
     own = _compose({"algorithm": algorithm})
     method = {section: own[section] for section in SECTIONS_OF_GROUP["algorithm"] if section in own}
     tree = {key: value for key, value in tree.items() if key not in SECTIONS_OF_GROUP["algorithm"]} | method
     tree = _pooled_as(own, tree)
     for key, value in changes.items():
-        if key not in config_groups() and not _is_replaced(key, groups, chosen):
+        if key not in known and not _is_replaced(key, groups, chosen):
             _put(tree, key, value)
     return tree
 

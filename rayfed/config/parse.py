@@ -56,6 +56,13 @@ def _validator(cls: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
+@cache
+def _kinds(cls: type[Any]) -> dict[str, Any]:
+    """The types of the fields of a dataclass, by name; evaluating hints takes milliseconds."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
 def _explain(err: ValidationError, where: str) -> str:
     errors = err.errors()
     first = errors[0]
@@ -124,8 +131,7 @@ def _depth(loc: Sequence[int | str]) -> int:
 
 
 def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
-    hints = get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    known = _kinds(cls)
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
@@ -188,5 +194,5 @@ def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
 
 def plain(part: object) -> dict[str, Any]:
     """A dataclass as plain containers, as YAML and JSON hold them."""
-    values: dict[str, Any] = TypeAdapter(type(part)).dump_python(part, mode="json")
+    values: dict[str, Any] = _validator(type(part)).dump_python(part, mode="json")
     return values

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from rayfed.models.named_tensors import global_name
 
@@ -25,7 +26,24 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 TRUNKS = ("net.", "text.tower.")
 """Module names of a `Backbone` that begin so belong to its network or its text tower."""
 
+INITIALIZERS = frozenset(
+    getattr(Tensor, name)
+    for name in ("normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_")
+)
+"""Methods with which constructors draw and scale start values; they change nothing but values."""
+
 log = logging.getLogger(__name__)
+
+
+class _NoStartValues(TorchFunctionMode):
+    """Leaves out the start values of tensors without memory, because their kernels take longest."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in INITIALIZERS and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
@@ -55,7 +73,7 @@ def skeleton(build: Callable[[], M]) -> M:
         build: Builds the model. It is called under torch.device("meta"), and again without it if that fails.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NoStartValues():
             return build()
     except RuntimeError as err:  # NotImplementedError, which meta kernels raise, is one of these
         log.debug("built with values, because the constructor needs them: %s", err)

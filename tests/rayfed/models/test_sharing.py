@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.tuning.base import apply_tuning, trainable
@@ -209,3 +210,22 @@ def test_frozen_weights_of_the_network_can_be_shared_in_half_the_bytes(kind, tun
 
 def is_batch_norm(module):
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def test_a_skeleton_computes_no_start_values_and_has_the_same_tensors():
+    computed = []
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            computed.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        bare = skeleton(build)
+    assert computed
+    assert not {torch.Tensor.normal_, torch.Tensor.clamp_, torch.Tensor.zero_} & {*computed}
+    described = [
+        [(n, p.shape, p.dtype, p.requires_grad) for n, p in m.named_parameters()] for m in (bare, build())
+    ]
+    assert described[0] == described[1]
+    assert all(p.is_meta for p in bare.parameters())
