@@ -32,8 +32,13 @@ def test_each_round_changes_one_factor_and_sends_half(short):
 
 
 def test_the_first_round_is_that_of_ffa_lora(short):
-    run, frozen = short("rolora", "rounds=1"), short("ffa_lora", "rounds=1")
-    assert all(torch.equal(run.params[name], value) for name, value in frozen.params.items())
+    several_steps = ("rounds=1", "train.batch_size=4", "train.epochs=2", "train.lr=0.1")
+    run, frozen = short("rolora", *several_steps), short("ffa_lora", *several_steps)
+    for (
+        name,
+        value,
+    ) in frozen.params.items():  # gradients of A, which RoLoRA removes, change the rounding of others
+        torch.testing.assert_close(run.params[name], value, atol=2e-6, rtol=0)
     assert set(run.params) - set(frozen.params) == set(factors(run, "A"))
 
 
