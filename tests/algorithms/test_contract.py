@@ -10,18 +10,24 @@ from rayfed.testing.method import (
     ONE_EXAMPLE,
     repeats_itself_after_an_interruption,
     same_tensors_on_actors,
+    survives_a_client_with_one_example,
 )
 from rayfed.testing.small import DOMAINS, small_setup
 from tests.conftest import ROOT, quickly
 
 NAMES = METHODS.names()
-SEPARATE = repeats_itself_after_an_interruption
+SEPARATE = (survives_a_client_with_one_example, repeats_itself_after_an_interruption)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("check", [c for c in METHOD_CHECKS if c is not SEPARATE], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("check", [c for c in METHOD_CHECKS if c not in SEPARATE], ids=lambda c: c.__name__)
 def test_contract(check, name, cache):
     check(name, [f"data.cache={cache}"])
+
+
+@pytest.mark.parametrize("name", quickly(NAMES))
+def test_survives_a_client_with_one_example(name, cache):
+    survives_a_client_with_one_example(name, [f"data.cache={cache}"])
 
 
 @pytest.mark.parametrize("name", quickly(NAMES))

@@ -133,7 +133,7 @@ def test_options_that_keep_state_play_on_a_device(case, tmp_path, cache):
     agree([*TINY, *re.split(r" (?=\S+=)", OPTIONS[case])], tmp_path, cache)
 
 
-@pytest.mark.parametrize("name", TUNINGS.names())
+@pytest.mark.parametrize("name", quickly(TUNINGS.names(), ["exits", "full", "gc_prompt", "lora", "maple"]))
 def test_a_tuning_plays_on_a_device(name, tmp_path, cache):
     model = "clip_mini" if name in OF_TEXT_TOWERS else "vit_mini"
     algorithm = "depthfl" if name == "exits" else "fedavg"

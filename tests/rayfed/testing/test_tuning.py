@@ -13,7 +13,6 @@ from rayfed.federation.method import METHODS
 from rayfed.testing import TUNING_CHECKS, check_tuning
 from rayfed.testing import tuning as checks
 from rayfed.tuning.base import TUNINGS, freeze
-from tests.conftest import quickly
 
 OF_TEXT_TOWERS = {
     *("cocoop", "low_rank_prompt", "maple", "multimodal_adapter", "prompt_network", "text_prompt"),
@@ -41,7 +40,9 @@ def fits(algorithm, tuning):
     return True
 
 
-@pytest.mark.parametrize("tuning", quickly(["adapter", "bitfit", "ia3", "ssf"], ["ssf"]))
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("tuning", ["adapter", "bitfit", "ia3", "ssf"])
 def test_a_method_that_takes_lora_for_no_reason_of_its_own_takes_other_tunings(tuning):
     of_lora = {n for n in METHODS.names() if "lora" in n or n in ("fedit", "fed_sb", "flora", "hetlora")}
     taken = {name for name in METHODS.names() if fits(name, "lora")}
