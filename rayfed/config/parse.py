@@ -131,7 +131,7 @@ def _depth(loc: Sequence[int | str]) -> int:
 
 
 def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
-    known = _kinds(cls)
+    known = _kinds(cls)  # type: ignore[arg-type]
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
@@ -194,5 +194,5 @@ def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
 
 def plain(part: object) -> dict[str, Any]:
     """A dataclass as plain containers, as YAML and JSON hold them."""
-    values: dict[str, Any] = _validator(type(part)).dump_python(part, mode="json")
+    values: dict[str, Any] = _validator(type(part)).dump_python(part, mode="json")  # type: ignore[arg-type]
     return values
