@@ -33,6 +33,8 @@ PARTS = ("image", "label", "client", "domain")
 """What a column can be."""
 TESTS = ("test", "validation")
 """Splits that can be the official test split, the first one that there is."""
+ANSWER_SECONDS = 5.0
+"""How long the hub may take to answer at all."""
 
 
 @contextmanager
@@ -45,6 +47,26 @@ def _only_errors(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def _answered_or_cached() -> Iterator[bool]:
+    """Whether the hub answers. If it does not, the library uses its cache while the block runs.
+
+    Any answer counts, also one that says that the server is busy: then the library tries again, as it does by
+    default. Without a network these tries would take half a minute.
+    """
+    from huggingface_hub import constants, get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
+    except Exception:  # the kinds of errors differ between versions of the library
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield not constants.HF_HUB_OFFLINE
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +132,7 @@ class HuggingFace(ContentReader):
     def _load(self, library: Any) -> Any:
         cache = str(Path(self.cache).expanduser() / "hf") if self.cache else None
         if not self.root:
-            with _only_errors("huggingface_hub"):  # it warns of every try to reach the hub
-                return library.load_dataset(self.name, cache_dir=cache)
+            return self._from_hub(library, cache)
         root = self._path(self.root)
         if not root.exists():
             raise DataError(
@@ -122,6 +143,16 @@ class HuggingFace(ContentReader):
         if any((root / name).is_file() for name in ("dataset_dict.json", "state.json")):
             return library.load_from_disk(str(root))
         return library.load_dataset(str(root), cache_dir=cache)
+
+    def _from_hub(self, library: Any, cache: str | None) -> Any:
+        """The data set with this name from the hub, or from the library's cache where the hub does not answer."""
+        with _only_errors("huggingface_hub"), _answered_or_cached() as answers:  # it warns of every try
+            try:
+                return library.load_dataset(self.name, cache_dir=cache)
+            except Exception as err:
+                if answers:
+                    raise
+                raise ConnectionError("the hub does not answer, and the cache does not have it") from err
 
     def _path(self, root: str) -> Path:
         return Path(root).expanduser().absolute()

@@ -15,6 +15,7 @@ from rayfed.data.readers.hf import HuggingFace
 from rayfed.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
+constants = pytest.importorskip("huggingface_hub").constants
 
 
 def png(value):
@@ -124,16 +125,34 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
         reader(tmp_path / "bad.parquet", tmp_path).scan()
 
 
-def test_failed_tries_to_reach_the_hub_are_not_logged(tmp_path, monkeypatch, caplog):
-    def load(*_, **__):
-        logging.getLogger("huggingface_hub.utils").warning("Retrying in 8s")
-        raise ConnectionError("the hub cannot be reached")
+class Hub:
+    """Stands for the hub: `head` answers, or raises like a machine without a network; `load` finds nothing."""
 
-    monkeypatch.setattr("datasets.load_dataset", load)
-    with pytest.raises(
-        DataError, match=r"the hub cannot be reached.*; download the data set, and set data.root"
-    ):
+    def __init__(self, monkeypatch, reachable):
+        self.reachable, self.offline = reachable, []
+        monkeypatch.setattr("huggingface_hub.get_session", lambda: self)
+        monkeypatch.setattr("datasets.load_dataset", self.load)
+
+    def head(self, url, timeout):
+        assert timeout < 10
+        if not self.reachable:
+            raise OSError("Name or service not known")
+
+    def load(self, *_, **__):
+        self.offline.append(constants.HF_HUB_OFFLINE)
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 8s")
+        raise ConnectionError("busy")
+
+
+@pytest.mark.parametrize(("reachable", "reason"), [(True, "busy"), (False, "the hub does not answer")])
+def test_only_a_hub_that_answers_is_tried_again_and_no_try_is_logged(
+    tmp_path, monkeypatch, caplog, reachable, reason
+):
+    hub, before = Hub(monkeypatch, reachable), constants.HF_HUB_OFFLINE
+    with pytest.raises(DataError, match=rf"{reason}.*; download the data set, and set data.root"):
         reader(None, tmp_path).scan()
+    assert hub.offline == [not reachable]
+    assert constants.HF_HUB_OFFLINE == before
     assert not caplog.messages
     logging.getLogger("huggingface_hub.utils").warning("later")
     assert caplog.messages == ["later"]
