@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rayfed.config import generalization
+from rayfed.config.catalog import listed
 from rayfed.config.generalization import Open, part
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, compatible_parts, with_method
@@ -38,6 +39,22 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         found[name] = with_method(config, name, compare=(), rounds=rounds, **changes)
         compatible_parts(found[name])
     return found
+
+
+def tuned_otherwise(configs: Sequence[Config]) -> str:
+    """Says which compared methods train another tuning than their own settings have; empty where none does.
+
+    Args:
+        configs: The compared experiments; a single one chose its tuning itself.
+    """
+    own = {choice.name: choice.brings.get("tuning") for choice in listed("algorithm")}
+    return "; ".join(
+        f"{config.algorithm} trains tuning={config.tuning['name']} here, not its own tuning={usual}"
+        for config in configs
+        if (usual := own.get(config.algorithm)) not in (None, config.tuning["name"])
+        and len(configs) > 1
+        and METHODS.load(config.algorithm).server.trains
+    )
 
 
 def folds(config: Config, open_data: Open, path: Path) -> dict[str, Config]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rayfed.config.schema import Config
-from rayfed.config.variants import PROTOCOLS, comparisons
+from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
 from rayfed.data.config import DataConfig
 from rayfed.data.shards import Dataset
 from rayfed.engine.preflight import check_resources
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def in_words(self) -> str:
-        """The methods with their rounds, and why one without training is among them.
+        """The methods with their rounds, why one without training is among them, and which lack their tuning.
 
         For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round); ...`.
         """
@@ -58,9 +58,15 @@ class Plan:
         rounds = [self.config.rounds, *(part.config.rounds for part in self.parts.values())]
         if len(set(rounds)) == 1:
             each = " each" if len(rounds) > 1 else ""
-            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each}){self._reference}"
+            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each}){self._notes}"
         pairs = zip(self.methods, rounds, strict=True)
-        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs) + self._reference
+        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs) + self._notes
+
+    @property
+    def _notes(self) -> str:
+        """What a user may not expect of the methods that are compared; or nothing."""
+        tunings = tuned_otherwise([self.config, *(part.config for part in self.parts.values())])
+        return self._reference + (f"; {tunings}" if tunings else "")
 
     @property
     def _reference(self) -> str:

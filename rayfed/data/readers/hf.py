@@ -145,7 +145,7 @@ class HuggingFace(ContentReader):
         return library.load_dataset(str(root), cache_dir=cache)
 
     def _from_hub(self, library: Any, cache: str | None) -> Any:
-        """The data set with this name from the hub, or from the library's cache where the hub does not answer."""
+        """The data set with this name from the hub, or from the cache where the hub does not answer."""
         with _only_errors("huggingface_hub"), _answered_or_cached() as answers:  # it warns of every try
             try:
                 return library.load_dataset(self.name, cache_dir=cache)

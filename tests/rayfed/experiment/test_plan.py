@@ -29,6 +29,12 @@ REASON = (
         (["algorithm=fedclip", "rounds=3", "compare=[]"], "fedclip (3 rounds)"),
         (["algorithm=zero_shot", "rounds=1"], "zero_shot (1 round)"),
         (["compare=[fedavg,afl]", "rounds=2"], "fedavg, afl (2 rounds each)"),
+        (
+            ["compare=[fedavg,promptfl,fedbn]", "rounds=2", "tuning=lora"],
+            "fedavg, promptfl, fedbn (2 rounds each); promptfl trains tuning=lora here, not its own "
+            "tuning=text_prompt; fedbn trains tuning=lora here, not its own tuning=full",
+        ),
+        (["algorithm=promptfl", "tuning=lora", "rounds=2", "compare=[]"], "promptfl (2 rounds)"),
     ],
 )
 def test_compared_methods_are_named_with_the_reason_for_one_that_nobody_asked_for(overrides, words):

@@ -15,6 +15,9 @@ def test_every_compared_method_has_a_row_with_what_it_would_run_with():
     assert "freeze_a True" in rows[1]
     assert "7 rounds" in rows[0]
     assert "1 round" in rows[2]  # nothing is trained
+    assert "its own tuning" not in text
+    text = matrix_of(["compare=[fedavg,promptfl]", "tuning=lora"])
+    assert text.endswith("\npromptfl trains tuning=lora here, not its own tuning=text_prompt")
 
 
 def test_a_protocol_says_how_many_runs_there_are_and_no_column_is_empty():

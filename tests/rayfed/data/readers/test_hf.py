@@ -126,7 +126,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
 
 
 class Hub:
-    """Stands for the hub: `head` answers, or raises like a machine without a network; `load` finds nothing."""
+    """Stands for the hub: `head` answers, or raises as without a network; `load` finds nothing."""
 
     def __init__(self, monkeypatch, reachable):
         self.reachable, self.offline = reachable, []
@@ -152,7 +152,7 @@ def test_only_a_hub_that_answers_is_tried_again_and_no_try_is_logged(
     with pytest.raises(DataError, match=rf"{reason}.*; download the data set, and set data.root"):
         reader(None, tmp_path).scan()
     assert hub.offline == [not reachable]
-    assert constants.HF_HUB_OFFLINE == before
+    assert before == constants.HF_HUB_OFFLINE
     assert not caplog.messages
     logging.getLogger("huggingface_hub.utils").warning("later")
     assert caplog.messages == ["later"]
