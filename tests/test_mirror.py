@@ -13,6 +13,7 @@ SUBJECTS = {
         "exact_lora",
         "group_reports",
         "options",
+        "rounds_by_hand",
         "wiring",
     },
     "rayfed": {"bad_input", "folders", "input_faults", "interrupted"},

@@ -4,10 +4,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from rayfed.config.schema import load_config
 from rayfed.federation.method import METHODS
 from rayfed.testing import METHOD_CHECKS
 from rayfed.testing.method import (
     ONE_EXAMPLE,
+    leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,
     same_tensors_on_actors,
     survives_a_client_with_one_example,
@@ -44,6 +46,20 @@ def test_repeats_itself_after_an_interruption_with_missing_clients(name, cache):
 def test_one_client_of_the_contract_has_one_example(cache):
     setup = small_setup("algorithm=fedavg", DOMAINS, *ONE_EXAMPLE, f"data.cache={cache}")
     assert min(info.num_examples for info in setup.experiment.clients.values()) == 1
+
+
+HETEROGENEOUS = ("faults.dropout=0.3", "channel=[{clip: 1.0},{top_k: 0.5},int8]")
+BLOCKS, RANKS = "capacity.blocks=[1,2,4]", "capacity.rank=[1,2,4]"
+
+
+@pytest.mark.parametrize(
+    "name", quickly([name for name in NAMES if name != "centralized"], ("fedex_lora", "scaffold"))
+)
+def test_it_composes_with_capacities_lost_answers_and_a_channel(name, cache):
+    """Every method; with ranks, too, where it trains LoRA adapters."""
+    lora = load_config([f"algorithm={name}"]).tuning["name"] == "lora"
+    settings = [*HETEROGENEOUS, BLOCKS, *([RANKS] if lora else [])]
+    leaves_messages_and_frozen_weights_alone(name, [*settings, f"data.cache={cache}"])
 
 
 @pytest.mark.ray

@@ -98,6 +98,7 @@ def test_presets_are_fedavg_with_their_settings(short):
     assert short("flexlora", once).sha256 == short("fedavg", once, "server.lora_agg=product_svd").sha256
     exact = short("fedavg", once, "tuning.residual=true", "server.lora_agg=residual")
     assert short("fedex_lora", once).sha256 == exact.sha256
+    assert short("fed_sb", once).sha256 == short("fedavg", once, "tuning.core=true").sha256
 
 
 def test_flora_without_merging_is_fedit(short):

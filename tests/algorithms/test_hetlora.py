@@ -1,10 +1,12 @@
 """HetLoRA: the weights of the mean and the pruning by hand, and its reduction to FedIT."""
 
+from types import SimpleNamespace
+
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from algorithms.hetlora import NormWeighted, product_norm
+from algorithms.hetlora import NormWeighted, SelfPruning, product_norm
 from rayfed.types import ServerState, Update
 
 
@@ -27,6 +29,15 @@ def test_products_of_zero_are_averaged_as_usual():
     zero = adapter("a", torch.zeros(2, 1), torch.ones(1, 2))
     after = NormWeighted().average(ServerState(round=0, params=zero.params), [zero, zero], [0.5, 0.5]).params
     assert torch.equal(after["w.lora_A"], torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("gamma", "norm"), [(0.5, 5 * 2), (0.99, 3 * 1), (1.0, 0)])
+def test_the_penalty_of_what_would_be_given_up_by_hand(gamma, norm):
+    """Rank 4. Gamma 0.5: (4, 3), the last rows of A, times the last columns of B; 0.99: the last one of each."""
+    a = torch.tensor([[9.0], [9.0], [4.0], [3.0]])
+    b = torch.tensor([[9.0, 9.0, 3**0.5, 1.0]])
+    client = SimpleNamespace(rank=4, device="cpu", trainable=lambda: {"w.lora_A": a, "w.lora_B": b})
+    assert SelfPruning(gamma=gamma).last_components(client).item() == pytest.approx(norm)
 
 
 def test_one_client_without_penalty_and_pruning_is_fedit(short):

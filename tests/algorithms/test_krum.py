@@ -41,6 +41,12 @@ def test_scores_of_krum():
     assert scores(answers, 1) == pytest.approx([5, 2, 5, 25, 94**2 + 97**2])
 
 
+def test_of_two_answers_the_median_is_the_mean_and_a_mean_trimmed_to_the_middle_is_the_median():
+    two, five = (1.0, 4.0), (5.0, 1.0, 100.0, 3.0, -7.0)
+    assert after(MedianServer(), *two)["w"] == after(Server(weighting="uniform"), *two)["w"]
+    assert after(TrimmedMeanServer(beta=0.4), *five)["w"] == after(MedianServer(), *five)["w"] == 3
+
+
 @pytest.mark.parametrize("rule", [TrimmedMeanServer(beta=0.0), KrumServer(selected=4)])
 def test_without_leaving_anything_out_they_are_the_unweighted_mean(rule):
     plain = after(Server(weighting="uniform"), 1.0, 2.0, 4.0, 9.0)

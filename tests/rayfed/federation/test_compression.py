@@ -26,6 +26,11 @@ def test_what_arrives_and_how_many_bytes_it_took(codes, expected, size):
     assert num_bytes(coded) == size
 
 
+def test_top_k_of_all_entries_changes_nothing_and_one_entry_is_always_sent():
+    assert torch.equal(expand(compress(CHANGE, ("top_k",), top_k=1.0), CHANGE.shape), CHANGE)
+    assert num_bytes(compress(CHANGE, ("top_k",), top_k=1e-9)) == 8  # one entry at least
+
+
 @pytest.mark.parametrize("codes", [("int8",), ("top_k",), ("fp16", "int8")])
 def test_no_change_stays_no_change(codes):
     zero = torch.zeros(3)
