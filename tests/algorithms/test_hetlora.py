@@ -33,7 +33,7 @@ def test_products_of_zero_are_averaged_as_usual():
 
 @pytest.mark.parametrize(("gamma", "norm"), [(0.5, 5 * 2), (0.99, 3 * 1), (1.0, 0)])
 def test_the_penalty_of_what_would_be_given_up_by_hand(gamma, norm):
-    """Rank 4. Gamma 0.5: (4, 3), the last rows of A, times the last columns of B; 0.99: the last one of each."""
+    """Rank 4. Gamma 0.5: rows (4, 3) of A times the last two columns of B; 0.99: only the last ones."""
     a = torch.tensor([[9.0], [9.0], [4.0], [3.0]])
     b = torch.tensor([[9.0, 9.0, 3**0.5, 1.0]])
     client = SimpleNamespace(rank=4, device="cpu", trainable=lambda: {"w.lora_A": a, "w.lora_B": b})
