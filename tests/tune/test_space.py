@@ -5,6 +5,7 @@ import pytest
 from optuna.trial import FixedTrial
 
 from rayfed.errors import ConfigError
+from tests.conftest import quickly
 from tune.checks import check_sweep
 from tune.experiment import Base
 from tune.space import read_space
@@ -122,7 +123,7 @@ def test_the_values_of_a_trial_become_its_config():
     assert BASE.config({}).tuning["name"] == "lora"  # nothing of it stays
 
 
-@pytest.mark.parametrize("name", sweep_names())
+@pytest.mark.parametrize("name", quickly(sweep_names(), ("fedgcr", "prompts")))
 def test_the_sweeps_that_ship_are_accepted_and_start_with_the_papers_values(name, tmp_path):
     sweep, overrides = load_sweep([f"sweep={name}", f"output={tmp_path / 'out'}"])
     found = check_sweep(sweep, overrides, None, tmp_path)
