@@ -91,7 +91,8 @@ def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) ->
         present = np.unique(data.labels[data.domain == data.domains.index(name)])
         missing = sorted(set(range(len(data.classes))) - set(present.tolist()))
         if missing:
-            names = ", ".join(data.classes[label] for label in missing)
+            names = ", ".join(data.classes[label] for label in missing[:5])
+            names += f" and {len(missing) - 5} others" if len(missing) > 5 else ""
             raise DataError(
                 f"empty class: domain {name!r} of {data.name!r} has no images of {names}; "
                 "add some, or remove the class folder from all domains"

@@ -50,6 +50,14 @@ def test_empty_class_is_found_before_decoding(tmp_path):
         load(config(tmp_path, held_out="sketch"), 16)
 
 
+def test_of_many_empty_classes_five_are_named(tmp_path):
+    root = make_folder(tmp_path / "data", classes=[*"abcdefgh"], count=1)
+    for name in "abcdefg":
+        shutil.rmtree(root / "sketch" / name)
+    with pytest.raises(DataError, match="has no images of a, b, c, d, e and 2 others; add some"):
+        load(config(tmp_path), 16)
+
+
 def test_empty_class_in_a_domain_that_is_not_used(tmp_path):
     root = make_folder(tmp_path / "data")
     shutil.rmtree(root / "sketch" / "dog")
