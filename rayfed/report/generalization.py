@@ -10,7 +10,7 @@ from typing import Any
 from rayfed.config.generalization import BASE, NEW
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import read_rows, read_yaml
 from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
 from rayfed.report.table import Table, scores_of
 
@@ -53,6 +53,20 @@ def of_global(row: Row, statistic: str = "") -> float | None:
     return None if value is None else float(value)
 
 
+def on_own_tensors(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
+    """A note on methods whose clients keep tensors (`local.stays`); none where there is no such method.
+
+    Args:
+        config: The experiment of all runs.
+        folders: Folders of its runs.
+    """
+    files = {path / "config.yaml": name for _, name, path in runs_in(config, folders)}
+    local = {name: read_yaml(file).get("local", {}) for file, name in files.items() if file.exists()}
+    keeping = ", ".join(name for name, own in local.items() if own.get("stays"))
+    what = "clients are scored with the tensors that stay at them, all else with initial values of these"
+    return (f"{keeping}: {what}",) if keeping else ()
+
+
 def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
     """One row for each algorithm: its score on base classes, on new ones, and their harmonic mean.
 
@@ -70,7 +84,8 @@ def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
         "clients; new: classes of which no client has an example; both are told apart among themselves",
     )
     columns = ("algorithm", "round", "base", "new", "harmonic mean")
-    return Tables((Table(title_of(config, "base and new classes"), columns, tuple(rows), notes),))
+    own = on_own_tensors(config, folders)
+    return Tables((Table(title_of(config, "base and new classes"), columns, tuple(rows), notes + own),))
 
 
 def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
@@ -92,7 +107,8 @@ def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
         "the other data sets are scored with prompts of their own classes, and their mean is unweighted",
     )
     columns = ("algorithm", "round", *names, "mean of the others")
-    return Tables((Table(title_of(config, "other data sets"), columns, tuple(rows), notes),))
+    own = on_own_tensors(config, folders)
+    return Tables((Table(title_of(config, "other data sets"), columns, tuple(rows), notes + own),))
 
 
 def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
@@ -121,7 +137,8 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         "samples, with their unweighted mean",
     )
     columns = ("trained on", "algorithm", "round", "own domains", *domains, "mean of the others")
-    return Tables((Table(title_of(config, "other domains"), columns, tuple(rows), notes),))
+    own = on_own_tensors(config, folders)
+    return Tables((Table(title_of(config, "other domains"), columns, tuple(rows), notes + own),))
 
 
 def _targets(path: Path, last: Row) -> dict[str, float | None]:

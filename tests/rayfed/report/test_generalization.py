@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rayfed.config.schema import load_config
+from rayfed.config.schema import load_config, to_yaml
 from rayfed.record.readers import read_rows
 from rayfed.report.generalization import by_classes, by_data_set, harmonic_mean, last_scored, of_global
 from rayfed.report.page.write import write_report
@@ -43,6 +43,18 @@ def test_the_harmonic_mean_and_the_mean_of_the_others_by_hand(tmp_path):
     (table,) = by_data_set(alone, {**folders, "third": tmp_path / "third"}).parts
     assert table.rows == (("fedavg", "2", "75.00", "50.00", "20.00", "35.00"),)
     assert table.columns[2:] == ("base", "new", "third", "mean of the others")
+
+
+def test_the_table_says_which_methods_have_tensors_of_their_own_at_the_clients(tmp_path):
+    config = load_config(["algorithm=fedavg", "compare=fedper"])
+    base = tmp_path / "base"
+    for name, folder in (("fedavg", base), ("fedper", base / "compare" / "fedper")):
+        write_run(folder, {"accuracy": 0.5, "accuracy_domain": 0.5})
+        (folder / "config.yaml").write_text(to_yaml(load_config([f"algorithm={name}"])))
+    *_, note = by_classes(config, {"base": base}).parts[0].notes
+    assert note.startswith("fedper: clients are scored with the tensors that stay at them")
+    (base / "compare" / "fedper" / "config.yaml").write_text("local: {stays: []}")
+    assert "fedper" not in "".join(by_classes(config, {"base": base}).parts[0].notes)
 
 
 def test_base_to_new_is_run_and_a_changed_model_is_scored_again(small, tmp_path):
