@@ -1,47 +1,42 @@
-"""Frozen linear layers with oneDNN's matrix product, which on many CPUs is about twice as fast as torch's own.
+"""Frozen linear layers with oneDNN's matrix product, where it gives the same bits as torch's own.
 
-torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of AMD. oneDNN does, and
-is a part of torch too, but torch offers its linear layer to its own compiler only. Both give the same bits in
-the sizes that are chosen here, so that results do not depend on which of them is used; where torch has no
-oneDNN, everything is computed by torch's own product.
+torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD. oneDNN does, and needs
+half the time there. It is a part of torch, whose compiler calls it by an operator without a public name. A
+layer uses it only if trials on this machine gave the same bits for its shape, so that no result depends on
+it; without that operator every layer is computed as before.
 
 Letters in shapes: d_in and d_out, the widths of a layer.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDEST = 192
-"""Most products that are summed for a number; for longer sums MKL adds the sums of parts."""
-
-NARROWEST = 16
-"""Fewest numbers of a row of the result; below, MKL adds in another order."""
-
 ROWS = 256
-"""Fewest rows; below, oneDNN's product takes as long as torch's own."""
+"""Fewest rows; for fewer, oneDNN takes about as long as torch's own product."""
+
+TRIALS = (ROWS, 1037)
+"""Numbers of rows with which both products are compared."""
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let all linear layers of a model use oneDNN's product in passes in which they are frozen.
-
-    Nothing changes where torch was built without oneDNN, or lacks the operator that is used here.
+    """Let the linear layers of a model use oneDNN in passes in which they are frozen.
 
     Args:
         model: The tuned model; layers of other classes than `nn.Linear` stay as they are.
     """
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        for module in model.modules():
-            if type(module) is nn.Linear:
-                module.__class__ = FrozenLinear
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FrozenLinear
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer that is computed by oneDNN on a CPU while neither its weight nor its bias is trained."""
+    """A linear layer that may use oneDNN on a CPU while neither its weight nor its bias is trained."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Output of the layer, shape (..., d_out).
@@ -50,7 +45,7 @@ class FrozenLinear(nn.Linear):
             input: Rows, shape (..., d_in).
         """
         trained = self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
-        if trained or not _fits(input, self.weight):
+        if trained or not _fits(input):
             return super().forward(input)
         output: Tensor = Product.apply(input, self.weight, self.bias)
         return output
@@ -71,10 +66,9 @@ class Product(torch.autograd.Function):
         """
         ctx.save_for_backward(weight)
         d_out, d_in = weight.shape
-        if d_in > WIDEST or d_out < NARROWEST:
+        if not gives_same_bits(d_in, d_out, torch.get_num_threads()):
             return F.linear(x, weight, bias)
-        rows = x.reshape(-1, d_in).contiguous()
-        product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        product = _onednn(x.reshape(-1, d_in).contiguous(), weight, bias)
         # No view, because nothing could be added in place to a view that a function of autograd returns.
         shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], d_out))
         return shaped
@@ -86,12 +80,36 @@ class Product(torch.autograd.Function):
         return Product.apply(grad, weight.mT, None), None, None
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN computes this product, or its gradient, with the bits of torch and more quickly."""
+@cache
+def gives_same_bits(d_in: int, d_out: int, threads: int) -> bool:
+    """Whether oneDNN gave the bits of torch's own product for random matrices of these widths.
+
+    Args:
+        d_in: Number of products that are summed.
+        d_out: Width of the result.
+        threads: Threads that compute, which decide how matrices are divided.
+    """
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(d_out, d_in, generator=random)
+    bias = torch.randn(d_out, generator=random)
+    with torch.no_grad():
+        inputs = (torch.randn(rows, d_in, generator=random) for rows in TRIALS)
+        return all(torch.equal(F.linear(x, weight, bias), _onednn(x, weight, bias)) for x in inputs)
+
+
+def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of contiguous rows (n, d_in) with a weight in any layout, by oneDNN."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether rows are such as oneDNN is used for."""
     return (
         x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        and x.dtype == torch.float32
         and x.numel() >= ROWS * x.shape[-1]
-        and min(weight.shape) <= WIDEST
         and not torch.is_autocast_enabled("cpu")
     )
