@@ -94,9 +94,10 @@ def gives_same_bits(d_in: int, d_out: int, threads: int) -> bool:
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(d_out, d_in, generator=random)
     bias = torch.randn(d_out, generator=random)
+    inputs = (torch.randn(rows, d_in, generator=random) for rows in TRIALS)
+    cases = ((weight, bias), (weight, None), (weight.mT.contiguous().mT, None))  # the last one: backward
     with torch.no_grad():
-        inputs = (torch.randn(rows, d_in, generator=random) for rows in TRIALS)
-        return all(torch.equal(F.linear(x, weight, bias), _onednn(x, weight, bias)) for x in inputs)
+        return all(torch.equal(F.linear(x, *case), _onednn(x, *case)) for x in inputs for case in cases)
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
