@@ -5,16 +5,19 @@
 Every client keeps a tensor of its own and trains on one image. Some fail by raising;
 `failures.on_client_error=drop` leaves them out of the round. Prints the private memory (USS) of the driver
 actor and of both client actors over the rounds, and its slope in kB a round, fitted to the rounds after the
-first fifth. Then the median seconds of a round in the second and in the last tenth of the run, and the CPU
-seconds a round of these processes in each tenth.
+first fifth; likewise the bytes that glibc has given to the driver, without the holes between them, where
+glibc tells (2.33 or later). Then the median seconds of a round in the second and in the last tenth of the
+run, and the CPU seconds a round of these processes in each tenth.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +27,17 @@ import psutil
 
 import rayfed
 from rayfed.federation.client import Client
+from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
+from rayfed.federation.server import Server
 from rayfed.terminal import console
-from rayfed.types import Broadcast, Update
+from rayfed.types import Broadcast, ServerState, Update
 
 EVERY = 10  # rounds between two measurements of memory
 WARM = 0.2
 CLIENTS = ("ray::fit", "ray::report", "ray::rayfed:clients", "ray::ClientActor")
+TITLES = {"driver": "driver", "clients": "clients", "in_use": "in use by the driver"}
 SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 400, 600, 800, 1000)
 
 
@@ -50,20 +56,54 @@ class Failing(Local):
         return super().train(client, sent)
 
 
-METHOD = Method(local=Failing)
+class MallocInfo(ctypes.Structure):
+    """What glibc's mallinfo2 returns (`man mallinfo`)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def in_use() -> float:
+    """Kilobytes that this process has taken from glibc and not freed; 0 if it cannot tell."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0.0
+    ask.restype = MallocInfo
+    return float(ask().uordblks) / 1000
+
+
+@dataclass(frozen=True)
+class Measured(Server):
+    """FedAvg; adds to each row the kilobytes that the driver has in use."""
+
+    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
+        cohort.measure(in_use=in_use())
+        return super().aggregate(state, cohort, updates)
+
+
+METHOD = Method(server=Measured, local=Failing)
 
 
 class Usage(NamedTuple):
-    """Private memory (USS) in kB of the driver actor and of all client actors, and CPU seconds of all."""
+    """Private memory (USS) in kB of the driver actor and of all client actors, and CPU seconds of all.
+
+    `in_use` is the part of the driver's that its code has taken and not freed, as the driver itself says.
+    """
 
     driver: float = 0.0
     clients: float = 0.0
     cpu: float = 0.0
+    in_use: float = 0.0
 
 
-def usage() -> Usage:
+def usage(in_use: float) -> Usage:
     """What the actors of the run use now."""
-    found = Usage()
+    found = Usage(in_use=in_use)
     for process in psutil.Process().children(recursive=True):
         try:
             name = " ".join(process.cmdline())
@@ -72,7 +112,7 @@ def usage() -> Usage:
             if driver or name.startswith(CLIENTS):
                 uss = process.memory_full_info().uss / 1000
                 cpu = sum(process.cpu_times()[:2])
-                parts = (uss, 0.0, cpu) if driver else (0.0, uss, cpu)
+                parts = (uss, 0.0, cpu, 0.0) if driver else (0.0, uss, cpu, 0.0)
                 found = Usage(*(a + b for a, b in zip(found, parts, strict=True)))
         except psutil.Error:
             continue
@@ -98,7 +138,7 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
     def line(row: dict[str, Any], total: int) -> str:
         seconds.append(row["seconds"])
         if row["round"] % EVERY == 0 or row["round"] in SHOWN:
-            used[row["round"]] = usage()
+            used[row["round"]] = usage(row["in_use"])
         return f"round {row['round']}" if row["round"] % 100 == 0 else ""
 
     shown = console.line
@@ -114,10 +154,11 @@ def watch(rounds: int, clients: int, failing: float, folder: Path) -> None:
 def report(used: dict[int, Usage], seconds: list[float], title: str) -> None:
     rounds = len(seconds)
     late = [r for r in used if r >= WARM * rounds]
-    for name in ("driver", "clients"):
+    for name in TITLES:
         slope = np.polyfit(late, [getattr(used[r], name) for r in late], 1)[0]
         some = ", ".join(f"{r}: {getattr(used[r], name) / 1000:.1f}" for r in SHOWN if r in used)
-        print(f"{title}: {name}: MB after round {some}; slope from round {late[0]} on {slope:.2f} kB a round")
+        print(f"{title}: {TITLES[name]}: MB after round {some}; ", end="")
+        print(f"slope from round {late[0]} on {slope:.2f} kB a round")
     tenth = rounds // 10
     early, late_ones = seconds[tenth : 2 * tenth], seconds[-tenth:]
     ratio = statistics.median(late_ones) / statistics.median(early)

@@ -1,18 +1,21 @@
 """Time of scoring the global model on the test sets of many clients, one image each, in two actors.
 
-LoRA on vit_mini; 50 clients train in a round. Prints the seconds of training and of scoring of each round
-after the first, the medians, and the CPU seconds a round of driver and client actors, which other jobs of the
-machine change little.
+LoRA on vit_mini; 50 clients train in a round, with `--train` images each. Prints the seconds of training, of
+scoring and of all of each round after the first, which includes its files and the checkpoint; the medians;
+the CPU seconds a round of driver and client actors, which other jobs of the machine change little; and last
+how many times as long as its training a round takes.
 
-    python benchmarks/scoring_cost.py [--clients 10000] [--rounds 4]
+    python benchmarks/scoring_cost.py [--clients 10000] [--train 1] [--rounds 4]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -48,6 +51,7 @@ def write_images(folder: Path, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--train", type=int, default=1, help="training images of a client")
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
     from rayfed.config.schema import load_config
@@ -56,32 +60,39 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_images(folder / "images", 2 * args.clients)
+        write_images(folder / "images", (args.train + 1) * args.clients)
         config = load_config(
             [
                 *("algorithm=fedavg", "tuning=lora", "data=image_folder", f"data.root={folder / 'images'}"),
-                *(f"data.cache={folder}", "data.name=benchmark", "data.val=0", "data.test=0.5"),
+                *(f"data.cache={folder}", "data.name=benchmark", "data.val=0"),
+                *(f"data.test={1 / (args.train + 1)}", "data.partition.scheme=by_domain"),
                 *(f"data.partition.clients_per_domain={args.clients}", "clients_per_round=50"),
-                *("cluster.actors=2", "cluster.dashboard=false", "checkpoint.every=0", "tensorboard=false"),
-                f"rounds={args.rounds + 1}",
+                *("cluster.actors=2", "cluster.dashboard=false", f"rounds={args.rounds + 1}"),
             ]
         )
         setup = prepare(config)
         sizes = [len(setup.world.splits[one.id]["test"]) for one in setup.experiment.sets]
         print(f"{len(sizes)} test sets with {sum(sizes)} images, {len(setup.experiment.packs)} packs")
+        trained = [len(setup.world.splits[client]["train"]) for client in setup.experiment.clients]
+        print(f"{min(trained)} to {max(trained)} training images of a client")
         (folder / "run" / "model").mkdir(parents=True)
         rows = []
         cpu = []
+        ended = []
         for row in launch(setup, config, folder / "run"):
             rows.append(row)
             cpu.append(cpu_seconds())
-        del rows[-1], cpu[-1]  # the last one is no round
-    training = [row["seconds_training"] for row in rows[1:]]
-    scoring = [row["seconds"] - row["seconds_training"] for row in rows[1:]]
-    for one, other in zip(training, scoring, strict=True):
-        print(f"training {one:.2f} s, scoring {other:.2f} s")
+            ended.append(time.perf_counter())
+        rounds = args.rounds + 1  # after the rows of rounds there is one with the digest
+    whole = [after - before for before, after in itertools.pairwise(ended[:rounds])]
+    training = [row["seconds_training"] for row in rows[1:rounds]]
+    scoring = [row["seconds"] - row["seconds_training"] for row in rows[1:rounds]]
+    for one, other, both in zip(training, scoring, whole, strict=True):
+        print(f"training {one:.2f} s, scoring {other:.2f} s, round {both:.2f} s")
     print(f"training {statistics.median(training):.2f} s, scoring {statistics.median(scoring):.2f} s a round")
-    print(f"CPU seconds a round: {(cpu[-1] - cpu[0]) / (len(cpu) - 1):.2f}")
+    print(f"CPU seconds a round: {(cpu[rounds - 1] - cpu[0]) / args.rounds:.2f}")
+    ratio = statistics.median(both / one for both, one in zip(whole, training, strict=True))
+    print(f"a round takes {ratio:.2f} times as long as its training")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ import ray
 
 from rayfed.errors import ClusterError, ConfigError, one_line
 from rayfed.executors.local_ray import (
+    FEW_POOLS,
     GCS_START,
     GCS_START_SECONDS,
+    POOLS,
     Health,
     loopback_only,
     quiet_ray,
@@ -120,6 +122,7 @@ def _join(where: str) -> Any:
 def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
     require_token()
     os.environ.setdefault(GCS_START, GCS_START_SECONDS)
+    os.environ.setdefault(POOLS, FEW_POOLS)  # inherited by the processes of Ray
     try:
         with loopback_only():
             return ray.init(

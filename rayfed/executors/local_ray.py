@@ -31,6 +31,12 @@ GCS_START_SECONDS = "20"
 """Ray's variable for the seconds in which the gcs_server must start, and our value. Python code, such as the
 watch on Ray's processes, cannot run during this wait; Ray's own value is 30."""
 
+POOLS = "MALLOC_ARENA_MAX"
+FEW_POOLS = "2"
+"""glibc's variable for the number of pools from which the threads of a process take memory, and our value. By
+default each of the about 30 threads of a driver or a client actor has a pool of its own, up to 8 for each
+core, and the holes in these pools grow over thousands of rounds."""
+
 PILLARS = ("gcs_server", "raylet")  # processes without which Ray cannot continue
 LOOK_EVERY = 0.25  # seconds between two checks of them
 BY_RAY = re.compile(

@@ -81,13 +81,13 @@ class Turn(Generic[R]):
         self.request: Any = None
         self.result: R | None = None
         self.error: BaseException | None = None
-        self._work = work
         self._answer: Any = None
         self._cancelled = False
         self._go = threading.Semaphore(0)
         self._paused = threading.Semaphore(0)
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
+        # The thread alone holds the work, which refers to what holds this turn, and drops it at its end.
+        self._thread = threading.Thread(target=context.run, args=(self._run, work), daemon=True)
         self._thread.start()
 
     def resume(self, answer: Any = None) -> None:
@@ -117,11 +117,11 @@ class Turn(Generic[R]):
         self._go.release()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], R]) -> None:
         self._go.acquire()
         try:
             if not self._cancelled:
-                self.result = self._work()
+                self.result = work()
         except BaseException as err:
             self.error = err
         self.request = None

@@ -212,10 +212,13 @@ def remove(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a folder of this run if it is empty."""
     root = owner(path)
-    if root is not None and not names_of(root).has(f"{path.absolute().relative_to(root).as_posix()}/"):
+    name = "" if root is None else f"{path.absolute().relative_to(root).as_posix()}/"
+    if root is not None and not names_of(root).has(name):
         return
     with suppress(OSError):
         path.rmdir()
+        if root is not None:
+            names_of(root).drop(name)
 
 
 def written(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from rayfed.executors.local_ray import require_token, without_rays
+from rayfed.executors.local_ray import FEW_POOLS, require_token, without_rays
 from tests.conftest import ROOT
 
 LISTENING = """
@@ -19,13 +19,13 @@ LISTENING = """
     from rayfed.executors.connection import connection
 
     class Actor:
-        def ready(self):
-            return True
+        def pools(self):
+            return os.environ["MALLOC_ARENA_MAX"]
 
     found = {}
     with connection(None, num_cpus=2, num_gpus=0, dashboard=True) as link:
         actor = ray.remote(Actor).remote()
-        ray.get(actor.ready.remote())
+        pools = ray.get(actor.pools.remote())
         time.sleep(5)  # the agents open their ports a moment after the node is up
         own = psutil.Process()
         for process in [own, *own.children(recursive=True)]:
@@ -33,7 +33,7 @@ LISTENING = """
                 if one.status == psutil.CONN_LISTEN:
                     found.setdefault(process.name(), []).append(one.laddr.ip)
         mode = os.environ["RAY_AUTH_MODE"]
-    print(json.dumps({"found": found, "mode": mode}))
+    print(json.dumps({"found": found, "mode": mode, "pools": pools}))
 """
 
 
@@ -55,6 +55,7 @@ def test_every_process_of_our_own_ray_listens_on_the_loopback_address_only(tmp_p
     for name in ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::Actor"):
         assert any(process.startswith(name[:15]) for process in answer["found"]), answer["found"]
     assert answer["mode"] == "token"
+    assert answer["pools"] == FEW_POOLS
     token = tmp_path / ".ray" / "auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     rows = (line.split("|") for line in (ROOT / "SECURITY.md").read_text().splitlines() if "| 127." in line)

@@ -1,5 +1,7 @@
 """Clients that share their passes: the same updates as alone, for every tuning and method."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -235,6 +237,24 @@ class Adversarial(Local):
 
 def test_images_get_gradients_where_their_features_are_known():
     check_agreement(prepared("algorithm=fedavg", "tuning=head"), local=Adversarial())
+
+
+def test_a_group_is_freed_without_a_garbage_collection():
+    models = []
+
+    class Watched(Local):
+        def loss(self, client, sent, batch):
+            models.append(weakref.ref(client.model))
+            return super().loss(client, sent, batch)
+
+    setup = prepared("algorithm=fedavg")
+    gc.disable()
+    try:
+        played(setup, 2, local=Watched())
+        assert models
+        assert all(model() is None for model in models)
+    finally:
+        gc.enable()
 
 
 def test_the_model_is_as_before_after_a_group():

@@ -229,6 +229,9 @@ def test_the_list_of_files_does_not_grow_with_what_was_removed(tmp_path, monkeyp
         there = {path.relative_to(tmp_path / "run").as_posix() for path in files}
         assert there - set(KEPT) <= set(names.all())
         assert ownership.SAVED in names.all()
+        assert [n for n in names.all() if n.startswith("checkpoints/round-") and n.endswith("/")] == [
+            "checkpoints/round-000030/"
+        ]
         ownership.forget_names(tmp_path / "run")
         assert ownership.names_of(tmp_path / "run").all() == names.all()
     assert Checkpoints(tmp_path / "run").load({"w": WEIGHT}, lambda _: True).state.round == 29

@@ -1,0 +1,116 @@
+"""Frozen linear layers with oneDNN's matrix product, where it gives the same bits as torch's own.
+
+torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD. oneDNN does, and needs
+half the time there. It is a part of torch, whose compiler calls it by an operator without a public name. A
+layer uses it only if trials on this machine gave the same bits for its shape, so that no result depends on
+it; without that operator every layer is computed as before.
+
+Letters in shapes: d_in and d_out, the widths of a layer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROWS = 256
+"""Fewest rows; for fewer, oneDNN takes about as long as torch's own product."""
+
+TRIALS = (ROWS, 1037)
+"""Numbers of rows with which both products are compared."""
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let the linear layers of a model use oneDNN in passes in which they are frozen.
+
+    Args:
+        model: The tuned model; layers of other classes than `nn.Linear` stay as they are.
+    """
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FrozenLinear
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer that may use oneDNN on a CPU while neither its weight nor its bias is trained."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Output of the layer, shape (..., d_out).
+
+        Args:
+            input: Rows, shape (..., d_in).
+        """
+        trained = self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        if trained or not _fits(input):
+            return super().forward(input)
+        output: Tensor = Product.apply(input, self.weight, self.bias)
+        return output
+
+
+class Product(torch.autograd.Function):
+    """x W^T + b, with gradients for x only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply.
+
+        Args:
+            ctx: What the backward pass needs.
+            x: Rows, shape (..., d_in).
+            weight: Shape (d_out, d_in).
+            bias: Shape (d_out,), or None.
+        """
+        ctx.save_for_backward(weight)
+        d_out, d_in = weight.shape
+        if not gives_same_bits(d_in, d_out, torch.get_num_threads()):
+            return F.linear(x, weight, bias)
+        product = _onednn(x.reshape(-1, d_in).contiguous(), weight, bias)
+        # No view, because nothing could be added in place to a view that a function of autograd returns.
+        shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], d_out))
+        return shaped
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Gradient of x, which can be differentiated again; None for weight and bias."""
+        (weight,) = ctx.saved_tensors
+        return Product.apply(grad, weight.mT, None), None, None
+
+
+@cache
+def gives_same_bits(d_in: int, d_out: int, threads: int) -> bool:
+    """Whether oneDNN gave the bits of torch's own product for random matrices of these widths.
+
+    Args:
+        d_in: Number of products that are summed.
+        d_out: Width of the result.
+        threads: Threads that compute, which decide how matrices are divided.
+    """
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(d_out, d_in, generator=random)
+    bias = torch.randn(d_out, generator=random)
+    inputs = (torch.randn(rows, d_in, generator=random) for rows in TRIALS)
+    cases = ((weight, bias), (weight, None), (weight.mT.contiguous().mT, None))  # the last one: backward
+    with torch.no_grad():
+        return all(torch.equal(F.linear(x, *case), _onednn(x, *case)) for x in inputs for case in cases)
+
+
+def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of contiguous rows (n, d_in) with a weight in any layout, by oneDNN."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether rows are such as oneDNN is used for."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.numel() >= ROWS * x.shape[-1]
+        and not torch.is_autocast_enabled("cpu")
+    )
