@@ -6,7 +6,9 @@ Only this module uses pydantic.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
@@ -64,7 +66,7 @@ def _kinds(cls: type[Any]) -> dict[str, Any]:
 
 
 def _explain(err: ValidationError, where: str) -> str:
-    errors = err.errors()
+    errors = _within(err.errors())
     first = errors[0]
     key = [str(p) for p in first["loc"] if isinstance(p, int) or str(p).isidentifier()][
         : _depth(first["loc"])
@@ -75,13 +77,31 @@ def _explain(err: ValidationError, where: str) -> str:
     # A union gives one error per member under the same key; the message lists all that is allowed.
     same = [error for error in errors if error["input"] == first["input"]]
     kinds = [_kind(error) for error in same]
-    if set(kinds) == {KINDS["list"]} and isinstance(first["input"], str):
+    if set(kinds) == {KINDS["list"]} and isinstance(first["input"], str | Mapping):
         return f"{path}: {shown(first['input'])} is not a list; write {path}=[{first['input']}]"
     if all(kinds):
         words = [kind for kind in dict.fromkeys(kinds) if "a number" not in kinds or kind != "a whole number"]
-        return f"{path}: {shown(first['input'])} is not {' or '.join(words)}"
+        return f"{path}: {shown(first['input'])} is not {' or '.join(words)}{_nearest(first['input'], words)}"
     allowed = " or ".join(dict.fromkeys(_kind(error) or _limit(error) for error in same))
     return f"{path}: {shown(first['input'])} is not allowed; it must be {allowed}"
+
+
+def _nearest(value: Any, allowed: Sequence[str]) -> str:
+    """A question for the nearest word, where a text is none of the words that are allowed."""
+    words = re.findall(r"'([^']+)'", " ".join(allowed))
+    near = difflib.get_close_matches(value, words, 1) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _within(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors in the keys of a section, where a word was possible too and a section was given."""
+    place = len(errors[0]["loc"])
+    if errors[0]["type"] != "literal_error" or not isinstance(errors[0]["input"], Mapping):
+        return errors
+    inside = [error for error in errors if len(error["loc"]) > place]
+    for error in inside:  # without the name of the section's class
+        error["loc"] = (*error["loc"][: place - 1], *error["loc"][place:])
+    return inside or errors
 
 
 KINDS = {

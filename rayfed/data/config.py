@@ -178,9 +178,10 @@ def _check_unseen(config: DataConfig) -> None:
 def _check_share(key: str, share: object) -> None:
     whole = isinstance(share, int) and not isinstance(share, bool) and share >= 0
     if not whole and not (isinstance(share, float) and 0 <= share < 1):
-        choices = "a fraction in [0, 1) or a whole number >= 0"
-        official = ' or "official"' if key == "data.test" else ""
-        raise ConfigError(f"{key}: {share!r} is neither {choices}{official}")
+        official = ' nor "official"' if key == "data.test" else ""
+        raise ConfigError(
+            f"{key}: {share!r} is neither a fraction in [0, 1) nor a whole number >= 0{official}"
+        )
 
 
 def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -73,15 +73,20 @@ def deal(
     try:
         parts = DEALS[partition.scheme](labels, count, smallest, partition, rng)
     except ValueError as err:
-        raise ConfigError(_unfit(name, count, partition, str(err))) from err
+        few_classes = partition.scheme == "pathological" and partition.classes_per_client > len(set(labels))
+        advice = "lower data.partition.classes_per_client" if few_classes else FEWER_OR_MORE
+        raise ConfigError(_unfit(name, count, partition, str(err), advice)) from err
     if (fewest := min(map(len, parts))) < smallest:
         why = f"a client would have {fewest} samples and needs {smallest}"
         raise ConfigError(_unfit(name, count, partition, why))
     return parts
 
 
-def _unfit(name: str, count: int, partition: PartitionConfig, why: str) -> str:
+FEWER_OR_MORE = "lower data.partition.clients_per_domain, or raise data.limit"
+
+
+def _unfit(name: str, count: int, partition: PartitionConfig, why: str, advice: str = FEWER_OR_MORE) -> str:
     return (
         f"data.partition.scheme: {partition.scheme} does not fit domain {name!r} with {count} clients: "
-        f"{why}; lower data.partition.clients_per_domain, or raise data.limit"
+        f"{why}; {advice}"
     )

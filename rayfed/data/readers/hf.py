@@ -31,6 +31,8 @@ from rayfed.errors import ConfigError, DataError, unknown
 
 PARTS = ("image", "label", "client", "domain")
 """What a column can be."""
+TYPES = {"image": "Image", "label": "ClassLabel or the name label"}
+"""By what the columns of images and labels are found."""
 TESTS = ("test", "validation")
 """Splits that can be the official test split, the first one that there is."""
 ANSWER_SECONDS = 5.0
@@ -168,10 +170,10 @@ class HuggingFace(ContentReader):
         if wanted is None and len(likely) == 1:
             return likely[0]
         if wanted is None:
-            raise ConfigError(
-                f"data.columns.{part}: not set, and {len(likely)} columns of hf/{self.name} could be it; "
-                f"name one of {', '.join(features)}"
-            )
+            found = f"{len(likely)} columns of hf/{self.name} could be it"
+            if not likely:
+                found = f"no column of hf/{self.name} has the type {TYPES[part]}"
+            raise ConfigError(f"data.columns.{part}: not set, and {found}; name one of {', '.join(features)}")
         if wanted not in features:
             raise ConfigError(unknown(f"data.columns.{part}", wanted, list(features)))
         return wanted

@@ -82,6 +82,8 @@ def test_every_config_that_ships_composes(group, path):
 def test_unknown_names_suggest_and_list():
     with pytest.raises(ConfigError, match=r"did you mean 'fedprox'.*fedavg"):
         compose(["algorithm=fedprx"])
+    with pytest.raises(ConfigError, match=r"^protocol: 'fewshot' is not .*; did you mean 'few_shot'\?$"):
+        load_config(["protocol=fewshot"])
 
 
 SURFACE = (

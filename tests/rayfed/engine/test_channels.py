@@ -96,7 +96,8 @@ def test_poisson_draws_each_client_with_the_same_probability():
     [
         (["channel=[int4]"], "'int4' is not a stage; the stages are"),
         (["channel=[{mean: 1}]"], "'mean' is not a stage"),
-        (["channel=[{top_k: 2}]"], "top_k"),
+        (["channel=[{top_k: 2}]"], r"^channel\.0\.top_k: 2 is not allowed; it must be at most 1$"),
+        (["channel={fp16: 1}"], r"^channel: {'fp16': 1} is not a list; write channel=\[{'fp16': 1}\]$"),
         (["channel=[{clip: 1},{noise: 1}]", "clients_per_round=2"], "clients_per_round=all"),
     ],
 )

@@ -54,7 +54,10 @@ def test_label_skew_is_the_mean_distance_from_the_shares_of_all():
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        (config("pathological", 4, classes_per_client=8), "7 classes, fewer than 8"),
+        (
+            config("pathological", 4, classes_per_client=8),
+            "7 classes, fewer than 8; lower data.partition.classes_per_client$",
+        ),
         (config("pathological", 40, classes_per_client=7), "a class has 29 samples for 40 clients"),
         (config("shards", 30, shards_per_client=5), "120 samples do not fill 150 shards"),
         (

@@ -54,7 +54,7 @@ def test_nobody_trains_on_their_samples_where_those_of_all_are_pooled():
     [
         ({"unseen_clients": 1000}, r"data.unseen_clients: 1000 of \d+ clients leaves none to train"),
         ({"unseen_clients": 0.999}, "leaves none to train"),
-        ({"unseen_clients": 1.5}, "data.unseen_clients: 1.5 is neither a fraction"),
+        ({"unseen_clients": 1.5}, "data.unseen_clients: 1.5 is neither a fraction in \\[0, 1\\) nor a whole"),
         ({"unseen_clients": -1}, "data.unseen_clients: -1 is neither"),
         ({"unseen_clients": [0.1]}, r"\[0.1\] is a list, for which protocol=unseen_clients"),
         (

@@ -101,7 +101,7 @@ def test_a_saved_data_set_is_read_and_validation_takes_the_place_of_test(tmp_pat
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (None, "data.columns.image: not set, and 0 columns of hf/toy could be it; name one of img, y"),
+        (None, "data.columns.image: not set, and no column of hf/toy has the type Image; name one of img, y"),
         ({"image": "img"}, "data.columns.label: not set"),
         ({"image": "imge", "label": "y"}, "data.columns.image: .*'imge'.*img"),
         ({"image": "img", "label": "y", "user": "writer"}, "data.columns.*'user'"),
