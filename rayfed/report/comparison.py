@@ -33,7 +33,7 @@ STATISTICS = {
 }
 """Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
 
-COST = ("sent, MB", "training, GFLOP", "trained parameters")
+COST = ("up + down, MB", "training, GFLOP", "trained parameters")
 """What all rounds cost: bytes in both directions and operations of all clients, and what a client trains."""
 
 HELD_OUT = "report_held_out"

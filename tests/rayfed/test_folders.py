@@ -197,6 +197,8 @@ def started(output, cache, *overrides):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
     """Two may overwrite and one may not; tests/rayfed/record/test_lock.py has the other races in threads."""
     overwrites = (True, True, False)

@@ -104,6 +104,8 @@ def test_resuming_a_finished_sweep_runs_nothing_again(swept):
     assert {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")} == before
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
     """Two objectives; lanes that go from seed to seed and from trial to trial give what one process gives."""
     overrides = [*SMALL, f"data.cache={cache}", "algorithm=ditto", "cluster.actors=2"]

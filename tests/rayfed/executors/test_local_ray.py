@@ -38,6 +38,8 @@ LISTENING = """
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.steady
 def test_every_process_of_our_own_ray_listens_on_the_loopback_address_only(tmp_path):
     """The table of SECURITY.md: who listens, and where."""
     done = subprocess.run(

@@ -77,6 +77,8 @@ def of_run(found, run):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.steady
 def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path, cache, ray_cluster):
     """Ten clients and a thousand."""
     options = ["algorithm=fedgr", "rounds=3", "clients_per_round=10", "data.partition.scheme=by_domain"]
