@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.run_tables import RunTables
+from rayfed.report.run_tables import RunTables, own_tensors
 from rayfed.report.table import (
     MODELS,
     Table,
@@ -76,7 +76,8 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
     title += f"{config['model']['name']}, {config['tuning']['name']}, seed {config['seed']}"
     sample = sample_note(config, next((method.scores for method in found if method.scores), ()))
-    notes = (*sample, *(f"{method.name}: {note}" for method in found for note in method.notes))
+    own = own_tensors(RunTables(folder).config for folder in folders)
+    notes = (*sample, *own, *(f"{method.name}: {note}" for method in found for note in method.notes))
     if config["evaluation"].get("table") == "clients":
         tables = [final_table(folder) for folder in folders]
         return replace(tables[0], title=title, rows=sum((t.rows for t in tables), ()), notes=notes)

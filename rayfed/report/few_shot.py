@@ -8,7 +8,7 @@ from pathlib import Path
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_rows
-from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
+from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table, last_evaluated
 
 COLUMNS = (
@@ -46,6 +46,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "
         f"means; training samples: of all clients together",
+        *on_own_tensors(config, folders),
     )
     return Tables((Table(title, COLUMNS, tuple(rows), notes),))
 

@@ -10,8 +10,8 @@ from typing import Any
 from rayfed.config.generalization import BASE, NEW
 from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
-from rayfed.record.readers import read_rows, read_yaml
-from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
+from rayfed.record.readers import read_rows
+from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table, scores_of
 
 Row = Mapping[str, Any]
@@ -51,20 +51,6 @@ def of_global(row: Row, statistic: str = "") -> float | None:
     key = metric_in(row) + statistic
     value = row.get(f"global_{key}", row.get(key))
     return None if value is None else float(value)
-
-
-def on_own_tensors(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
-    """A note on methods whose clients keep tensors (`local.stays`); none where there is no such method.
-
-    Args:
-        config: The experiment of all runs.
-        folders: Folders of its runs.
-    """
-    files = {path / "config.yaml": name for _, name, path in runs_in(config, folders)}
-    local = {name: read_yaml(file).get("local", {}) for file, name in files.items() if file.exists()}
-    keeping = ", ".join(name for name, own in local.items() if own.get("stays"))
-    what = "clients are scored with the tensors that stay at them, all else with initial values of these"
-    return (f"{keeping}: {what}",) if keeping else ()
 
 
 def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:

@@ -9,7 +9,7 @@ zero-shot) get the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.layout import COMPARE
 from rayfed.record.readers import read_rows
+from rayfed.report.run_tables import RunTables, own_tensors
 from rayfed.report.table import Table, drawn_clients, of_drawn
 
 MEASURES = {
@@ -169,7 +170,9 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
         outcome(path, name, domain, config.evaluation.ties) for domain, name, path in runs_in(config, folders)
     ]
     title = title_of(config, "each domain held out in turn")
-    return Tables((by_target(found, title, config.evaluation.ties), by_measure(found)))
+    table = by_target(found, title, config.evaluation.ties)
+    table = replace(table, notes=table.notes + on_own_tensors(config, folders))
+    return Tables((table, by_measure(found)))
 
 
 def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
@@ -184,6 +187,16 @@ def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, 
     for part, folder in folders.items():
         for name, path in methods_in(config, folder):
             yield part, name, path
+
+
+def on_own_tensors(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
+    """A note on the methods of a protocol whose clients keep tensors; none where there is no such method.
+
+    Args:
+        config: The experiment of all runs.
+        folders: Folders of its runs.
+    """
+    return own_tensors(RunTables(path).config for _, _, path in runs_in(config, folders))
 
 
 def title_of(config: Config, how: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,17 @@ class RunTables:
     def title(self, what: str, when: str = "") -> tuple[str, str]:
         """The two lines of a title: what is shown; then method, data, seed and round."""
         return what, self.name + (f", {when}" if when else "")
+
+
+def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A note on methods whose clients keep tensors (`local.stays`); none where there is no such method.
+
+    Args:
+        configs: The configs of the runs of a table.
+    """
+    keeping = dict.fromkeys(str(own["algorithm"]) for own in configs if own.get("local", {}).get("stays"))
+    what = "clients are scored with the tensors that stay at them, all else with initial values of these"
+    return (f"{', '.join(keeping)}: {what}",) if keeping else ()
 
 
 def domain_order(manifest: pa.Table) -> list[str]:

@@ -15,6 +15,7 @@ from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.report.run_tables import own_tensors
 from rayfed.terminal.fitting import fitted, table_blocks
 
 NOBODY: Mapping[str, int] = {}
@@ -70,11 +71,11 @@ def final_table(folder: Path) -> Table:
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
+    after = (*own_tensors([config]), *cost_notes(history), *fault_notes(history))
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
-        after = (*_unseen_notes(row), *cost_notes(history), *fault_notes(history))
-        return replace(table, notes=(*sample_note(config, now), *after))
+        return replace(table, notes=(*sample_note(config, now), *_unseen_notes(row), *after))
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
@@ -85,8 +86,7 @@ def final_table(folder: Path) -> Table:
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (percent(values[m]) if m in values else "" for m in models)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
-    before = (*_notes(row), *sample_note(config, now), *selection_notes(history))
-    notes = (*before, *cost_notes(history), *fault_notes(history))
+    notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *after)
     return Table(title, columns, tuple(rows), notes)
 
 

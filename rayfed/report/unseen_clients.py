@@ -9,7 +9,7 @@ from rayfed.config.generalization import LOCAL_STEPS
 from rayfed.config.schema import Config
 from rayfed.record.readers import read_rows
 from rayfed.report.generalization import last_scored, metric_in, of_global, round_of
-from rayfed.report.leave_one_out import Tables, percent, runs_in, title_of
+from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table
 
 COLUMNS = (
@@ -45,5 +45,6 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
         f"{metrics[0]} in percent, unweighted means over clients; of the global model on the test samples of",
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
         f"deploy after {steps} local steps from the global model, of which nothing is kept",
+        *on_own_tensors(config, folders),
     )
     return Tables((Table(title_of(config, "some clients never train"), COLUMNS, tuple(rows), notes),))

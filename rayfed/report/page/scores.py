@@ -12,6 +12,7 @@ from rayfed.report.page.heat import Cells, Colours, heat_map
 from rayfed.report.page.parts import Cell, Column, Figure, Grid, Kind, Part, Section, Text, Tiles, in_bytes
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.svg import thinned
+from rayfed.report.run_tables import own_tensors
 from rayfed.report.table import fault_notes, selection_notes, total_cost
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _rules(run: PageRun) -> list[str]:
     rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
     found = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
+    found += [f"{note}." for note in own_tensors([run.config])]
     if not run.by_validation:
         found += [f"Other rules: {note.partition('; ')[2]}." for note in selection_notes(run.rounds)]
     found += [note[0].upper() + note[1:] + "." for note in fault_notes(run.rounds)]
