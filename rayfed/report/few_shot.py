@@ -30,8 +30,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
 
     Args:
         config: The experiment of all runs.
-        folders: Folders of the finished runs by `shots-<number>`, in the order of the rows. Compared
-            algorithms come before the main one.
+        folders: Folders of the finished runs by `shots-<number>`, in the order of the rows.
     """
     rows, metrics = [], []
     samples = {part: str(training_samples(folder)) for part, folder in folders.items()}

@@ -53,6 +53,17 @@ def of_global(row: Row, statistic: str = "") -> float | None:
     return None if value is None else float(value)
 
 
+def of_personal(row: Row) -> float | None:
+    """The mean over clients of the scores of their own models; None: these were not scored.
+
+    Args:
+        row: Row of a round. Where a method deploys personal models, their columns have no prefix.
+    """
+    key = metric_in(row)
+    value = row.get(f"personal_{key}", row.get(key) if f"global_{key}" in row else None)
+    return None if value is None else float(value)
+
+
 def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
     """One row for each algorithm: its score on base classes, on new ones, and their harmonic mean.
 

@@ -164,7 +164,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     """Two tables of all folds: targets in rows, clients in columns; and targets in columns.
 
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
-    second that of FedCLIP's Table 1. Compared algorithms come before the main one.
+    second that of FedCLIP's Table 1.
     """
     found = [
         outcome(path, name, domain, config.evaluation.ties) for domain, name, path in runs_in(config, folders)
@@ -176,10 +176,10 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
 
 
 def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
-    """Name and folder of each method in a run of a protocol: the compared ones, then the main one."""
+    """Name and folder of each method in a run of a protocol: the main one, then those of `compare`."""
     others = (config.compare,) if isinstance(config.compare, str) else config.compare
     found = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
-    return [*found, (config.algorithm, folder)]
+    return [(config.algorithm, folder), *found]
 
 
 def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, str, Path]]:

@@ -8,20 +8,14 @@ from pathlib import Path
 from rayfed.config.generalization import LOCAL_STEPS
 from rayfed.config.schema import Config
 from rayfed.record.readers import read_rows
-from rayfed.report.generalization import last_scored, metric_in, of_global, round_of
+from rayfed.report.generalization import last_scored, metric_in, of_global, of_personal, round_of
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table
 
-COLUMNS = (
-    "unseen",
-    "algorithm",
-    "round",
-    "clients that train",
-    "unseen clients",
-    "worst unseen",
-    "unseen, adapted",
-    "worst unseen, adapted",
-)
+COLUMNS = ("unseen", "algorithm", "round", "clients that train")
+PERSONAL = "clients that train, personal"
+"""Column that only tables with a method that has personal models have."""
+UNSEEN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")
 
 
 def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
@@ -29,22 +23,25 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
 
     Args:
         config: The experiment of all runs.
-        folders: Folders of the finished runs by `unseen-<number>`, in the order of the rows. Compared
-            algorithms come before the main one.
+        folders: Folders of the finished runs by `unseen-<number>`, in the order of the rows.
     """
-    rows, metrics = [], []
-    for part, name, path in runs_in(config, folders):
-        last = last_scored(read_rows(path))
-        metrics.append(metric_in(last))
-        keys = (f"unseen_{metrics[-1]}", f"unseen_worst_{metrics[-1]}")
-        scores = [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
-        values = map(percent, (of_global(last), *scores))
-        rows.append((part.removeprefix("unseen-"), name, round_of(last), *values))
+    runs = [(part, name, last_scored(read_rows(path))) for part, name, path in runs_in(config, folders)]
+    with_personal = any(of_personal(last) is not None for *_, last in runs)
+    metric = metric_in(next((last for *_, last in runs if last), {}))
+    rows = []
+    for part, name, last in runs:
+        scores = [of_global(last), *([of_personal(last)] if with_personal else [])]
+        keys = (f"unseen_{metric}", f"unseen_worst_{metric}")
+        scores += [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
+        rows.append((part.removeprefix("unseen-"), name, round_of(last), *map(percent, scores)))
     steps = config.evaluation.local_steps or LOCAL_STEPS
     notes = (
-        f"{metrics[0]} in percent, unweighted means over clients; of the global model on the test samples of",
+        f"{metric} in percent, unweighted means over clients; of the global model on the test samples of",
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
         f"deploy after {steps} local steps from the global model, of which nothing is kept",
+        f"adapted models have had {steps} local steps more than the global model",
+        *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
         *on_own_tensors(config, folders),
     )
-    return Tables((Table(title_of(config, "some clients never train"), COLUMNS, tuple(rows), notes),))
+    columns = (*COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
+    return Tables((Table(title_of(config, "some clients never train"), columns, tuple(rows), notes),))

@@ -24,7 +24,7 @@ def test_every_number_of_shots_is_run_and_a_lost_run_is_done_again(small):
     run = small(*FEW, "data.val=0")
     table = [row for row in rows_of(run.path / "report.md") if "shots" in row]
     assert [(row["shots"], row["algorithm"]) for row in table] == [
-        (shots, name) for shots in "13" for name in ("local", "fedavg")
+        (shots, name) for shots in "13" for name in ("fedavg", "local")
     ]
     for row in table:
         folder = run.path / f"shots-{row['shots']}"

@@ -35,8 +35,8 @@ def test_the_harmonic_mean_and_the_mean_of_the_others_by_hand(tmp_path):
             )
     folders = {part: tmp_path / part for part in ("base", "new")}
     (table,) = by_classes(config, folders).parts
-    assert table.rows == (("ditto", "2", "0.00", "0.00", "0.00"), ("fedavg", "2", "75.00", "50.00", "60.00"))
-    assert by_classes(config, {"base": folders["base"]}).parts[0].rows[1] == ("fedavg", "2", "75.00", "", "")
+    assert table.rows == (("fedavg", "2", "75.00", "50.00", "60.00"), ("ditto", "2", "0.00", "0.00", "0.00"))
+    assert by_classes(config, {"base": folders["base"]}).parts[0].rows[0] == ("fedavg", "2", "75.00", "", "")
     assert harmonic_mean(0.2, 0.2) == pytest.approx(0.2)
     write_run(tmp_path / "third", {"accuracy": 0.1, "accuracy_domain": 0.2})
     alone = load_config(["algorithm=fedavg"])

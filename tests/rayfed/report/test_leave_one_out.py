@@ -87,7 +87,7 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
     for key in ("held out", "measure"):
         rows = [row for row in table if key in row and row[key] != "personal models"]
         assert len(rows) % 2 == 0
-        for zero, main in zip(rows[::2], rows[1::2], strict=True):
+        for main, zero in zip(rows[::2], rows[1::2], strict=True):
             assert (zero[key], zero["algorithm"], main["algorithm"]) == (main[key], "zero_shot", "fedavg")
     alone = run_of("zero_shot", "data.held_out=street", *few)
     row = next(r for r in table if r.get("held out") == "street" and r["algorithm"] == "zero_shot")

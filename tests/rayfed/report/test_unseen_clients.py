@@ -1,6 +1,10 @@
 """protocol=unseen_clients: one run for each number of unseen clients, one table, and how it is continued."""
 
+import json
+
+from rayfed.config.schema import load_config
 from rayfed.record.readers import read_rows
+from rayfed.report import unseen_clients
 from rayfed.report.page.write import write_report
 from rayfed.resume import main
 from tests.rayfed.report.test_leave_one_out import rows_of
@@ -40,3 +44,33 @@ def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_p
     assert main([str(run.path), "--quiet"]) == 0
     assert table_of(run) == table
     assert (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns == kept
+
+
+def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_there_are_some(tmp_path):
+    methods = ("fedavg", "ditto", "fedper")
+    config = load_config([f"compare=[{','.join(methods)}]", "protocol=unseen_clients"])
+    run = tmp_path / "unseen-1"
+    unseen = {"unseen_accuracy": 0.4, "unseen_worst_accuracy": 0.3, "adapted_unseen_accuracy": 0.6}
+    scores = ({"accuracy": 0.5}, {"accuracy": 0.9, "global_accuracy": 0.7}, {"accuracy": 0.8})
+
+    def write(folder, own):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, **own, **unseen}) + "\n")
+
+    folders = (run, run / "compare" / "ditto", run / "compare" / "fedper")
+    for folder, own in zip(folders, scores, strict=True):
+        write(folder, own)
+    (table,) = unseen_clients.table_of(config, {run.name: run}).parts
+    assert table.columns[3:5] == ("clients that train", "clients that train, personal")
+    assert [row[1:6] for row in table.rows] == [
+        ("fedavg", "1", "50.00", "", "40.00"),
+        ("ditto", "1", "70.00", "90.00", "40.00"),
+        ("fedper", "1", "80.00", "", "40.00"),
+    ]
+    assert "adapted models have had 10 local steps more than the global model" in table.notes
+    write(folders[1], {"accuracy": 0.5, "personal_accuracy": 0.2})  # what evaluation.personal=true adds
+    assert unseen_clients.table_of(config, {run.name: run}).parts[0].rows[1][3:5] == ("50.00", "20.00")
+    write(folders[1], scores[0])
+    (table,) = unseen_clients.table_of(config, {run.name: run}).parts
+    assert "clients that train, personal" not in table.columns
+    assert [row[3:5] for row in table.rows] == [("50.00", "40.00"), ("50.00", "40.00"), ("80.00", "40.00")]
