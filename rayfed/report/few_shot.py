@@ -13,7 +13,7 @@ from rayfed.report.table import Table, last_evaluated
 
 COLUMNS = (
     "shots",
-    "algorithm",
+    "method",
     "training samples",
     "round",
     "clients",

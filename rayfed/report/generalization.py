@@ -80,7 +80,7 @@ def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
         "accuracy in percent of the global model on test images, mean over domains; base: the classes of the",
         "clients; new: classes of which no client has an example; both are told apart among themselves",
     )
-    columns = ("algorithm", "round", "base", "new", "harmonic mean")
+    columns = ("method", "round", "base", "new", "harmonic mean")
     own = on_own_tensors(config, folders)
     return Tables((Table(title_of(config, "base and new classes"), columns, tuple(rows), notes + own),))
 
@@ -103,7 +103,7 @@ def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
         f"accuracy in percent of the global model on test images, mean over domains; trained on {names[0]};",
         "the other data sets are scored with prompts of their own classes, and their mean is unweighted",
     )
-    columns = ("algorithm", "round", *names, "mean of the others")
+    columns = ("method", "round", *names, "mean of the others")
     own = on_own_tensors(config, folders)
     return Tables((Table(title_of(config, "other data sets"), columns, tuple(rows), notes + own),))
 
@@ -133,7 +133,7 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         "clients, on their test samples; other domains: no client has an example of them, on all of their",
         "samples, with their unweighted mean",
     )
-    columns = ("trained on", "algorithm", "round", "own domains", *domains, "mean of the others")
+    columns = ("trained on", "method", "round", "own domains", *domains, "mean of the others")
     own = on_own_tensors(config, folders)
     return Tables((Table(title_of(config, "other domains"), columns, tuple(rows), notes + own),))
 

@@ -200,9 +200,10 @@ def on_own_tensors(config: Config, folders: Mapping[str, Path]) -> tuple[str, ..
 
 
 def title_of(config: Config, how: str) -> str:
-    """Title of the table of a protocol; `how` says what its runs are."""
+    """Title of the table of a protocol, with all methods in it; `how` says what its runs are."""
+    names = ", ".join(name for name, _ in methods_in(config, Path()))
     return (
-        f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
+        f"{names} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
         f"seed {config.seed}, {how}"
     )
 
@@ -222,7 +223,7 @@ def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Tab
         mine = [o for o in found if o.algorithm == name]
         means = (percent(_mean_of(mine, m)) for m in shown)
         rows.append(("mean", name, "", *[""] * len(targets), *means))
-    columns = ("held out", "algorithm", "round", *targets, *(MEASURES[m] for m in shown))
+    columns = ("held out", "method", "round", *targets, *(MEASURES[m] for m in shown))
     notes = (f"{found[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
     return Table(title, columns, tuple(rows), notes)
 
@@ -237,7 +238,7 @@ def by_measure(found: Sequence[Outcome]) -> Table:
                 cells = (percent(o.measures.get(measure)) for o in mine)
                 rows.append((label, name, *cells, percent(_mean_of(mine, measure))))
     targets = dict.fromkeys(o.held_out for o in found)
-    return Table("by held-out domain", ("measure", "algorithm", *targets, "AVG"), tuple(rows))
+    return Table("by held-out domain", ("measure", "method", *targets, "AVG"), tuple(rows))
 
 
 def _mean_of(outcomes: Sequence[Outcome], measure: str) -> float | None:

@@ -12,7 +12,7 @@ from rayfed.report.generalization import last_scored, metric_in, of_global, of_p
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table
 
-COLUMNS = ("unseen", "algorithm", "round", "clients that train")
+COLUMNS = ("unseen", "method", "round", "clients that train")
 PERSONAL = "clients that train, personal"
 """Column that only tables with a method that has personal models have."""
 UNSEEN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")

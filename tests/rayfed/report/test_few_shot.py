@@ -23,13 +23,13 @@ FEW = (
 def test_every_number_of_shots_is_run_and_a_lost_run_is_done_again(small):
     run = small(*FEW, "data.val=0")
     table = [row for row in rows_of(run.path / "report.md") if "shots" in row]
-    assert [(row["shots"], row["algorithm"]) for row in table] == [
+    assert [(row["shots"], row["method"]) for row in table] == [
         (shots, name) for shots in "13" for name in ("fedavg", "local")
     ]
     for row in table:
         folder = run.path / f"shots-{row['shots']}"
         assert int(row["training samples"]) == training_samples(folder) <= 2 * 10 * int(row["shots"])
-        last = read_rows(folder / "compare" / "local" if row["algorithm"] == "local" else folder)[-1]
+        last = read_rows(folder / "compare" / "local" if row["method"] == "local" else folder)[-1]
         for column, key in (("clients", "accuracy"), ("domains", "accuracy_domain")):
             assert float(row[column]) == pytest.approx(100 * last[key], abs=0.006)
     assert int(table[0]["training samples"]) < int(table[2]["training samples"])

@@ -88,9 +88,9 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
         rows = [row for row in table if key in row and row[key] != "personal models"]
         assert len(rows) % 2 == 0
         for main, zero in zip(rows[::2], rows[1::2], strict=True):
-            assert (zero[key], zero["algorithm"], main["algorithm"]) == (main[key], "zero_shot", "fedavg")
+            assert (zero[key], zero["method"], main["method"]) == (main[key], "zero_shot", "fedavg")
     alone = run_of("zero_shot", "data.held_out=street", *few)
-    row = next(r for r in table if r.get("held out") == "street" and r["algorithm"] == "zero_shot")
+    row = next(r for r in table if r.get("held out") == "street" and r["method"] == "zero_shot")
     expected = 100 * read_rows(alone.path)[0]["held_out_accuracy"]
     assert float(row["generalization"]) == pytest.approx(expected, abs=0.006)
     assert [r["round"] for r in read_rows(result.path / "plain" / "compare" / "zero_shot")] == [1]

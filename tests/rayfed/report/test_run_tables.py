@@ -1,4 +1,4 @@
-"""What all tables of scores say of methods whose clients keep tensors."""
+"""What all tables of scores say of their methods."""
 
 import pytest
 
@@ -23,10 +23,13 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", TABLES)
-def test_the_table_of_every_protocol_says_whose_tensors_are_scored(protocol, runs):
+def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_are_scored(protocol, runs):
     config = load_config(["algorithm=fedper", "compare=[fedavg]", f"protocol={protocol}"])
     table, *_ = TABLES[protocol](config, {"street": runs}).parts
     assert table.notes[-1] == LINE
+    assert table.title.startswith("fedper, fedavg on ")
+    place = table.columns.index("method")
+    assert [row[place] for row in table.rows[:2]] == ["fedper", "fedavg"]
 
 
 def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):

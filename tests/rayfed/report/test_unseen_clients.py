@@ -23,7 +23,7 @@ def table_of(run):
 def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_path):
     run = small(*FEW)
     table = table_of(run)
-    assert [(row["unseen"], row["algorithm"]) for row in table] == [("0", "fedavg"), ("0.5", "fedavg")]
+    assert [(row["unseen"], row["method"]) for row in table] == [("0", "fedavg"), ("0.5", "fedavg")]
     for row in table:
         last = read_rows(run.path / f"unseen-{row['unseen']}")[-1]
         assert row["clients that train"] == f"{100 * last['accuracy']:.2f}"
