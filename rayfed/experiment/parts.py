@@ -21,7 +21,7 @@ from rayfed.experiment.show import Show
 from rayfed.experiment.summary import last_words, report, report_folds
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
-from rayfed.terminal.fitting import terminal_width
+from rayfed.terminal.fitting import fitted, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit
@@ -182,12 +182,16 @@ def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whol
 
 
 def _describe_all(plan: Plan, show: Show) -> None:
-    """Show one table of the clients of all runs, where a client has the same examples in each of them."""
+    """Show one table of the clients of all runs, where a client has the same examples in each of them.
+
+    Nothing for a single run, which shows its own table. Where some clients never train, a line names them for
+    each run, as they may be others in each.
+    """
     from rayfed.data.partition.groups import partition_of
     from rayfed.data.partition.manifest import describe
 
     setups = plan.setups
-    if len({setup.dataset.digest for setup in setups}) > 1:
+    if len(setups) == 1 or len({setup.dataset.digest for setup in setups}) > 1:
         return
     data = replace(plan.config.data, held_out=None, shots=None, unseen_clients=None)
     try:
@@ -203,7 +207,17 @@ def _describe_all(plan: Plan, show: Show) -> None:
     names = {client.id for client in whole.clients}
     if any(client.id not in names for setup in setups for client in setup.partition.clients):
         show.tell("in each fold, the clients of the other domains are numbered anew")
+    _tell_unseen(plan, show)
     show.described.update(setup.partition.digest for setup in setups)
+
+
+def _tell_unseen(plan: Plan, show: Show) -> None:
+    """Name the clients of each run of a protocol that never train."""
+    from rayfed.data.partition.manifest import never_train
+
+    for name, setup in zip(plan.parts, plan.setups, strict=True):
+        if setup.partition.unseen:
+            show.tell(fitted(f"{name}: {never_train(setup.partition)}", terminal_width()))
 
 
 def _examples(client: ClientSplit) -> tuple[object, ...]:

@@ -63,12 +63,16 @@ def client_rows(
 def describe(partition: Partition, dataset: Dataset, width: int | None = None) -> str:
     """The table of a partition as aligned text: up to MAX_ROWS clients, then totals.
 
+    Clients that never train are marked `(unseen)`.
+
     Args:
         partition: The partition.
         dataset: The data set that it divides.
         width: Letters of a line; columns that do not fit follow below. None: no limit.
     """
     rows = client_rows(partition.clients[:MAX_ROWS], dataset.labels, dataset.classes)
+    for row in rows:
+        row["client"] += " (unseen)" if row["client"] in partition.unseen else ""
     cells = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
     names = (list(rows[0]).index(name) for name in ("client", "domain", "top"))  # the others are numbers
     lines = [line for block in table_blocks(cells, tuple(names), width) for line in block]
@@ -142,11 +146,16 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
     if partition.pooled:
         yield "pooled: one client trains on the train and val samples of all"
     if partition.unseen:
-        yield f"never train (data.unseen_clients): {_few(sorted(partition.unseen))}"
+        yield never_train(partition)
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
+
+
+def never_train(partition: Partition) -> str:
+    """Words that name the clients that never train; of many, the first MAX_ROWS."""
+    return f"never train (data.unseen_clients): {_few(sorted(partition.unseen))}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -167,7 +167,7 @@ def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, c
     lines = capsys.readouterr().out.splitlines()
     assert lines.count("holding out plain, street in turn: fedavg, afl (1 round each)") == 1
     assert sum(line.startswith("client ") for line in lines) == 1
-    assert sum(line.startswith("held out") and "algorithm" in line for line in lines) == 1
+    assert sum(line.startswith("held out") and "method" in line for line in lines) == 1
     assert sum(line.startswith("comparing") for line in lines) == 0
     assert {path.name for path in (run / "figures").iterdir()} == {"folds.png", "folds_by_round.png"}
     report = (run / "report.md").read_text()
@@ -175,6 +175,30 @@ def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, c
     assert "- `plain`: the run with plain held out\n" in report
     assert "2 rounds of 2 runs in " in report
     assert "    python -m rayfed.run " in report
+
+
+def test_the_table_of_clients_marks_those_that_never_train(command, capsys, monkeypatch):
+    few = ("protocol=unseen_clients", "compare=[]", "data.partition.clients_per_domain=2", "data.val=0")
+
+    def first_words(*share):
+        command(*few, *share, "rounds=1", "evaluation.every=0", "evaluation.local_steps=1", "tuning=head")
+        return capsys.readouterr().out.splitlines()
+
+    lines = first_words("data.unseen_clients=[2]")
+    (unseen,) = {line for line in lines if line.startswith("never train")}
+    assert unseen.startswith("never train (data.unseen_clients): c0")
+    marked = [line.split()[0] for line in lines if "(unseen)" in line]
+    assert ", ".join(marked) == unseen.partition(": ")[2]
+    assert sum(line.startswith("client ") for line in lines) == 1
+
+    def fails(*args):
+        raise ValueError("not run")
+
+    monkeypatch.setattr("rayfed.experiment.parts.run_part", fails)
+    lines = first_words("data.unseen_clients=[0,1,2]", "overwrite=true")
+    assert not [line for line in lines if "(unseen)" in line]
+    assert f"unseen-2: {unseen}" in lines
+    assert [line.partition(":")[0] for line in lines if "never train" in line] == ["unseen-1", "unseen-2"]
 
 
 def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys, monkeypatch):

@@ -35,9 +35,10 @@ def test_the_seed_draws_them_from_all_clients_and_nothing_else_changes():
         before = some.unseen
     assert part(unseen_clients=2).unseen == part(unseen_clients=2).unseen
     assert len({part(seed, unseen_clients=2).unseen for seed in range(5)}) > 1
-    assert f"never train (data.unseen_clients): {', '.join(sorted(some.unseen)[:20])}" in describe(
-        some, as_dataset(make_data())
-    )
+    text = describe(some, as_dataset(make_data()))
+    assert f"never train (data.unseen_clients): {', '.join(sorted(some.unseen)[:20])}" in text
+    marked = [line.split()[0] for line in text.splitlines() if "(unseen)" in line]
+    assert marked == [c.id for c in some.clients if c.id in some.unseen][:20]
 
 
 def test_nobody_trains_on_their_samples_where_those_of_all_are_pooled():
