@@ -33,11 +33,14 @@ class Member:
         run: The run.
         method: Its method, or its row of a table.
         setting: What else tells it apart besides the seed; may be empty.
+        averaged: A mean over its settings is reported. Of protocols, only the folds of leave_one_out have
+            one: means over base and new classes, or over numbers of shots, say nothing.
     """
 
     run: PageRun
     method: str
     setting: str = ""
+    averaged: bool = True
 
     @property
     def group(self) -> str:
@@ -112,7 +115,8 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
         raise ConfigError(f"{path}: holds no run (none of its folders has one)")
     for folder in inside:
         for member in _members(folder, protocol.by_validation):
-            yield replace(member, setting=protocol.setting.format(name=folder.name))
+            setting = protocol.setting.format(name=folder.name)
+            yield replace(member, setting=setting, averaged=protocol.by_validation)
 
 
 def _sweep(path: Path) -> Found:

@@ -63,13 +63,14 @@ def methods(groups: Groups) -> dict[str, list[Member]]:
     """All runs of each method, where there are several settings and every method has runs in each of them.
 
     Empty otherwise, as means over different settings cannot be compared; and where the settings are the
-    trials of a single method.
+    trials of a single method. Parts of a protocol other than leave_one_out are left out.
     """
     found: dict[str, list[Member]] = {}
     for group in groups.values():
-        found.setdefault(group[0].method, []).extend(group)
+        if averaged := [member for member in group if member.averaged]:
+            found.setdefault(group[0].method, []).extend(averaged)
     settings = [{m.setting for m in group} for group in found.values()]
-    same = len(settings[0]) > 1 and all(one == settings[0] for one in settings)
+    same = bool(settings) and len(settings[0]) > 1 and all(one == settings[0] for one in settings)
     folds = all(m.run.by_validation for group in groups.values() for m in group)
     return found if same and (len(found) > 1 or folds) else {}
 

@@ -110,6 +110,26 @@ def test_few_shots_are_settings_that_report_the_last_round(tmp_path):
     assert reported == {3}  # not round 2, whose validation score is the best
 
 
+def test_no_mean_mixes_base_and_new_classes(tmp_path):
+    places = []
+    for seed in range(2):
+        places.append(tmp_path / f"seed-{seed}")
+        for name in ("base", "new"):
+            for method, folder in (("fedavg", "."), ("fedgcr", "compare/fedgcr")):
+                folders.write(places[-1] / name / folder, method=method, seed=seed, rounds=1, clients=3)
+        config = folders.config_of("fedavg") | {
+            "protocol": "base_to_new",
+            "compare": ["fedgcr"],
+            "seed": seed,
+        }
+        (places[-1] / "config.yaml").write_text(yaml.safe_dump(config))
+    page = page_of(places)
+    titles = [part.title for section in page.sections for part in section.parts if hasattr(part, "title")]
+    assert "Mean over settings and seeds" not in titles
+    found = {(row["method"], row["setting"], row["runs"]) for row in table_of(page, "Mean over seeds")}
+    assert found == {(m, f"{name} classes", 2) for m in ("fedavg", "fedgcr") for name in ("base", "new")}
+
+
 def test_of_equal_validation_scores_the_config_says_which_is_reported(tmp_path):
     path = tmp_path / "run"
     folders.write(path, rounds=3, clients=3)
