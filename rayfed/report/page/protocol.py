@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 from rayfed.config.generalization import folder_name
 from rayfed.config.schema import load_run
@@ -15,6 +16,9 @@ from rayfed.report.leave_one_out import methods_in
 from rayfed.report.page.parts import Cell, Column, Grid
 from rayfed.report.protocols import TABLES
 from rayfed.report.table import Table
+
+SEED = re.compile(r", seed \d+")
+"""What differs between the titles of tables of the same experiment with several seeds."""
 
 
 def protocol_tables(path: Path) -> list[Grid]:
@@ -58,6 +62,50 @@ def grid_of(table: Table) -> Grid:
         for row in table.rows
     ]
     return Grid(title=table.title, caption=" ".join(table.notes), columns=columns, rows=rows)
+
+
+def over_seeds(tables: Sequence[Grid]) -> list[Grid]:
+    """Means over seeds of tables of protocols, with sample standard deviations.
+
+    Args:
+        tables: Tables of several folders.
+
+    Returns:
+        One table for all those whose titles differ in the seed alone; none where a seed occurs twice. Rows
+        are those whose words are the same in two or more tables; the numbers of rounds are left out.
+    """
+    groups: dict[tuple[str, ...], list[Grid]] = {}
+    for table in tables:
+        kinds = (f"{column.name} {column.kind}" for column in table.columns)
+        groups.setdefault((SEED.sub("", table.title), *kinds), []).append(table)
+    several = {key: own for key, own in groups.items() if len({t.title for t in own}) == len(own) > 1}
+    found = [_mean_of(title, own) for (title, *_), own in several.items()]
+    return [grid for grid in found if grid.rows]
+
+
+def _mean_of(title: str, tables: Sequence[Grid]) -> Grid:
+    """Mean and deviation of the numbers in rows with the same words."""
+    given = list(enumerate(tables[0].columns))
+    words = [(place, column) for place, column in given if column.kind == "text"]
+    numbers = [(place, column) for place, column in given if (place, column) not in words]
+    numbers = [(place, column) for place, column in numbers if column.name != "round"]
+    same: dict[tuple[Cell, ...], list[Sequence[Cell]]] = {}
+    for row in (row for table in tables for row in table.rows):
+        same.setdefault(tuple(row[place] for place, _ in words), []).append(row)
+    rows: list[list[Cell]] = []
+    for key, group in same.items():
+        cells: list[Cell] = []
+        for place, _ in numbers:
+            values = [float(value) for row in group if (value := row[place]) is not None]
+            cells += [fmean(values) if values else None, stdev(values) if len(values) > 1 else None]
+        if len(group) > 1:
+            rows.append([*key, *cells, len(group)])
+    columns = [column for _, column in words]
+    for _, column in numbers:
+        columns += [column, Column(f"deviation of {column.name}", "number", "±")]
+    columns.append(Column("runs", "count"))
+    caption = "Mean over seeds of the tables above; ±: sample standard deviation."
+    return Grid(title=f"{title}, mean over seeds", caption=caption, columns=columns, rows=rows)
 
 
 def _number(text: str) -> float | None:

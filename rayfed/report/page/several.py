@@ -11,6 +11,7 @@ from rayfed.report.page import overview, overview_figures, settings
 from rayfed.report.page.find import Found, Member, find, told_apart
 from rayfed.report.page.paired import comparisons
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Text
+from rayfed.report.page.protocol import over_seeds
 from rayfed.report.page.single import sections, single_page
 
 MOST_CHAPTERS = 12
@@ -44,6 +45,7 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
     shown: list[Section] = [
         overview.summary(members),
         *(Section(one.heading, one.tables) for one in found),
+        Section("The protocol over seeds", over_seeds([table for one in found for table in one.tables])),
         overview.results(members),
         overview_figures.over_rounds(members),
         overview_figures.by_domain(members),

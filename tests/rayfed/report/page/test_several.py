@@ -9,6 +9,7 @@ import yaml
 
 from rayfed.errors import ConfigError
 from rayfed.report.page.find import find
+from rayfed.report.page.protocol import over_seeds
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.scores import summary
 from rayfed.report.page.several import page_of
@@ -114,9 +115,10 @@ def test_no_mean_mixes_base_and_new_classes(tmp_path):
     places = []
     for seed in range(2):
         places.append(tmp_path / f"seed-{seed}")
-        for name in ("base", "new"):
+        for name, clients in (("base", 3), ("new", 4)):
             for method, folder in (("fedavg", "."), ("fedgcr", "compare/fedgcr")):
-                folders.write(places[-1] / name / folder, method=method, seed=seed, rounds=1, clients=3)
+                place = places[-1] / name / folder
+                folders.write(place, method=method, seed=seed, rounds=1, clients=clients)
         config = folders.config_of("fedavg") | {
             "protocol": "base_to_new",
             "compare": ["fedgcr"],
@@ -126,6 +128,19 @@ def test_no_mean_mixes_base_and_new_classes(tmp_path):
     page = page_of(places)
     titles = [part.title for section in page.sections for part in section.parts if hasattr(part, "title")]
     assert "Mean over settings and seeds" not in titles
+    mean = next(title for title in titles if title.endswith("base and new classes, mean over seeds"))
+    tables = [[*page_of([place]).sections] for place in places]
+    singles = [next(p for s in sections if s.name == "The protocol" for p in s.parts) for sections in tables]
+    column = [one.name for one in singles[0].columns].index("harmonic mean")
+    for number, row in enumerate(table_of(page, mean)):
+        values = [single.rows[number][column] for single in singles]
+        assert row["method"] == ("fedavg", "fedgcr")[number]
+        assert row["harmonic mean"] == pytest.approx(np.mean(values))
+        assert row["deviation of harmonic mean"] == pytest.approx(np.std(values, ddof=1))
+        assert row["runs"] == 2
+    assert len({*singles[0].rows[0][2:]}) > 1  # else the test could not tell the columns apart
+    again = [*singles, singles[0]]
+    assert over_seeds(again) == []  # two runs with one seed: no telling which of them belongs to the mean
     found = {(row["method"], row["setting"], row["runs"]) for row in table_of(page, "Mean over seeds")}
     assert found == {(m, f"{name} classes", 2) for m in ("fedavg", "fedgcr") for name in ("base", "new")}
 
