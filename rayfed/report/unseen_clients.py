@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rayfed.config.generalization import LOCAL_STEPS
 from rayfed.config.schema import Config
+from rayfed.errors import count_of
 from rayfed.record.readers import read_rows
 from rayfed.report.generalization import last_scored, metric_in, of_global, of_personal, round_of
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
@@ -34,12 +35,12 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
         keys = (f"unseen_{metric}", f"unseen_worst_{metric}")
         scores += [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
         rows.append((part.removeprefix("unseen-"), name, round_of(last), *map(percent, scores)))
-    steps = config.evaluation.local_steps or LOCAL_STEPS
+    steps = count_of(config.evaluation.local_steps or LOCAL_STEPS, "local step")
     notes = (
         f"{metric} in percent, unweighted means over clients; of the global model on the test samples of",
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
-        f"deploy after {steps} local steps from the global model, of which nothing is kept",
-        f"adapted models have had {steps} local steps more than the global model",
+        f"deploy after {steps} from the global model, of which nothing is kept",
+        f"adapted models have had {steps} more than the global model",
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
         *on_own_tensors(config, folders),
     )
