@@ -125,6 +125,7 @@ def run_rounds(
             row["lr"] = experiment.rates[r]
         if experiment.privacy:
             row["epsilon"] = experiment.privacy.epsilon(r + 1)
+            row["delta"] = experiment.privacy.delta
         row |= {
             "clients": len(cohort.ids),
             "bytes_up": cohort.ledger.total("up"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.objective import METRICS, metric_of
+from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import RunTables, own_tensors
 from rayfed.report.table import (
     MODELS,
@@ -98,7 +99,7 @@ def _read(folder: Path) -> _Scored:
     metric = metric_of(row) or METRICS[0]
     scores = scores_of(folder, row["round"]) if row else []
     rounds = (history[-1]["round"] if history else 0, config["rounds"])
-    notes = fault_notes(history)
+    notes = [*privacy_notes(config, history), *fault_notes(history)]
     if rounds[0] < rounds[1]:
         notes = [f"{rounds[0]} of {rounds[1]} rounds are finished", *notes]
     return _Scored(

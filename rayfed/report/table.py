@@ -15,6 +15,7 @@ from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import own_tensors
 from rayfed.terminal.fitting import fitted, table_blocks
 
@@ -71,7 +72,8 @@ def final_table(folder: Path) -> Table:
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
-    after = (*own_tensors([config]), *cost_notes(history), *fault_notes(history))
+    about = (*own_tensors([config]), *cost_notes(history))
+    after = (*about, *privacy_notes(config, history), *fault_notes(history))
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))

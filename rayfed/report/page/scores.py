@@ -12,6 +12,7 @@ from rayfed.report.page.heat import Cells, Colours, heat_map
 from rayfed.report.page.parts import Cell, Column, Figure, Grid, Kind, Part, Section, Text, Tiles, in_bytes
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.svg import thinned
+from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import own_tensors
 from rayfed.report.table import fault_notes, selection_notes, total_cost
 
@@ -89,7 +90,8 @@ def _rules(run: PageRun) -> list[str]:
     found += [f"{note}." for note in own_tensors([run.config])]
     if not run.by_validation:
         found += [f"Other rules: {note.partition('; ')[2]}." for note in selection_notes(run.rounds)]
-    found += [note[0].upper() + note[1:] + "." for note in fault_notes(run.rounds)]
+    notes = (*privacy_notes(run.config, run.rounds), *fault_notes(run.rounds))
+    found += [note[0].upper() + note[1:] + "." for note in notes]
     if len(run.rounds) < run.planned:
         found.append(f"The run is not finished: {len(run.rounds)} of {run.planned} rounds.")
     if run.digest:

@@ -13,6 +13,9 @@ from rayfed.engine.loop import advance, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.federation.channel import Channel
 from rayfed.federation.server import Server
+from rayfed.record.readers import read_yaml
+from rayfed.report.comparison import table_of_methods
+from rayfed.report.privacy import privacy_notes
 from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample
@@ -36,7 +39,8 @@ def test_a_channel_that_changes_nothing_is_fedavg_to_the_bit_and_noise_is_drawn_
     first, private = run(tmp_path / "noisy", noisy)
     assert first != plain
     assert private["epsilon"] > 0
-    assert "epsilon" not in row
+    assert private["delta"] == 0.02
+    assert not {"epsilon", "delta"} & row.keys()
     assert run(tmp_path / "again", noisy, "sampling=poisson")[0] == first  # everyone takes part
     half = run(tmp_path / "half", "channel=[fp16]")[1]
     assert half["bytes_up"] == row["bytes_up"] / 2
@@ -52,6 +56,10 @@ def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_its
     norms = rows[rows["metric"] == "change_norm"]["value"]
     assert len(norms) == 5
     assert (norms > 0.001).all()
+    [note] = privacy_notes(read_yaml(alone.path / "config.yaml"), alone.history.to_dict("records"))
+    assert "at delta 1e-05 after round 1; of one that takes part in every round" in note
+    assert f"{note}  \n" in (alone.path / "report.md").read_text()
+    assert f"fedavg: {note}" in table_of_methods([alone.path]).notes
 
 
 def test_a_run_is_continued_with_what_top_k_did_not_send(tmp_path):
