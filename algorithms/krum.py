@@ -9,11 +9,12 @@ point; here, as in FedAvg, these are the changes of the parameters by local trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
 from rayfed import Cohort, Method, Server, ServerState, Update
+from rayfed.errors import ConfigError
 from rayfed.types import Count
 
 
@@ -22,16 +23,28 @@ class KrumServer(Server):
     """Averages the answers with the smallest scores, without weights.
 
     Attributes:
-        byzantine: Number f of wrong answers that a round tolerates. The paper needs 2 f + 2 < n answers; in a
-            round with fewer answers f is smaller, as the column `tolerated` says.
+        byzantine: Number f of wrong answers that a round tolerates; auto: 1. The paper needs 2 f + 2 < n
+            answers. A number for which the clients of a round are too few is refused; with auto, and in a
+            round in which answers are missing, f is smaller, as the column `tolerated` says.
         selected: Number m of answers that are averaged; 1 is Krum, more are Multi-Krum.
     """
 
-    byzantine: Annotated[int, Ge(0)] = 1
+    byzantine: Literal["auto"] | Annotated[int, Ge(0)] = "auto"
     selected: Count = 1
 
+    def check(self, clients: int) -> None:
+        if self.byzantine == "auto" or clients >= (needed := 2 * self.byzantine + 3):
+            return
+        most = (clients - 3) // 2
+        allowed = f"0..{most} or auto" if most > 0 else "0 or auto" if most == 0 else "auto"
+        raise ConfigError(
+            f"server.byzantine: {self.byzantine} wrong answers need rounds of {needed} clients (2 f + 3) or "
+            f"more, and there are {clients}; set server.byzantine={allowed}"
+        )
+
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        tolerated = max(0, min(self.byzantine, (len(updates) - 3) // 2))
+        wanted = 1 if self.byzantine == "auto" else self.byzantine
+        tolerated = max(0, min(wanted, (len(updates) - 3) // 2))
         cohort.measure(tolerated=float(tolerated))
         order = sorted(range(len(updates)), key=scores(updates, tolerated).__getitem__)
         chosen = [updates[i] for i in sorted(order[: self.selected])]

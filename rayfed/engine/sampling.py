@@ -50,6 +50,19 @@ def sample(
     return tuple(clients.names[place] for place in sorted(chosen))
 
 
+def usual_size(clients: ClientTable, wanted: int, sampling: Sampling) -> int:
+    """Number of clients in a round where all are available; with poisson, the expected number.
+
+    Args:
+        clients: The clients.
+        wanted: Number of clients in a cohort (`clients_per_round`); not used by one_per_domain.
+        sampling: How the cohort is drawn.
+    """
+    if sampling == "one_per_domain":
+        return sum(len(places) > 0 for places in clients.places_by_domain())
+    return wanted
+
+
 def _independent(
     places: range, rate: float, is_open: Callable[[int], bool] | None, rng: np.random.Generator
 ) -> list[int]:

@@ -29,6 +29,7 @@ from rayfed.engine.memory import (
     why_whole_batches,
 )
 from rayfed.engine.packing import packs_of, scores_alone
+from rayfed.engine.sampling import usual_size
 from rayfed.engine.scored import check_scored
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
@@ -270,6 +271,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > (there := len(trainers)):
         raise ConfigError(f"clients_per_round: {wanted} is more than {there} clients; write {there}, or all")
+    parts.server.check(usual_size(trainers, wanted, config.sampling))
     channel, privacy = make_channel(config, parts, len(trainers), wanted)
     return Experiment(
         server=parts.server,

@@ -49,6 +49,18 @@ class Server:
     trains: ClassVar[bool] = True
     uses_mean_only: ClassVar[bool] = True
 
+    def check(self, clients: int) -> None:
+        """Check before a run that this half can combine the answers of a round.
+
+        What can be done, but is probably not meant, is said in a warning of `logging`.
+
+        Args:
+            clients: Number of clients in a round, or the expected one, where nobody is missing.
+
+        Raises:
+            ConfigError: It cannot; names the key, its value and what is allowed.
+        """
+
     def start(self, params: Params) -> ServerState:
         """The state before the first round, from the initial values."""
         return ServerState(round=0, params=params)

@@ -7,6 +7,8 @@ from algorithms.krum import KrumServer, scores
 from algorithms.median import MedianServer
 from algorithms.trimmed_mean import TrimmedMeanServer
 from rayfed import Server
+from rayfed.errors import ConfigError
+from rayfed.testing.small import small_setup
 from tests.algorithms.test_fedadam import cohort, state, update
 
 
@@ -57,3 +59,28 @@ def test_with_few_answers_krum_says_how_many_wrong_ones_it_tolerates():
     few = cohort("a", "b", "c")
     KrumServer(byzantine=3).aggregate(state(w=[0.0]), few, [update(c, 1, w=[1.0]) for c in "abc"])
     assert few.ledger.metrics == {"tolerated": 0.0}
+    KrumServer().aggregate(state(w=[0.0]), five := cohort(*"abcde"), [update(c, 1, w=[1.0]) for c in "abcde"])
+    assert five.ledger.metrics == {"tolerated": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("byzantine", "clients", "allowed"), [(5, 5, "0..1 or auto"), (2, 6, "0..1 or auto"), (1, 4, "0 or auto")]
+)
+def test_more_wrong_answers_than_the_clients_of_a_round_allow_are_refused(byzantine, clients, allowed):
+    with pytest.raises(ConfigError, match=rf"^server.byzantine: {byzantine} .* {clients}; .*={allowed}$"):
+        KrumServer(byzantine=byzantine).check(clients)
+    KrumServer(byzantine=byzantine).check(2 * byzantine + 3)
+    KrumServer().check(1)
+
+
+@pytest.mark.parametrize(("drawn", "there"), [("clients_per_round=6", 6), ("sampling=one_per_domain", 5)])
+def test_an_experiment_with_too_few_clients_in_a_round_is_refused(drawn, there, cache):
+    """Ten clients of five domains, of whom fewer are drawn; the rule replaces that of another method."""
+    two = (
+        "algorithm=fedprox",
+        "server.name=krum",
+        "server.byzantine=2",
+        "data.partition.clients_per_domain=2",
+    )
+    with pytest.raises(ConfigError, match=f"rounds of 7 clients .* there are {there};"):
+        small_setup(*two, drawn, f"data.cache={cache}")
