@@ -9,6 +9,7 @@ computation of a client really takes. A round is one server update. `clients_per
 same time; when one has answered, the next one of the round's cohort begins with the present model.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from rayfed.types import (
     is_statistic,
 )
 
+log = logging.getLogger(__name__)
+
 Visit: TypeAlias = dict[str, Any]
 """A client that trains: `client`, `version` (server updates before it began), `blocks` and, in virtual
 seconds since the first round, `arrival`."""
@@ -58,6 +61,15 @@ class FedBuff(Server):
 
     def __post_init__(self) -> None:
         check_own_rule(self)
+
+    def check(self, clients: int) -> None:
+        """Warn where the buffer holds all that train at the same time; with one client nobody can be late."""
+        if self.buffer >= clients > 1:
+            log.warning(
+                "server.buffer=%d is not below the %d clients of a round: nobody is late, and rounds are as "
+                "those of FedAvg with server.weighting=%s; set a smaller one, such as server.buffer=%d",
+                *(self.buffer, clients, self.weighting, (clients + 1) // 2),
+            )
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)

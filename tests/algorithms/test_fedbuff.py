@@ -13,6 +13,7 @@ from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
 from rayfed.heterogeneity.faults import Faults, Profile
 from rayfed.record.serialization import from_file, to_bytes
+from rayfed.testing.small import small_setup
 from rayfed.types import Update, cut_to_rank
 
 STEP = {"a": 1.0, "b": 10.0, "c": 100.0}
@@ -151,6 +152,21 @@ def test_with_a_buffer_as_large_as_the_cohort_it_is_fedavg_to_the_bit(short, clo
     whole = short("fedbuff", "server.buffer=3", *same, *clock)
     assert whole.sha256 == short("fedavg", *same).sha256
     assert whole.history["staleness"].tolist() == [0, 0, 0]
+
+
+def test_a_buffer_for_which_nobody_can_be_late_is_said_before_the_run(caplog, cache):
+    """Of the five clients of the small experiment, three train at the same time."""
+    small = ("algorithm=fedbuff", f"data.cache={cache}")
+    small_setup(*small, "clients_per_round=3", "server.buffer=2")
+    FedBuff(buffer=1).check(1)
+    assert not caplog.records
+    small_setup(*small, "clients_per_round=3", "server.buffer=3", "server.weighting=data_size")
+    small_setup(*small)
+    first, default = (record.getMessage() for record in caplog.records)
+    assert first.startswith("server.buffer=3 is not below the 3 clients of a round: nobody is late")
+    assert "FedAvg with server.weighting=data_size; set a smaller one, such as server.buffer=2" in first
+    assert default.startswith("server.buffer=10 is not below the 5 clients")
+    assert default.endswith("server.weighting=uniform; set a smaller one, such as server.buffer=3")
 
 
 def test_another_rule_for_lora_factors_is_refused():
