@@ -292,9 +292,7 @@ def percent(value: float | None) -> str:
     >>> percent(0.123), percent(None)
     ('12.3', 'not finite')
     """
-    if value is None:
-        return "not finite"
-    return f"{100 * value:.1f}"
+    return "not finite" if value is None else f"{100 * value:.1f}"
 
 
 def _line(cells: Sequence[str]) -> str:
