@@ -68,7 +68,10 @@ class FedBuff(Server):
             log.warning(
                 "server.buffer=%d is not below the %d clients of a round: nobody is late, and rounds are as "
                 "those of FedAvg with server.weighting=%s; set a smaller one, such as server.buffer=%d",
-                *(self.buffer, clients, self.weighting, (clients + 1) // 2),
+                self.buffer,
+                clients,
+                self.weighting,
+                (clients + 1) // 2,
             )
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:

@@ -47,7 +47,7 @@ def parse(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {shown(values)} is not a section; write {where}.<key>=<value>")
     _check_keys(cls, values, where)
     try:
-        return cast(T, _validator(cls).validate_python(dict(values)))  # type: ignore[arg-type]
+        return cast(T, _validator(cls).validate_python(dict(values)))  # type: ignore[arg-type]  # a class can be hashed
     except ValidationError as err:
         raise ConfigError(_explain(err, where)) from err
 
@@ -151,7 +151,7 @@ def _depth(loc: Sequence[int | str]) -> int:
 
 
 def _check_keys(cls: type[Any], values: Mapping[str, Any], where: str) -> None:
-    known = _kinds(cls)  # type: ignore[arg-type]
+    known = _kinds(cls)  # type: ignore[arg-type]  # as above
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
@@ -214,5 +214,5 @@ def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
 
 def plain(part: object) -> dict[str, Any]:
     """A dataclass as plain containers, as YAML and JSON hold them."""
-    values: dict[str, Any] = _validator(type(part)).dump_python(part, mode="json")  # type: ignore[arg-type]
-    return values
+    validator = _validator(type(part))  # type: ignore[arg-type]  # as above
+    return cast(dict[str, Any], validator.dump_python(part, mode="json"))

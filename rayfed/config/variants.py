@@ -47,12 +47,13 @@ def tuned_otherwise(configs: Sequence[Config]) -> str:
     Args:
         configs: The compared experiments; a single one chose its tuning itself.
     """
+    if len(configs) < 2:
+        return ""
     own = {choice.name: choice.brings.get("tuning") for choice in listed("algorithm")}
     return "; ".join(
         f"{config.algorithm} trains tuning={config.tuning['name']} here, not its own tuning={usual}"
         for config in configs
         if (usual := own.get(config.algorithm)) not in (None, config.tuning["name"])
-        and len(configs) > 1
         and METHODS.load(config.algorithm).server.trains
     )
 

@@ -23,6 +23,9 @@ ROWS = 256
 TRIALS = (ROWS, 1037)
 """Numbers of rows with which both products are compared."""
 
+WIDEST = 1024
+"""Largest width for which they are compared; wider ones would delay the start of every client actor."""
+
 
 def use_onednn(model: nn.Module) -> None:
     """Let the linear layers of a model use oneDNN in passes in which they are frozen.
@@ -89,6 +92,8 @@ def gives_same_bits(d_in: int, d_out: int, threads: int) -> bool:
         d_out: Width of the result.
         threads: Threads that compute, which decide how matrices are divided.
     """
+    if max(d_in, d_out) > WIDEST:
+        return False
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     random = torch.Generator().manual_seed(0)

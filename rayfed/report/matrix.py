@@ -172,7 +172,7 @@ def partition(config: Mapping[str, Any]) -> str:
         if section["order"] is not None:
             text += f", largest first: {' '.join(section['order'])}"
         return f"{text}, test images split" if section["split_test"] else text
-    clients = f"{section['clients_per_domain']} clients a domain"
+    clients = f"{count_of(section['clients_per_domain'], 'client')} a domain"
     return f"dirichlet {section['alpha']:g}, {clients}" if scheme == "dirichlet" else clients
 
 

@@ -39,8 +39,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
     notes = (
         f"{metric} in percent, unweighted means over clients; of the global model on the test samples of",
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
-        f"deploy after {steps} from the global model, of which nothing is kept",
-        f"adapted models have had {steps} more than the global model",
+        f"deploy after {steps} from the global model, which has had none of them; nothing of these is kept",
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
         *on_own_tensors(config, folders),
     )

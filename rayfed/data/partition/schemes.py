@@ -73,20 +73,20 @@ def deal(
     try:
         parts = DEALS[partition.scheme](labels, count, smallest, partition, rng)
     except ValueError as err:
-        few_classes = partition.scheme == "pathological" and partition.classes_per_client > len(set(labels))
-        advice = "lower data.partition.classes_per_client" if few_classes else FEWER_OR_MORE
-        raise ConfigError(_unfit(name, count, partition, str(err), advice)) from err
+        raise ConfigError(_unfit(name, count, partition, str(err))) from err
     if (fewest := min(map(len, parts))) < smallest:
         why = f"a client would have {fewest} samples and needs {smallest}"
         raise ConfigError(_unfit(name, count, partition, why))
     return parts
 
 
-FEWER_OR_MORE = "lower data.partition.clients_per_domain, or raise data.limit"
+EACH = {"pathological": "classes_per_client", "shards": "shards_per_client"}
+"""Key of `data.partition` that says how much each client gets, of the schemes that have one."""
 
 
-def _unfit(name: str, count: int, partition: PartitionConfig, why: str, advice: str = FEWER_OR_MORE) -> str:
+def _unfit(name: str, count: int, partition: PartitionConfig, why: str) -> str:
+    keys = [f"data.partition.{key}" for key in (EACH.get(partition.scheme), "clients_per_domain") if key]
     return (
         f"data.partition.scheme: {partition.scheme} does not fit domain {name!r} with {count} clients: "
-        f"{why}; {advice}"
+        f"{why}; lower {' or '.join(keys)}, or raise data.limit"
     )

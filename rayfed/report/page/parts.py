@@ -76,6 +76,18 @@ def in_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def in_time(seconds: float) -> str:
+    """A number of seconds in the units of a clock.
+
+    >>> in_time(9), in_time(75), in_time(3_700)
+    ('9 s', '1 min 15 s', '1 h 1 min')
+    """
+    hours, rest = divmod(round(seconds), 3600)
+    if hours:
+        return f"{hours} h {rest // 60} min"
+    return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
+
+
 @dataclass(frozen=True)
 class Entry:
     """An entry of a legend.

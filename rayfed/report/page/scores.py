@@ -1,20 +1,17 @@
-"""Sections of one run about its scores: the summary, the curves, domains and clients."""
+"""Sections of one run about its scores: the curves, domains and clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
 from rayfed.report.page.heat import Cells, Colours, heat_map
-from rayfed.report.page.parts import Cell, Column, Figure, Grid, Kind, Part, Section, Text, Tiles, in_bytes
+from rayfed.report.page.parts import Cell, Column, Figure, Grid, Part, Section
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.svg import thinned
-from rayfed.report.privacy import privacy_notes
-from rayfed.report.run_tables import own_tensors
-from rayfed.report.table import fault_notes, selection_notes, total_cost
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,68 +32,6 @@ QUANTILES = {
     "highest": 1.0,
 }
 """What stands for the clients where there are too many of them."""
-
-HEADLINES: Mapping[str, tuple[str, Kind]] = {
-    "{}": ("mean over clients, %", "percent"),
-    "{}_domain": ("mean over domains, %", "percent"),
-    "worst_domain_{}": ("worst domain: {}, %", "percent"),
-    "worst_tenth_{}": ("worst tenth of the clients, %", "percent"),
-    "sigma_type": ("sigma_type, deviation over domains, points", "points"),
-    "sigma_client": ("sigma_client, deviation over clients, points", "points"),
-}
-"""Columns of a round, the first `{}` being the metric, with their words, `{}` being the worst domain."""
-
-
-def summary(run: PageRun) -> Section:
-    """The numbers that matter most, and notes on the run."""
-    return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Text(sentences=_rules(run))])
-
-
-def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
-    for key, (words, kind) in HEADLINES.items():
-        if (value := run.number(key)) is not None:
-            yield words.format(run.row.get(f"{run.prefix}worst_domain")), Column("", kind).show(value)
-    for words, value in run.unseen.items():
-        yield f"{words}, %", Column("", "percent").show(value)
-    if run.held_out_score is not None:
-        name = ", ".join(run.tables.held_out)
-        yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)
-    yield "rounds", f"{len(run.rounds)} of {run.planned}"
-    if run.clients:
-        yield "clients", f"{len(run.clients):,}"
-    for key, words in (("bytes_up", "sent by clients"), ("bytes_down", "received by clients")):
-        yield words, in_bytes(sum(row.get(key) or 0 for row in run.rounds))
-    gflops, trained = total_cost(run.rounds)
-    if trained:
-        yield "training of all clients, GFLOP", Column("", "number").show(gflops)
-        yield "parameters that a client trains", Column("", "count").show(trained)
-    yield "time", _duration(sum(row.get("seconds") or 0.0 for row in run.rounds))
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    if hours:
-        return f"{hours} h {rest // 60} min"
-    return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
-
-
-def _rules(run: PageRun) -> list[str]:
-    """Which round is reported, and what happened on the way."""
-    if not run.row:
-        return ["No round was evaluated yet."]
-    rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
-    whose = "the clients' own models" if run.deployed == "personal" else "the global model"
-    found = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
-    found += [f"{note}." for note in own_tensors([run.config])]
-    if not run.by_validation:
-        found += [f"Other rules: {note.partition('; ')[2]}." for note in selection_notes(run.rounds)]
-    notes = (*privacy_notes(run.config, run.rounds), *fault_notes(run.rounds))
-    found += [note[0].upper() + note[1:] + "." for note in notes]
-    if len(run.rounds) < run.planned:
-        found.append(f"The run is not finished: {len(run.rounds)} of {run.planned} rounds.")
-    if run.digest:
-        found.append(f"SHA-256 digest of the final tensors: {run.digest}.")
-    return found
 
 
 def over_rounds(run: PageRun) -> Section:

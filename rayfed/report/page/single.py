@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rayfed.record.readers import reading
-from rayfed.report.page import cost, fairness, holdings, method, scores, settings
+from rayfed.report.page import cost, fairness, holdings, method, scores, settings, summary
 from rayfed.report.page.parts import Page, Section
 from rayfed.report.page.run import PageRun
 
 SECTIONS: Sequence[Callable[[PageRun], Section]] = (
-    scores.summary,
+    summary.summary,
     scores.over_rounds,
     scores.domains_and_clients,
     fairness.fairness,

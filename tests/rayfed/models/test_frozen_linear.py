@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayfed.models import frozen_linear
-from rayfed.models.frozen_linear import ROWS, FrozenLinear, gives_same_bits, use_onednn
+from rayfed.models.frozen_linear import ROWS, WIDEST, FrozenLinear, gives_same_bits, use_onednn
 
 SHAPES = [(64, 192), (64, 256), (256, 64), (64, 64), (576, 192), (33, 10)]
 
@@ -115,3 +115,11 @@ def test_a_result_can_be_changed_in_place_and_differentiated_twice():
         seconds.append(torch.autograd.grad(first.pow(2).sum(), x)[0])
     torch.testing.assert_close(seconds[1], seconds[0])
     assert seconds[0].abs().max() > 0
+
+
+def test_wide_layers_are_not_compared(used):
+    assert gives_same_bits(WIDEST, 8, 1)
+    compared = len(used)
+    assert not gives_same_bits(WIDEST + 1, 8, 1)
+    assert not gives_same_bits(8, WIDEST + 1, 1)
+    assert len(used) == compared

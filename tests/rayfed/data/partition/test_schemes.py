@@ -56,7 +56,7 @@ def test_label_skew_is_the_mean_distance_from_the_shares_of_all():
     [
         (
             config("pathological", 4, classes_per_client=8),
-            "7 classes, fewer than 8; lower data.partition.classes_per_client$",
+            "7 classes, fewer than 8; lower data.partition.classes_per_client or data.partition.clients",
         ),
         (config("pathological", 40, classes_per_client=7), "a class has 29 samples for 40 clients"),
         (config("shards", 30, shards_per_client=5), "120 samples do not fill 150 shards"),
