@@ -3,11 +3,11 @@
 By default 16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width
 64 at 32 x 32 pixels, batch 32, one epoch of SGD. Plain: two processes, half of the clients each, one after
 the other, parameters through pipes, a mean in the parent. The engine trains `--group` clients at once
-(`train.group`), by default as many as have 128 rows together, and at most 16. Rounds of both kinds alternate.
+(`train.group`), by default as many as have 256 rows together, and at most 32. Rounds of both kinds alternate.
 Prints the CPU seconds a round of both sides, which other jobs of the machine change little, and as its last
 line the ratio of the median times without the first rounds.
 
-    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group 4] [--rounds 12]
+    python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group 8] [--rounds 12]
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--group", help="clients that are trained at once: a number or auto")
     args = parser.parse_args()
     rounds = args.rounds
-    group = args.group or str(max(1, min(16, 128 // args.batch)))
+    group = args.group or str(max(1, min(32, 256 // args.batch)))
 
     import numpy as np
 

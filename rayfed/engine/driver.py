@@ -72,11 +72,12 @@ class DriverActor:
 
     def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
         """Run and record all rounds; yields a row per round, then the digest of the final tensors."""
-        from rayfed.executors.trim import Trim
+        from rayfed.executors.trim import Trim, leave_out_of_garbage_collection
         from rayfed.executors.wire import unpack
 
         assert self._executor is not None  # `start` was called
         params = {name: value.clone() for name, value in unpack(start).items()}
+        leave_out_of_garbage_collection()
         trim = Trim()
         try:
             for row in record_rounds(self._experiment, self._executor, params, keeping, self._watch):

@@ -128,7 +128,9 @@ def prepare(
     check_values(experiment.channel, model.start, *held)
     check_group(config.train, config.failures.client_timeout)
     wish = replace(config.train, group=1) if config.failures.client_timeout is not None else config.train
-    group = group_size(wish, parts.local, model.why_not_joint, model.frozen, experiment.clients_per_round)
+    row = 0 if cost is None else cost.load(None).row
+    facts = (parts.local, model.why_not_joint, model.frozen, experiment.clients_per_round)
+    group = group_size(wish, *facts, row)
     packed = packs_of(config, experiment, world)
     table = RowTable({**all_splits(partition), **pack_splits(packed, world.splits)}, partition.drawn)
     in_parts = not why_whole_batches(config, parts.local, model.whole_batch)

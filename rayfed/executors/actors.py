@@ -21,7 +21,7 @@ from rayfed.executors.lane import Lane, Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.pace import Pace
 from rayfed.executors.stores import Stores
-from rayfed.executors.trim import Trim, keep_freed_memory
+from rayfed.executors.trim import Trim, keep_freed_memory, leave_out_of_garbage_collection
 from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call, Event, Kept, Visit
@@ -59,6 +59,7 @@ class ClientActor:
         except torch.OutOfMemoryError as err:  # `where` raises it: Ray hides what a constructor raises
             self._failed = ResourceError(f"cluster.gpus_per_actor: {out_of_memory(err, self._share, [])}")
         self._memory = Memory(labels, self._device) if labels else None
+        leave_out_of_garbage_collection()
 
     def change(
         self, world: World, weights: Weights, labels: Mapping[str, str] | None = None

@@ -11,11 +11,17 @@ from rayfed.federation.train_config import TrainConfig
 LARGEST_BATCH = 16
 """With `auto`, the largest `train.batch_size` with which clients share their passes."""
 
-ROWS = 128
+ROWS = 256
 """With `auto`, the largest number of rows of a joint batch."""
 
-MOST = 16
+MOST = 32
 """With `auto`, the largest number of clients that share their passes."""
+
+OPERATIONS = 12_000_000_000
+"""With `auto`, the largest number of floating-point operations of a joint batch, forward and backward.
+
+Starting the operations of a network takes little time beside that of computing so many, and the results of
+all layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pixels in a ViT-S."""
 
 PARTS = 4
 """With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
@@ -44,7 +50,9 @@ class GroupSize:
         return f"clients are trained one by one, because {self.why}" if told else ""
 
 
-def group_size(train: TrainConfig, local: Local, joint: str, frozen: bool, cohort: int) -> GroupSize:
+def group_size(
+    train: TrainConfig, local: Local, joint: str, frozen: bool, cohort: int, row: int = 0
+) -> GroupSize:
     """The number of clients that share their passes.
 
     Args:
@@ -53,6 +61,7 @@ def group_size(train: TrainConfig, local: Local, joint: str, frozen: bool, cohor
         joint: Why several clients cannot share the passes of the tuned network; empty: they can.
         frozen: The features of the network do not change in training.
         cohort: Number of clients of a round.
+        row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
     """
     if train.group == 1:
         return GroupSize(1)
@@ -64,7 +73,10 @@ def group_size(train: TrainConfig, local: Local, joint: str, frozen: bool, cohor
         return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
     if train.batch_size > LARGEST_BATCH:
         return GroupSize(1, f"train.batch_size is above {LARGEST_BATCH}", chosen=True)
-    return GroupSize(max(1, min(MOST, ROWS // train.batch_size, -(-cohort // PARTS))))
+    most = min(ROWS, OPERATIONS // row if row else ROWS) // train.batch_size
+    if most < 2:
+        return GroupSize(1, f"batches of {train.batch_size} are work enough for this network", chosen=True)
+    return GroupSize(min(MOST, most, max(1, -(-cohort // PARTS))))
 
 
 def check_group(train: TrainConfig, client_timeout: float | None) -> None:

@@ -92,7 +92,7 @@ class MemberModel:
         self._ask = ask
         self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         entries = model.tensors()
-        self._tensors = {**entries, **{name: _place(entries[name], value) for name, value in own.items()}}
+        self._own = {name: _place(entries[name], value) for name, value in own.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("own", "active", "untuned", "training") and not name.startswith("_"):
@@ -163,7 +163,11 @@ class MemberModel:
 
     def tensors(self) -> Mapping[str, NamedTensor]:
         """As `Backbone.tensors`, with the client's own values."""
-        return self._tensors
+        return {**self._model.tensors(), **self._own}
+
+    def tunable(self) -> Mapping[str, NamedTensor]:
+        """Those of `tensors` that may be trained: the client's own ones."""
+        return self._own
 
     def train(self, mode: bool = True) -> MemberModel:
         """As `Backbone.train`, for this client only."""

@@ -49,8 +49,8 @@ class TrainConfig:
         cache_memory: Bytes of these features that each process keeps in memory. Beyond, those that were not
             used for the longest time go to the disk (`data.cache`) where that is faster than computing them.
         group: Number of clients whose rows share each forward and backward pass of their training
-            (`rayfed.federation.group`). `auto`: up to 16 where batches are so small that this pays, else 1.
-            Rounding depends on it, and on nothing else about how clients are placed.
+            (`rayfed.federation.group`). `auto`: up to 32 where a pass of one client is so short that this
+            pays, else 1. Rounding depends on it, and on nothing else about how clients are placed.
         checkpointing: Compute the activations within a block again in the backward pass instead of keeping
             them: less memory, about a third more time, the same result.
         micro_batch: Compute the gradients of a batch in parts of this many examples, whose sum is used for

@@ -47,11 +47,15 @@ class FrozenLinear(nn.Linear):
         Args:
             input: Rows, shape (..., d_in).
         """
-        trained = self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
-        if trained or not _fits(input):
+        if not self.is_used_for(input):
             return super().forward(input)
         output: Tensor = Product.apply(input, self.weight, self.bias)
         return output
+
+    def is_used_for(self, rows: Tensor) -> bool:
+        """Whether this layer is frozen, and the rows are such as `frozen_product` is used for."""
+        trained = self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        return not trained and _fits(rows)
 
 
 class Product(torch.autograd.Function):
@@ -68,19 +72,30 @@ class Product(torch.autograd.Function):
             bias: Shape (d_out,), or None.
         """
         ctx.save_for_backward(weight)
-        d_out, d_in = weight.shape
-        if not gives_same_bits(d_in, d_out, torch.get_num_threads()):
-            return F.linear(x, weight, bias)
-        product = _onednn(x.reshape(-1, d_in).contiguous(), weight, bias)
-        # No view, because nothing could be added in place to a view that a function of autograd returns.
-        shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], d_out))
-        return shaped
+        return frozen_product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Gradient of x, which can be differentiated again; None for weight and bias."""
         (weight,) = ctx.saved_tensors
         return Product.apply(grad, weight.mT, None), None, None
+
+
+def frozen_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W^T + b without gradients, by oneDNN where its bits are those of torch, as a new tensor.
+
+    Args:
+        x: Rows, shape (..., d_in).
+        weight: Shape (d_out, d_in).
+        bias: Shape (d_out,), or None.
+    """
+    d_out, d_in = weight.shape
+    if not gives_same_bits(d_in, d_out, torch.get_num_threads()):
+        return F.linear(x, weight, bias)
+    product = _onednn(x.reshape(-1, d_in).contiguous(), weight, bias)
+    # No view, because nothing could be added in place to a view that a function of autograd returns.
+    shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], d_out))
+    return shaped
 
 
 @cache

@@ -11,6 +11,7 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
+from rayfed.models.frozen_linear import FrozenLinear, frozen_product
 from rayfed.models.stacked import Stacked
 
 ADAPTER = "default"
@@ -35,11 +36,8 @@ class AddLowRank(torch.autograd.Function):
             b: Factors B, shape (K, d_out, r).
             scale: alpha / rank.
         """
-        rows = x.reshape(len(a), -1, x.shape[-1])
-        low = torch.bmm(rows, a.mT)  # (K, m, r), as it is computed for one client, to round alike
-        y.view(len(b), -1, y.shape[-1]).baddbmm_(low, b.mT, alpha=scale)
+        ctx.save_for_backward(*_add_low_rank(y, x, a, b, scale), a, b)
         ctx.mark_dirty(y)
-        ctx.save_for_backward(rows, low, a, b)
         ctx.scale = scale
         ctx.shape = x.shape
         return y
@@ -49,13 +47,58 @@ class AddLowRank(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         rows, low, a, b = ctx.saved_tensors
         _, wants_x, wants_a, wants_b, _ = ctx.needs_input_grad
-        own = grad.reshape(len(b), -1, grad.shape[-1])
-        # (K, r, m), because these products take several times as long where their result has few columns.
-        back = torch.bmm(b.mT, own.mT).mul_(ctx.scale)
+        back, own = _back(grad, b, ctx.scale)
         of_x = torch.bmm(back.mT, a).view(ctx.shape) if wants_x else None
         of_a = torch.bmm(back, rows) if wants_a else None
         of_b = torch.bmm(low.mT, own).mul_(ctx.scale).mT if wants_b else None
         return grad, of_x, of_a, of_b, None
+
+
+class FrozenAndLowRank(torch.autograd.Function):
+    """W x + b + scale B A x for the rows of each client, with a frozen W and b and its own A and B.
+
+    The same values as those of a frozen layer and of `AddLowRank` after it. The gradients of x through both
+    are added in place, which spares a tensor as large as x. Second derivatives do not exist.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        """Multiply; the arguments are those of `AddLowRank` and of `frozen_product`."""
+        y = frozen_product(x, weight, bias)
+        ctx.save_for_backward(*_add_low_rank(y, x, a, b, scale), a, b, weight)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rows, low, a, b, weight = ctx.saved_tensors
+        wants_x, _, _, wants_a, wants_b, _ = ctx.needs_input_grad
+        back, own = _back(grad, b, ctx.scale)
+        of_x = None
+        if wants_x:
+            of_x = frozen_product(grad, weight.mT, None)
+            of_x.view(rows.shape).baddbmm_(back.mT, a)
+        of_a = torch.bmm(back, rows) if wants_a else None
+        of_b = torch.bmm(low.mT, own).mul_(ctx.scale).mT if wants_b else None
+        return of_x, None, None, of_a, of_b, None
+
+
+def _add_low_rank(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Add scale B A x to y in place; returns x by client (K, m, d_in) and A x (K, m, r)."""
+    rows = x.reshape(len(a), -1, x.shape[-1])
+    low = torch.bmm(rows, a.mT)  # (K, m, r), as it is computed for one client, to round alike
+    y.view(len(b), -1, y.shape[-1]).baddbmm_(low, b.mT, alpha=scale)
+    return rows, low
+
+
+def _back(grad: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The gradient of A x for each client, shape (K, r, m), and that of its rows, shape (K, m, d_out)."""
+    own = grad.reshape(len(b), -1, grad.shape[-1])
+    # (K, r, m), and with a copy of b.mT: other layouts take up to five times as long.
+    return torch.bmm(b.mT.contiguous(), own.mT).mul_(scale), own
 
 
 class AdaptedLinear(Linear):
@@ -80,12 +123,18 @@ class AdaptedLinear(Linear):
         if not plain or x.dtype != a.dtype:
             output: Tensor = super().forward(x, *args, **kwargs)
             return output
-        y: Tensor = self.base_layer(x)
+        layer: Any = self.base_layer
         low = self.lora_dropout[ADAPTER](x)
         scale = self.scaling[ADAPTER]
         b: Any = second.weight
-        if isinstance(a, Stacked) and isinstance(b, Stacked):
-            result: Tensor = AddLowRank.apply(y, low, a.value, b.value, scale)
+        stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
+        result: Tensor
+        if stacked and low is x and type(layer) is FrozenLinear and layer.is_used_for(x):
+            result = FrozenAndLowRank.apply(x, layer.weight, layer.bias, a.value, b.value, scale)
+            return result
+        y: Tensor = layer(x)
+        if stacked:
+            result = AddLowRank.apply(y, low, a.value, b.value, scale)
             return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)

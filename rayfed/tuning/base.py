@@ -130,7 +130,9 @@ TUNINGS = Registry(
 
 def _held(model: Backbone, buffers: bool) -> Iterator[tuple[str, NamedTensor]]:
     active = frozenset(model.active)
-    for name, entry in model.tensors().items():
-        # The name is parsed last: most tensors are frozen, and this loop runs several times per client call.
+    # This loop runs several times per client call, and most tensors are frozen. A client of a group knows its
+    # own ones, other models are asked about each.
+    entries: Mapping[str, NamedTensor] = getattr(model, "tunable", model.tensors)()
+    for name, entry in entries.items():
         if entry.is_trained and (buffers or not entry.is_buffer) and is_held(name, active):
             yield name, entry

@@ -1,12 +1,16 @@
 """Free memory goes back to the machine, at most every few seconds."""
 
+import atexit
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
+import pytest
 
 from rayfed.engine import driver
 from rayfed.executors import trim
@@ -42,6 +46,45 @@ def test_holes_between_blocks_that_stay_are_given_back(monkeypatch):
     own.now_and_then()
     assert before - psutil.Process().memory_full_info().uss > 15_000_000
     assert len(kept) == 500
+
+
+@pytest.fixture
+def collection():
+    """Garbage collection as it was, after the test."""
+    threshold = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
+    atexit.unregister(gc.unfreeze)
+
+
+class Circle:
+    def __init__(self):
+        self.me = self
+
+
+def test_collections_leave_out_what_exists_and_not_what_is_dropped_later(collection):
+    model, later = Circle(), Circle()
+    gone, kept = weakref.ref(model), weakref.ref(later)
+    trim.leave_out_of_garbage_collection()
+    assert gc.get_freeze_count() > 10_000
+    del model, later
+    gc.collect()
+    assert gone() is not None  # it was left out
+    trim.leave_out_of_garbage_collection()  # as after a change to another experiment
+    assert (gone(), kept()) == (None, None)
+
+
+def test_an_actor_frees_the_model_of_the_former_experiment(collection, monkeypatch):
+    frozen = []
+    monkeypatch.setattr("rayfed.executors.actors.leave_out_of_garbage_collection", lambda: frozen.append(1))
+    monkeypatch.setattr("rayfed.executors.actors.Worker", lambda *_: object())
+    actor = ClientActor.__new__(ClientActor)
+    actor._device, actor._share = "cpu", 1.0
+    actor._hold(None, None, None)
+    monkeypatch.setattr(actor, "where", dict, raising=False)
+    actor.change(None, None)
+    assert frozen == [1, 1]
 
 
 PASSES = """

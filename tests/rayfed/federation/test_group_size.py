@@ -17,15 +17,16 @@ from rayfed.tuning.lora import Lora
 from tests.rayfed.models.small import small
 
 
-def chosen(tuning, cohort=64, local=None, kind="vit", **train):
+def chosen(tuning, cohort=128, local=None, kind="vit", row=0, **train):
     model = apply_tuning(small(kind), tuning, 0)
     joint = why_not_joint(model)
-    return group_size(TrainConfig(**train), local or Local(), joint, model.has_frozen_features, cohort)
+    facts = (local or Local(), joint, model.has_frozen_features, cohort, row)
+    return group_size(TrainConfig(**train), *facts)
 
 
 def test_auto_groups_small_batches_and_leaves_work_for_several_actors():
     sizes = [chosen(Lora(), batch_size=size).clients for size in (2, 8, 16, 17, 32)]
-    assert sizes == [16, 16, 8, 1, 1]
+    assert sizes == [32, 32, 16, 1, 1]
     assert [chosen(Lora(), cohort, batch_size=8).clients for cohort in (3, 10, 16)] == [1, 3, 4]
     assert "batch_size" in chosen(Lora(), batch_size=32).why
     assert chosen(Lora(), batch_size=32).sentence == ""
@@ -37,7 +38,24 @@ def test_a_number_is_a_wish_that_the_tuning_can_refuse():
     refused = chosen(Full(), group=5)
     assert (refused.clients, "most of the model" in refused.sentence) == (1, True)
     assert "computed once" in chosen(Head(), batch_size=4).why
-    assert chosen(Head(), batch_size=4, cache_features=False).clients == 16
+    assert chosen(Head(), batch_size=4, cache_features=False).clients == 32
+
+
+def test_auto_shares_a_pass_among_as_many_clients_as_its_operations_allow():
+    sizes = [chosen(Lora(), row=row, batch_size=8).clients for row in (10**6, 10**8, 10**9, 2 * 10**10)]
+    assert sizes == [32, 15, 1, 1]
+    refused = chosen(Lora(), row=10**9, batch_size=8)
+    assert (refused.why, refused.sentence) == ("batches of 8 are work enough for this network", "")
+    assert chosen(Lora(), row=10**9, batch_size=8, group=4).clients == 4  # a number is not bounded
+
+
+def test_the_operations_of_the_network_are_those_of_the_experiment(monkeypatch):
+    options = ("algorithm=fedavg", "data.partition.clients_per_domain=3", "train.batch_size=2")
+    setup = small_setup(*options)
+    assert setup.group.clients > 1
+    row = setup.experiment.cost.load(None).row
+    monkeypatch.setattr("rayfed.federation.group_size.OPERATIONS", 3 * row)
+    assert small_setup(*options).group.clients == 1
 
 
 class Stepping(Local):
@@ -51,7 +69,7 @@ class Grouped(Stepping):
 
 def test_a_method_with_a_step_of_its_own_is_grouped_if_it_says_so():
     assert chosen(Lora(), batch_size=4, local=Stepping()).why == "Stepping has a step() of its own"
-    assert chosen(Lora(), batch_size=4, local=Grouped()).clients == 16
+    assert chosen(Lora(), batch_size=4, local=Grouped()).clients == 32
 
 
 @pytest.mark.parametrize(

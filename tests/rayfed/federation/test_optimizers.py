@@ -46,6 +46,20 @@ def test_two_visits_of_two_steps_are_one_of_four(kind):
         assert all(torch.equal(value, kept[name][key]) for key, value in state.items())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_tensors_are_stepped_in_one_call_with_the_same_bits(kind, monkeypatch):
+    config = TrainConfig(optimizer=kind, lr=0.3, momentum=0.9, weight_decay=0.1)
+    ends = []
+    for few in (4, 5):  # 5 numbers are trained
+        monkeypatch.setattr("rayfed.federation.optimizers.FEW_NUMBERS", few)
+        params = named()
+        optimizer = make_optimizer(config, params.values())
+        assert optimizer.defaults["foreach"] is (True if few == 5 else None)
+        steps(optimizer, params, 4)
+        ends.append(torch.cat([p.detach() for p in params.values()]))
+    assert torch.equal(*ends)
+
+
 def test_a_tensor_that_is_not_held_begins_without_state_and_another_rate_is_kept():
     params = named()
     first = make_optimizer(TrainConfig(lr=0.1), params.values())

@@ -5,7 +5,9 @@ import torch
 from peft.tuners.lora.layer import Linear
 
 from rayfed.federation.joint import bound
-from rayfed.models.lora_layer import AdaptedLinear, AddLowRank
+from rayfed.models import lora_layer
+from rayfed.models.frozen_linear import use_onednn
+from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.small import small_setup
 
@@ -79,6 +81,29 @@ def test_several_clients_have_the_values_of_peft(overrides, monkeypatch):
         theirs = outputs_and_gradients(model.net, x, [x, *values.values()])
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("overrides", [("tuning.rank=4",), ("model=mixer_mini", "model.options={}")])
+def test_a_frozen_layer_and_its_factors_in_one_step_have_the_bits_of_two(overrides, monkeypatch):
+    model = built(*overrides).eval()
+    use_onednn(model)
+    places = {n: entry for n, entry in stackable(model).items() if "lora" in n}
+    rng = torch.Generator().manual_seed(0)
+    values = {
+        n: torch.randn(CLIENTS, *entry.tensor.shape, generator=rng).div_(8).requires_grad_()
+        for n, entry in places.items()
+    }
+    x = images(model, 64 * CLIENTS).requires_grad_()  # enough rows for `frozen_product`
+    calls = []
+    apply = FrozenAndLowRank.apply
+    monkeypatch.setattr(FrozenAndLowRank, "apply", lambda *args: calls.append(1) or apply(*args))
+    with bound(places, {n: Stacked(v) for n, v in values.items()}):
+        once = outputs_and_gradients(model, x, [x, *values.values()])
+        assert len(calls) == len(layers_of(model))
+        monkeypatch.setattr(lora_layer, "FrozenLinear", None)
+        twice = outputs_and_gradients(model, x, [x, *values.values()])
+    assert len(calls) == len(layers_of(model))
+    assert all(map(torch.equal, once, twice))
 
 
 def test_a_frozen_factor_is_the_same_for_all_clients():
