@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,20 +41,19 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
     return found
 
 
-def tuned_otherwise(configs: Sequence[Config]) -> str:
+def tuned_otherwise(tunings: Mapping[str, str]) -> str:
     """Says which compared methods train another tuning than their own settings have; empty where none does.
 
     Args:
-        configs: The compared experiments; a single one chose its tuning itself.
+        tunings: The name of the tuning of each compared method; a single method chose its tuning itself.
     """
-    if len(configs) < 2:
+    if len(tunings) < 2:
         return ""
     own = {choice.name: choice.brings.get("tuning") for choice in listed("algorithm")}
     return "; ".join(
-        f"{config.algorithm} trains tuning={config.tuning['name']} here, not its own tuning={usual}"
-        for config in configs
-        if (usual := own.get(config.algorithm)) not in (None, config.tuning["name"])
-        and METHODS.load(config.algorithm).server.trains
+        f"{name} trains tuning={tuning} here, not its own tuning={usual}"
+        for name, tuning in tunings.items()
+        if (usual := own.get(name)) not in (None, tuning) and METHODS.load(name).server.trains
     )
 
 

@@ -65,7 +65,8 @@ class Plan:
     @property
     def _notes(self) -> str:
         """What a user may not expect of the methods that are compared; or nothing."""
-        tunings = tuned_otherwise([self.config, *(part.config for part in self.parts.values())])
+        every = (self.config, *(part.config for part in self.parts.values()))
+        tunings = tuned_otherwise({config.algorithm: config.tuning["name"] for config in every})
         return self._reference + (f"; {tunings}" if tunings else "")
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rayfed.config.variants import tuned_otherwise
 from rayfed.objective import METRICS, metric_of
 from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import RunTables, own_tensors
@@ -72,13 +73,15 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
         folders: Folders of the runs; those that do not exist are left out.
     """
     folders = [folder for folder in folders if (folder / "config.yaml").exists()]
-    config = RunTables(folders[0]).config
+    configs = [RunTables(folder).config for folder in folders]
+    config = configs[0]
     found = [_read(folder) for folder in folders]
     title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
     title += f"{config['model']['name']}, {config['tuning']['name']}, seed {config['seed']}"
     sample = sample_note(config, next((method.scores for method in found if method.scores), ()))
-    own = own_tensors(RunTables(folder).config for folder in folders)
-    notes = (*sample, *own, *(f"{method.name}: {note}" for method in found for note in method.notes))
+    tunings = tuned_otherwise({each["algorithm"]: each["tuning"]["name"] for each in configs})
+    notes = (*sample, *([tunings] if tunings else []), *own_tensors(configs))
+    notes = (*notes, *(f"{method.name}: {note}" for method in found for note in method.notes))
     if config["evaluation"].get("table") == "clients":
         tables = [final_table(folder) for folder in folders]
         return replace(tables[0], title=title, rows=sum((t.rows for t in tables), ()), notes=notes)

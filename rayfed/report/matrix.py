@@ -85,7 +85,8 @@ def methods_text(config: Config) -> str:
     if config.protocol in PROTOCOLS:
         what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"
     rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
-    return table_text(what, rows, [note for note in (tuned_otherwise(configs),) if note])
+    tunings = tuned_otherwise({each.algorithm: each.tuning["name"] for each in configs})
+    return table_text(what, rows, [tunings] if tunings else [])
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:

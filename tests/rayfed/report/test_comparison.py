@@ -66,3 +66,10 @@ def test_a_sample_of_clients_is_said_where_there_is_one(compared, also, said):
     note = "global model scored on 3 clients (evaluation.clients), the same for all methods"
     assert (note in table_of_methods(folders).notes) is said
     assert (note in final_table(folders[0]).notes) is said
+
+
+def test_a_method_that_trains_another_tuning_than_its_own_is_said_below_the_table(small):
+    path = small("algorithm=fedavg", "compare=promptfl", "model=clip_mini", "tuning=lora", "rounds=1").path
+    note = "promptfl trains tuning=lora here, not its own tuning=text_prompt"
+    assert note in table_of_methods([path, path / "compare" / "promptfl"]).notes
+    assert note in (path / "report.md").read_text()
