@@ -50,12 +50,14 @@ class ClientData:
         examples: The stored examples of all clients.
         splits: Indices of the samples of this client by split.
         normalize: Converts stored inputs into network input, on their device.
+        relabel: Changes the targets of training examples; None: they stay as they are.
     """
 
     client: str
     examples: Examples
     splits: Splits
     normalize: Callable[[Tensor], Tensor]
+    relabel: Callable[[Tensor], Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -88,5 +90,7 @@ class ClientData:
                 On the CPU; resident examples also take it on their device.
             size: Examples in a batch; the last one may have fewer.
         """
+        relabel = self.relabel if split == "train" else None
         for inputs, targets in self.examples.batches(self.client, split, order, size):
-            yield self.normalize(inputs), targets.long()
+            y = targets.long()
+            yield self.normalize(inputs), y if relabel is None else relabel(y)

@@ -48,7 +48,7 @@ from rayfed.federation.privacy import check_values
 from rayfed.federation.stays import staying
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks
-from rayfed.heterogeneity.plan import plan_faults
+from rayfed.heterogeneity.plan import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
@@ -106,6 +106,7 @@ def prepare(
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
     _check_augment(dataset.task, config)
+    check_attack(config.faults, dataset.task == CLASSIFICATION)
     partition = known.once(
         "partition", (where, config.seed), lambda: partition_of(dataset, config.data, config.seed)
     )

@@ -8,10 +8,11 @@ from typing import Any, Literal, TypeAlias
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
+from rayfed.federation.attacks import attacked
 from rayfed.federation.channel import OPEN, Channel
 from rayfed.federation.cost import Cost
 from rayfed.federation.executor import Call, Executor, Task
-from rayfed.heterogeneity.faults import Faults
+from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
 
 __all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Ledger", "Sampling", "task_name"]
@@ -181,10 +182,9 @@ class Cohort:
         outside = sorted(each.keys() - set(self.ids))
         if outside:
             raise KeyError(f"messages for clients outside the cohort of round {self.round + 1}: {outside}")
-        if tag == TRAINING:
-            task = self.channel.wrap(task)
         gone = set(self.ledger.missing)
-        calls = [self._call(cid, task, tag, each[cid]) for cid in self.ids if cid in each and cid not in gone]
+        called = [cid for cid in self.ids if cid in each and cid not in gone]
+        calls = [self._call(cid, self._task(cid, task, tag), tag, each[cid]) for cid in called]
         answers = self._answers(calls, lasts)
         for call in calls:
             row = {"exchange": tag, "client": call.client, "down": call.sent.num_bytes(), "up": 0}
@@ -196,11 +196,23 @@ class Cohort:
             self.ledger.transfers.append(row)
         if each and not answers:
             raise NobodyAnsweredError(f"round {self.round + 1}: no client answered in exchange {tag!r}")
+        if tag == TRAINING and self.faults is not None and self.faults.has_attackers:
+            attackers = sum(self.faults.profiles[cid].attack != HONEST for cid in answers)
+            self.measure(attackers=self.ledger.metrics.get("attackers", 0.0) + attackers)
         if tag == TRAINING and self.channel.changes and answers:
             held = {call.client: at_rank(call.sent) for call in calls}
             answers = {cid: self.channel.receive(held[cid], update) for cid, update in answers.items()}
             answers = self.channel.with_noise(held, answers)
         return list(answers.values())
+
+    def _task(self, cid: str, task: Task, tag: str) -> Task:
+        """The task as this client runs it: as an attacker, or with its answer sent through the channel."""
+        if tag != TRAINING:
+            return task
+        if self.faults is not None:
+            profile = self.faults.profiles[cid]
+            task = attacked(task, profile.attack, profile.attack_scale)
+        return self.channel.wrap(task)
 
     def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:
         info = self.clients.get(cid)

@@ -1,4 +1,4 @@
-"""Injected faults: clients that cannot be reached, drop out or are slow.
+"""Injected faults: clients that cannot be reached, drop out, are slow or send wrong answers.
 
 Whether a fault happens depends on the seed, the round and the client only, so it is the same on every
 machine, with every executor and after a resume. Time is virtual: it is computed from the training examples
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from rayfed.clients import ByClient
 from rayfed.heterogeneity.devices import Devices, Sessions
@@ -17,6 +18,11 @@ from rayfed.seeds import generator
 from rayfed.types import RESIDUAL, Broadcast, Fraction, NonNegative, Positive, num_bytes
 
 NO_ENTRY = TraceEntry()
+
+Attack: TypeAlias = Literal["none", "labels", "noise", "sign_flip"]
+"""What a client does to its answer on purpose."""
+
+HONEST: Attack = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,10 @@ class FaultsConfig:
         seconds_per_example: Virtual seconds to train on one example with all blocks at speed 1; setting it
             turns the virtual clock on.
         deadline: Virtual seconds after which the server stops waiting for the answers of an exchange.
+        attack: What clients do instead of sending what they have trained. labels: they train with label
+            C - 1 - y instead of y. noise: they send what they received plus Gaussian noise. sign_flip: they
+            send the negative of their change.
+        attack_scale: Standard deviation of the noise, or the factor of the negative change.
         trace: Path of a CSV or Parquet file with values for single rounds and clients.
         devices: Path of a trace of devices, which gives clients their speed and bandwidth.
         sessions: Path of a trace of devices, which says when clients can be reached.
@@ -48,6 +58,8 @@ class FaultsConfig:
     bandwidth: Positive | dict[str, Positive] | None = None
     seconds_per_example: NonNegative | None = None
     deadline: Positive | None = None
+    attack: Attack | dict[str, Attack] = HONEST
+    attack_scale: Positive | dict[str, Positive] = 1.0
     trace: str | None = None
     devices: str | None = None
     sessions: str | None = None
@@ -61,6 +73,8 @@ class Profile:
     dropout: float
     speed: float
     bandwidth: float | None
+    attack: Attack = HONEST
+    attack_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +126,11 @@ class Faults:
         return any(p.availability < 1 for p in self.profiles.different) or any(
             entry.available is False for entry in self.trace.values()
         )
+
+    @property
+    def has_attackers(self) -> bool:
+        """Whether any client attacks."""
+        return any(profile.attack != HONEST for profile in self.profiles.different)
 
     def is_available(self, round: int, client: str) -> bool:
         """Whether the client can be reached in this round."""

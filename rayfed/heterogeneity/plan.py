@@ -16,7 +16,7 @@ from rayfed.heterogeneity.devices import read_devices, read_sessions
 from rayfed.heterogeneity.faults import Faults, FaultsConfig, Profile
 from rayfed.heterogeneity.traces import read_trace
 
-ByTier: TypeAlias = Mapping[str, float] | float | None
+ByTier: TypeAlias = Mapping[str, float | str] | float | str | None
 """A value by tier, one value for all clients, or none."""
 
 
@@ -88,6 +88,29 @@ def _check_clock(config: FaultsConfig) -> None:
             )
 
 
+def check_attack(config: FaultsConfig, has_labels: bool) -> None:
+    """Check that an attack has something to change.
+
+    Args:
+        config: The section `faults`.
+        has_labels: Whether each example of the data set has one label.
+
+    Raises:
+        ConfigError: There are no labels to change, or the strength of no attack is set.
+    """
+    default = FaultsConfig()
+    kinds = config.attack.values() if isinstance(config.attack, Mapping) else (config.attack,)
+    if "labels" in kinds and not has_labels:
+        raise ConfigError(
+            f"faults.attack: {config.attack!r} changes the labels of examples, and this data set has targets "
+            f"of another kind; use noise or sign_flip"
+        )
+    if config.attack == default.attack and config.attack_scale != default.attack_scale:
+        raise ConfigError(
+            f"faults.attack_scale: {config.attack_scale!r} has no effect without an attack; set faults.attack"
+        )
+
+
 def _is_named(tiers: Mapping[str, Any]) -> bool:
     """Whether the tiers are given by domain or client, not as shares."""
     return any(isinstance(value, str) for value in tiers.values())
@@ -125,7 +148,7 @@ def _tiers(
 def _by_tier(key: str, value: ByTier, tiers: Sequence[str]) -> dict[str, Any]:
     """The value of each tier; under the empty name, that of clients if there are no tiers."""
     numbers = value.values() if isinstance(value, Mapping) else () if value is None else (value,)
-    if not all(map(math.isfinite, numbers)):
+    if not all(math.isfinite(number) for number in numbers if not isinstance(number, str)):
         raise ConfigError(f"{key}: {value!r} is not allowed: give finite numbers")
     if not isinstance(value, Mapping):
         return dict.fromkeys((*tiers, ""), value)
