@@ -143,6 +143,13 @@ def test_no_mean_mixes_base_and_new_classes(tmp_path):
     assert over_seeds(again) == []  # two runs with one seed: no telling which of them belongs to the mean
     found = {(row["method"], row["setting"], row["runs"]) for row in table_of(page, "Mean over seeds")}
     assert found == {(m, f"{name} classes", 2) for m in ("fedavg", "fedgcr") for name in ("base", "new")}
+    pairs = {(row["setting"], row["pairs of"], row["pairs"]) for row in table_of(page, "Paired comparisons")}
+    assert pairs == {  # of two seeds, with 3 and 4 clients
+        ("base classes", "runs", 2),
+        ("base classes", "clients", 6),
+        ("new classes", "runs", 2),
+        ("new classes", "clients", 8),
+    }
 
 
 def test_of_equal_validation_scores_the_config_says_which_is_reported(tmp_path):
