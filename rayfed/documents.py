@@ -24,6 +24,9 @@ MAX_DEPTH = 64
 MAX_BYTES = 1_000_000
 """Largest config file that is read."""
 
+BEGINNING = 2000
+"""Bytes at the beginning of a file in which the command that wrote it is named."""
+
 
 BRACKETS = (("[", "]"), ("{", "}"))
 """Opening and closing brackets of lists and mappings in YAML."""
@@ -201,6 +204,30 @@ def user_folder(text: str) -> Path:
         return user_path(text, "path")
     except ConfigError as err:
         raise argparse.ArgumentTypeError(one_line(err)) from err
+
+
+def check_own(option: str, file: Path, mark: str) -> None:
+    """Check that a file to be written does not exist, or was written by the same command before.
+
+    Args:
+        option: Option of the command line that names the file, for errors.
+        file: The file.
+        mark: Text that the command writes within the first `BEGINNING` bytes of its files.
+
+    Raises:
+        ConfigError: It is somebody else's file, a folder, or a file that cannot be read.
+    """
+    if not os.path.lexists(file):
+        return
+    try:
+        with file.open("rb") as opened:
+            own = mark.encode() in opened.read(BEGINNING)
+    except OSError:
+        own = False
+    if not own:
+        raise ConfigError(
+            f"{option}: {str(file)!r} is there and was not written by this command; choose another name"
+        )
 
 
 def check_run_folder(path: Path) -> None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.data.embedded.pool import GlyphPool, PoolStyle
+from rayfed.documents import check_own
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.models.captions import Captioner
@@ -275,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError(unknown("--model", options.model, RECIPES))
     if not options.out.parent.is_dir():
         raise ConfigError(f"--out: folder {str(options.out.parent)!r} does not exist; create it first")
+    check_own("--out", options.out, f'"model":"{options.model}"')
     torch.set_num_threads(1)
     recipe = RECIPES[options.model]
     params, losses = pretrain(recipe, GlyphPool(), seed=options.seed, minutes=options.minutes)

@@ -109,6 +109,8 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 
+    if args.plot:
+        output.check_plot(args.plot)
     if is_folder(args.name) and args.name not in choices("data"):
         raise ConfigError(
             f"{args.name!r} is a folder, and no name of a data set; for your own images write "

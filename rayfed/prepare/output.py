@@ -12,12 +12,16 @@ from typing import Any
 from rayfed.data.config import DataConfig, Resize
 from rayfed.data.published import PublishedDataset
 from rayfed.data.shards import open_dataset
+from rayfed.documents import check_own
+from rayfed.errors import ConfigError
 from rayfed.objective import SEGMENTATION
 from rayfed.prepare.examination import Findings
 from rayfed.report.table import Table
 from rayfed.terminal.console import say, size
 from rayfed.terminal.fitting import terminal_width
 
+MAKER = "rayfed.prepare"
+"""Name in the files of `--plot`, by which they are known."""
 NAMED = 10
 """Largest number of unreadable files that are listed."""
 
@@ -89,6 +93,19 @@ def cleaned(count: int, num_bytes: int) -> str:
     return f"removed {count} prepared {'file' if count == 1 else 'files'}, {size(num_bytes)}"
 
 
+def check_plot(path: Path) -> None:
+    """Check that a picture can be written without replacing another file.
+
+    Raises:
+        ConfigError: The name does not end in .png, its folder does not exist, or somebody else's file has it.
+    """
+    if path.suffix != ".png":
+        raise ConfigError(f"--plot: {str(path)!r} does not end in .png, as the name of the picture has to")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {str(path.parent)!r}; make it first")
+    check_own("--plot", path, MAKER)
+
+
 def plot(config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize) -> None:
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
@@ -101,4 +118,4 @@ def plot(config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize)
         to_table(partition, dataset), dataset.classes, dataset.name, dataset.task != SEGMENTATION
     )
     if drawing:
-        drawing.write(path)
+        drawing.write(path, MAKER)

@@ -83,9 +83,10 @@ class Drawing:
         """Write `figures/<name>.png` into a folder."""
         return self.write(folder / "figures" / f"{self.name}.png")
 
-    def write(self, path: Path) -> Path:
-        """Write a PNG file."""
-        write_whole(path, lambda p: self.figure.savefig(p, dpi=DPI, format="png"))
+    def write(self, path: Path, maker: str | None = None) -> Path:
+        """Write a PNG file, which names its maker if there is one."""
+        metadata = None if maker is None else {"Software": maker}
+        write_whole(path, lambda p: self.figure.savefig(p, dpi=DPI, format="png", metadata=metadata))
         return path
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayfed.documents import check_own
 from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
-from rayfed.record.readers import read_bytes
 from rayfed.terminal.stages import stage
 
 HTML, JSON = ".html", ".json"
 NAME = f"report{HTML}"
 """The file in the folder of a run."""
-BEGINNING = 2000
-"""Bytes at the beginning of a file in which its maker is named."""
 
 
 def command(path: Path) -> str:
@@ -55,29 +53,15 @@ def write_report(runs: Sequence[Path], file: Path) -> None:
         DamagedError: A file in a folder cannot be read.
         StorageError: A file cannot be written.
     """
-    from rayfed.report.page.render import html, json_text
+    from rayfed.report.page.render import GENERATOR, html, json_text
     from rayfed.report.page.several import page_of
 
     twin = file.with_suffix(JSON)
     for each in (file, twin):
-        _check_own(each)
+        check_own("--out", each, GENERATOR)
     stage("reading the runs")
     page = page_of(runs)
     stage("writing the page")
     numbers = json_text(page)
     write_text(file, html(page, numbers))
     write_text(twin, numbers)
-
-
-def _check_own(file: Path) -> None:
-    """Check that a file does not exist, or was written by this command.
-
-    Raises:
-        ConfigError: It is a file of somebody else.
-    """
-    from rayfed.report.page.render import GENERATOR
-
-    if file.exists() and GENERATOR.encode() not in read_bytes(file)[:BEGINNING]:
-        raise ConfigError(
-            f"--out: {str(file)!r} is there and was not written by this command; choose another name"
-        )

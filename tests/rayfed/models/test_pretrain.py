@@ -37,13 +37,18 @@ def test_training_reduces_the_loss_and_is_repeatable():
 
 def test_the_written_file_loads_strictly(tmp_path):
     out = tmp_path / "vit.safetensors"
-    main(["--model", "vit_mini", "--out", str(out), "--minutes", "0.001"])
+    for _ in range(2):  # it replaces its own file
+        main(["--model", "vit_mini", "--out", str(out), "--minutes", "0.001"])
     vit().load_state_dict(load_file(out), strict=True)
 
 
 def test_bad_arguments_are_named(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'vit_mini'"):
         main(["--model", "vit_min", "--out", str(tmp_path / "a.safetensors")])
+    (tmp_path / "mine.safetensors").write_text("mine")
+    with pytest.raises(ConfigError, match=r"--out: .*was not written by this command"):
+        main(["--out", str(tmp_path / "mine.safetensors")])
+    assert (tmp_path / "mine.safetensors").read_text() == "mine"
     with pytest.raises(ConfigError, match=r"--out: folder .*nowhere"):
         main(["--out", str(tmp_path / "nowhere" / "a.safetensors")])
 

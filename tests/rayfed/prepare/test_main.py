@@ -201,6 +201,22 @@ def test_plot_of_the_clients(run, root, tmp_path):
     assert "did you mean 'photo'" in err
 
 
+def test_plot_replaces_its_own_picture_and_no_other_file(run, root, tmp_path):
+    overrides = ("data.partition.clients_per_domain=2", "data.partition.scheme=by_domain")
+    picture = tmp_path / "clients.png"
+    for _ in range(2):
+        assert run("pacs", "--root", str(root), "--plot", str(picture), *overrides)[0] == 0
+    for name, words in (("data.csv", "does not end in .png"), ("mine.png", "was not written by this command")):
+        (tmp_path / name).write_text("mine")
+        code, _, err = run("pacs", "--root", str(root), "--plot", str(tmp_path / name))
+        assert code == 2
+        assert words in err
+        assert (tmp_path / name).read_text() == "mine"
+    code, _, err = run("pacs", "--root", str(root), "--plot", str(tmp_path / "nosuch" / "x.png"))
+    assert code == 2
+    assert "--plot: there is no folder" in err
+
+
 def test_clean(run, root, tmp_path, capsys):
     cache = tmp_path / "cache"
     run("pacs", "--root", str(root))
