@@ -15,7 +15,7 @@ import yaml
 from rayfed.config.place import check_own_folder
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import user_path
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
 from rayfed.record import tracking
 from rayfed.record.claim import look
 from rayfed.record.files import write_text
@@ -66,6 +66,7 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
     base = Base(overrides, file)
     space = sweep.read_space()
     plain = base.config({})
+    _check_one_method(base)
     _check_objectives(sweep, plain)
     _check_loggers(sweep, plain)
     space.check(base.config)
@@ -78,6 +79,16 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
     config = base.config(points[0])
     check_parts(config)
     return Search(sweep=sweep, base=base, path=path, config=config, points=tuple(points))
+
+
+def _check_one_method(base: Base) -> None:
+    """Check that the user asks for no second method; a model's own comparison is left out without a word."""
+    asked = any(each.partition("=")[0].lstrip("+") == "compare" for each in base.overrides)
+    if asked and (others := base.tree.get("compare")):
+        raise ConfigError(
+            f"compare: {shown(others)} is several runs; a sweep runs one method, so leave it out, and compare "
+            f"the best trial afterwards with rayfed.run --config <sweep>/best.yaml"
+        )
 
 
 def _check_objectives(sweep: Sweep, config: Config) -> None:

@@ -36,7 +36,7 @@ class Base:
         return self._compose(self.overrides)
 
     def config(self, values: Mapping[str, Any], seed: int | None = None) -> Config:
-        """The checked config of a trial, as for `rayfed.run`.
+        """The checked config of a trial, as for `rayfed.run`, which compares its method with no other.
 
         Args:
             values: Values by config key; groups (`tuning: lora`) are applied before single keys.
@@ -54,7 +54,7 @@ class Base:
         for key, value in values.items():
             if key not in groups:
                 _put(tree, key, value)
-        config = resolve(tree)
+        config = replace(resolve(tree), compare=())
         return config if seed is None else replace(config, seed=seed)
 
     def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:

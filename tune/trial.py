@@ -125,10 +125,8 @@ class Trial(ray.tune.Trainable):
         """Prepare the experiment of every seed, and return the rows of each."""
         if self._common.here.is_dir():
             os.chdir(self._common.here)  # Ray starts trials in another folder
-        configs = [
-            replace(self._common.base.config(self._values, seed), compare=(), output=None)
-            for seed in self._common.seeds
-        ]
+        base = self._common.base
+        configs = [replace(base.config(self._values, seed), output=None) for seed in self._common.seeds]
         self._rounds = configs[0].rounds
         self._algorithm = configs[0].algorithm
         make_folder(self._path)

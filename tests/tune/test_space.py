@@ -189,6 +189,7 @@ def test_overrides_reach_the_sweep_or_the_experiment():
         (["sweep=fedgcr", "objective=held_out_accuracy"], ["data.held_out"]),
         (["sweep=fedgcr", "scheduler.name=asha", "scheduler.grace=99"], ["scheduler.grace", "15 rounds"]),
         (["sweep=fedgcr", "protocol=leave_one_out"], ["protocol"]),
+        (["sweep=fedgcr", "compare=[fedavg,afl]"], ["compare: ['fedavg', 'afl']", "runs one method"]),
         (["sweep=fedgcr", "loggers=[mlflow]"], ["loggers", "rayfed-sim[mlflow]"]),
         (
             ["sweep=fedgcr", "tuning=head"],
@@ -206,6 +207,15 @@ def test_a_sweep_that_cannot_run_is_refused_in_one_line(arguments, words, tmp_pa
         check_sweep(sweep, overrides, None, tmp_path)
     assert all(word in str(err.value) for word in words), err.value
     assert "\n" not in str(err.value)
+
+
+def test_a_trial_has_no_second_method(tmp_path):
+    """Else best.yaml, from which `rayfed.run` repeats a trial, would run it."""
+    sweep, overrides = load_sweep(["sweep=fedclip", "model=clip_mini", "compare=[]"])
+    assert check_sweep(sweep, overrides, None, tmp_path).config.compare == ()
+    base = check_sweep(sweep, ("algorithm=fedclip", "model=clip_mini"), None, tmp_path).base
+    assert base.tree["compare"] == "zero_shot"
+    assert base.config({}).compare == ()
 
 
 def test_a_sweep_is_read_by_the_rules_of_every_config(tmp_path):
