@@ -116,7 +116,9 @@ def parse_json(text: str | bytes) -> Any:
     except DocumentError:
         raise
     except ValueError as err:
-        line = f" in line {err.lineno}" if isinstance(err, json.JSONDecodeError) else ""
+        line = ""
+        if isinstance(err, json.JSONDecodeError) and "\n" in err.doc.strip():
+            line = f" in line {err.lineno}"
         raise DocumentError(f"it is not JSON{line}") from err
 
 

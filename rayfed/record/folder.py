@@ -23,7 +23,15 @@ from rayfed.record.layout import FORMER_ROWS
 from rayfed.record.lock import WRITER, locked
 from rayfed.record.marker import read_mark
 from rayfed.record.ownership import note, remove
-from rayfed.record.readers import DamagedError, read_bytes, read_json, read_tensors, reading, rows_so_far
+from rayfed.record.readers import (
+    DamagedError,
+    has_checkpoint,
+    read_bytes,
+    read_json,
+    read_tensors,
+    reading,
+    rows_so_far,
+)
 from rayfed.record.round import Round
 from rayfed.record.round_rows import RoundRows
 from rayfed.record.tensorboard import Board, Ending
@@ -47,12 +55,13 @@ def finished(path: Path, rounds: int) -> str:
     """SHA-256 digest of the final tensors of a run that has all its rounds; empty for any other folder.
 
     Raises:
-        ConfigError: The run has its final tensors, but rounds.jsonl or the tensors cannot be read.
+        ConfigError: The run has its final tensors, but these, or rounds.jsonl without a checkpoint from which
+            it could be written again, cannot be read.
     """
     try:
         rows = rows_so_far(path)
     except DamagedError:
-        if (path / TENSORS).exists():
+        if (path / TENSORS).exists() and not has_checkpoint(path):
             raise
         return ""  # rounds.jsonl is written again from the history
     if not rows or rows[-1]["round"] < rounds or not (path / TENSORS).exists():
@@ -71,7 +80,7 @@ def rounds_on_disk(path: Path) -> int:
 
 def how_to_go_on(path: Path) -> str:
     """What the user can do about a run that ended too early, as far as its files say."""
-    if any((path / "checkpoints").glob("round-*")):
+    if has_checkpoint(path):
         return f"finished rounds are kept; continue with: python -m rayfed.resume {path}"
     if rounds_on_disk(path):
         return (

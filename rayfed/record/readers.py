@@ -108,16 +108,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Text after the last line break is left out: a process is writing it, or ended while it did.
     """
     data = read_bytes(path)
-    return [_parsed(path, line, dict) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    return [_parsed(path, line, dict, f"line {number}") for number, line in enumerate(lines, start=1)]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of rounds.jsonl, one per round, checked to be rounds 1, 2, 3 and so on."""
     path = rows_file(folder)
-    rows = read_lines(path)
-    if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
-        raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run")
+    try:
+        rows = read_lines(path)
+        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
+            raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run")
+    except DamagedError as err:
+        if not has_checkpoint(folder):
+            raise
+        raise DamagedError(f"{err}; python -m rayfed.resume writes it anew from the history") from err
     return rows
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the run in a folder can be continued, as far as the names of its files say."""
+    return any((folder / "checkpoints").glob("round-*"))
 
 
 def rows_so_far(folder: Path) -> list[dict[str, Any]]:
@@ -161,8 +172,8 @@ def read_tensors(path: Path) -> Params:
         return dict(load_file(path))
 
 
-def _parsed(path: Path, data: bytes, kind: type[Content]) -> Content:
-    with reading(path):
+def _parsed(path: Path, data: bytes, kind: type[Content], where: str = "") -> Content:
+    with reading(path, where and f"{path} cannot be read: {where}"):
         value = parse_json(data)
         if not isinstance(value, kind):
             raise TypeError(f"it holds a {type(value).__name__} where a {kind.__name__} belongs")

@@ -208,3 +208,14 @@ def test_a_folder_that_does_not_exist_is_named_in_resume(tmp_path, capsys):
     assert "nowhere: there is no such folder; give the folder of a run" in capsys.readouterr().err
     assert main([str(tmp_path)]) == 2
     assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("rounds=+1",)])
+def test_a_damaged_line_of_rounds_is_written_anew_from_the_history(more, cache, tmp_path):
+    run = tmp_path / "run"
+    rayfed.simulate([*SMALL, "rounds=2", f"data.cache={cache}", "cluster.executor=inline", f"output={run}"])
+    rows = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(rows + "{bad\n")
+    assert main([str(run), *more, "--quiet"]) == 0
+    assert (run / "rounds.jsonl").read_text().startswith(rows)
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 2 + len(more)

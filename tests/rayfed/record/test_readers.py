@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from rayfed.record.readers import DamagedError, read_json, read_lines, read_packed, read_yaml
+from rayfed.record.readers import DamagedError, read_json, read_lines, read_packed, read_rows, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_yaml_file_that_users_may_not_write_is_damaged(tmp_path, text, cause):
         ('{"round": 1, "round": 2}', "'round' is there twice"),
         ('{"a":' * 100 + "1" + "}" * 100, "nested more than 64 deep"),
         ("[1]", "holds a list where a dict belongs"),
-        ('{"round": 1', "it is not JSON in line"),
+        ('{"round": 1', "it is not JSON$"),
     ],
 )
 def test_a_json_file_is_damaged_in_each_of_its_forms(tmp_path, text, cause):
@@ -46,6 +46,15 @@ def test_a_json_file_is_damaged_in_each_of_its_forms(tmp_path, text, cause):
         read_lines(plain)
     with pytest.raises(DamagedError, match=cause):
         read_packed(packed, dict)
+
+
+def test_a_damaged_line_is_named_with_its_number_and_the_command_that_mends_it(tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{bad\n')
+    with pytest.raises(DamagedError, match=r"rounds.jsonl cannot be read: line 2: it is not JSON$"):
+        read_rows(tmp_path)
+    (tmp_path / "checkpoints" / "round-000001").mkdir(parents=True)
+    with pytest.raises(DamagedError, match=r"line 2: it is not JSON; python -m rayfed.resume writes it anew"):
+        read_rows(tmp_path)
 
 
 def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
