@@ -28,7 +28,7 @@ class TrainConfig:
         step_factor: Under `step`: the factor.
         warmup_rounds: Number of first rounds in which the learning rate grows linearly, beginning with
             lr / (warmup_rounds + 1).
-        momentum: Momentum of sgd; adam and adamw ignore it.
+        momentum: Momentum of sgd, below 1; adam and adamw ignore it.
         weight_decay: L2 penalty added to the gradient for sgd and adam; decoupled weight decay for adamw.
         betas: Decay rates of the two moments of adam and adamw.
         eps: Term added to the denominator of adam and adamw.
@@ -69,7 +69,7 @@ class TrainConfig:
     step_at: Fraction = 0.8
     step_factor: Positive = 0.1
     warmup_rounds: Annotated[int, Ge(0)] = 0
-    momentum: NonNegative = 0.9
+    momentum: Decay = 0.9
     weight_decay: NonNegative = 0.0
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8

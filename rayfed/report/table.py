@@ -124,19 +124,17 @@ BEST_OF = 4
 
 def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Which round the table is about, and what other rules would report; nothing for a short run."""
-    scored = [row for row in history if metric_of(row)]
-    if len(scored) < LAST:
-        return
-    key = f"{metric_of(scored[-1])}_domain"
-    values = [(row["round"], row[key]) for row in scored[-LAST:] if row.get(key) is not None]
+    scored = [row for row in history if metric_of(row)][-LAST:]
+    key = f"{metric_of(scored[-1])}_domain" if scored else ""
+    values = [(row["round"], row[key]) for row in scored if row.get(key) is not None]
     if len(values) < LAST:
         return
     last = [value for _, value in values]
     best, place = max((value, -number) for number, value in values[-BEST_OF:])
     yield (
-        f"reported: the last evaluated round; mean over domains of the last {LAST} evaluated rounds "
-        f"{percent(fmean(last))}, of the last {BEST_OF} {percent(fmean(last[-BEST_OF:]))}; "
-        f"best of the last {BEST_OF} {percent(best)} (round {-place})"
+        f"reported: the last evaluated round; its mean over domains, averaged over the last {LAST} as in "
+        f"FedGCR's code {percent(fmean(last))}, over the last {BEST_OF} as in FedRA's "
+        f"{percent(fmean(last[-BEST_OF:]))}; the best of these {BEST_OF} {percent(best)} (round {-place})"
     )
 
 
@@ -167,7 +165,7 @@ def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A note on what training cost; nothing where it was not counted."""
     gflops, trained = total_cost(history)
     if trained:
-        yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains {trained:,} parameters"
+        yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains up to {trained:,} parameters"
 
 
 def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
@@ -175,7 +173,8 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
     if any("missing" in row for row in history):
         missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
-        notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn")
+        nobody = "; nobody answered in any round, so nothing was trained" if missing >= drawn else ""
+        notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn{nobody}")
     if bad := [row["round"] for row in history if row.get(COLUMN)]:
         count = sum(row.get(COLUMN, 0) for row in history)
         which = f"round {bad[0]}" if len(bad) == 1 else f"{len(bad)} rounds, first {bad[0]}, last {bad[-1]}"

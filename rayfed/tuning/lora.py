@@ -71,6 +71,7 @@ class Lora:
         from rayfed.models.lora_layer import AdaptedLinear
 
         targets = self.targets(model)
+        self._check_rank(model, targets)
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]  # floats work
@@ -136,6 +137,16 @@ class Lora:
         if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):
             raise ConfigError(f"tuning.stem: {model.label!r} has no patch_embed.proj; set tuning.stem=false")
         return f"{targets}|{STEM}"
+
+    def _check_rank(self, model: Backbone, targets: str) -> None:
+        """Raise ConfigError if the rank is above the rank of every adapted weight matrix."""
+        adapted = [m.weight for n, m in model.net.named_modules() if re.fullmatch(targets, n)]
+        most = max(min(weight.flatten(1).shape) for weight in adapted)
+        if self.rank > most:
+            raise ConfigError(
+                f"tuning.rank: {self.rank} is more than the rank of every adapted layer of {model.label!r}; "
+                f"give 1..{most}, or use tuning=full"
+            )
 
 
 def _adapted(model: Backbone) -> list[nn.Module]:

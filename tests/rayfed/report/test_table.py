@@ -22,7 +22,8 @@ def test_a_long_run_says_which_round_is_reported_and_what_other_rules_give():
     scores = [0.1, 0.5, 0.4, 0.6, 0.3, 0.2]
     history = [{"round": n + 1, "accuracy": s, "accuracy_domain": s} for n, s in enumerate(scores)]
     [note] = selection_notes(history)
-    assert "last 5 evaluated rounds 40.0, of the last 4 37.5; best of the last 4 60.0 (round 4)" in note
+    assert "over the last 5 as in FedGCR's code 40.0, over the last 4 as in FedRA's 37.5" in note
+    assert "the best of these 4 60.0 (round 4)" in note
     assert [*selection_notes(history[:4])] == []
 
 
@@ -31,5 +32,5 @@ def test_what_training_cost_is_the_sum_of_the_operations_and_the_largest_client(
         {"flops": 2_000_000_000, "trained_params": 1500},
         {"flops": 500_000_000, "trained_params": 900},
     ]
-    assert [*cost_notes(history)] == ["training: 2.5 GFLOP of all clients; a client trains 1,500 parameters"]
+    assert [*cost_notes(history)] == ["training: 2.5 GFLOP of all clients; a client trains up to 1,500 parameters"]
     assert [*cost_notes([{"round": 1}])] == []  # a run of an earlier version
