@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfed.errors import ConfigError, check_name, unknown
+from rayfed.errors import ConfigError, check_name, one_line, unknown
 
 
 @dataclass(frozen=True)
@@ -91,24 +92,52 @@ class Registry:
         module_name, colon, attribute = name.partition(":")
         if not colon:
             if name not in self.names():
-                raise ConfigError(unknown(key, name, self.names()))
+                own = f"; for the file {name}.py here write {name}:{self.attribute}"
+                hint = own if (Path.cwd() / f"{name}.py").is_file() else ""
+                raise ConfigError(unknown(key, name, self.names()) + hint)
             module_name = f"{self.files.package}.{name}"
             attribute = self.attribute
-        try:
-            found = getattr(_import(module_name), attribute, None)
-        except ModuleNotFoundError as err:
-            if err.name is None or not (module_name == err.name or module_name.startswith(f"{err.name}.")):
-                raise
-            raise ConfigError(
-                f"{key}: {name!r}: there is no module {err.name!r}; install its package, or start the "
-                f"command in the folder that holds it"
-            ) from err
+        module = _imported(key, name, module_name)
+        if not hasattr(module, attribute):
+            near = sorted(each for each, value in vars(module).items() if self.accepts(value))
+            others = f"; it has {', '.join(near)}" if near else ""
+            raise ConfigError(f"{key}: {name!r}: {module_name} defines no {attribute}{others}")
+        found = getattr(module, attribute)
         if not self.accepts(found):
             raise ConfigError(
                 f"{key}: {name!r} is not {self.expected}: {module_name} must define {attribute} so, "
                 f"found {found!r}"
             )
         return found
+
+
+def _imported(key: str, name: str, module: str) -> ModuleType:
+    """The module of an entry.
+
+    Raises:
+        ConfigError: There is no such module, or its own code fails; the message names file and line.
+    """
+    try:
+        return _import(module)
+    except ModuleNotFoundError as err:
+        if err.name is not None and (module == err.name or module.startswith(f"{err.name}.")):
+            raise ConfigError(
+                f"{key}: {name!r}: there is no module {err.name!r}; install its package, or start the "
+                f"command in the folder that holds it"
+            ) from err
+        raise ConfigError(_failed_import(key, name, err)) from err
+    except Exception as err:
+        raise ConfigError(_failed_import(key, name, err)) from err
+
+
+def _failed_import(key: str, name: str, err: Exception) -> str:
+    frame = traceback.extract_tb(err.__traceback__)[-1]
+    where = (err.filename, err.lineno) if isinstance(err, SyntaxError) else (frame.filename, frame.lineno)
+    what = err.msg if isinstance(err, SyntaxError) else one_line(err)
+    return (
+        f"{key}: {name!r} cannot be imported: {type(err).__name__}: {what} ({where[0]}, line {where[1]}); "
+        f"correct it, or see the traceback with --debug"
+    )
 
 
 def _import(name: str) -> ModuleType:

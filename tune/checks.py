@@ -86,8 +86,8 @@ def _check_one_method(base: Base) -> None:
     asked = any(each.partition("=")[0].lstrip("+") == "compare" for each in base.overrides)
     if asked and (others := base.tree.get("compare")):
         raise ConfigError(
-            f"compare: {shown(others)} is several runs; a sweep runs one method, so leave it out, and compare "
-            f"the best trial afterwards with rayfed.run --config <sweep>/best.yaml"
+            f"compare: {shown(others)} is several runs; a sweep runs one method, so leave it out, and "
+            f"compare the best trial afterwards with rayfed.run --config <sweep>/best.yaml"
         )
 
 

@@ -115,14 +115,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of rounds.jsonl, one per round, checked to be rounds 1, 2, 3 and so on."""
     path = rows_file(folder)
+    advice = "; python -m rayfed.resume writes it anew from the history" if has_checkpoint(folder) else ""
     try:
         rows = read_lines(path)
-        if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
-            raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run")
     except DamagedError as err:
-        if not has_checkpoint(folder):
-            raise
-        raise DamagedError(f"{err}; python -m rayfed.resume writes it anew from the history") from err
+        raise DamagedError(f"{err}{advice}") from err
+    if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
+        raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run{advice}")
     return rows
 
 

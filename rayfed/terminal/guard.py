@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rayfed.errors import ConfigError, OutputClosedError, RayFedError, one_line
+from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError, one_line
 from rayfed.terminal.arguments import Arguments, forget_command
 from rayfed.terminal.console import say
 from rayfed.terminal.stages import erase
@@ -77,8 +77,13 @@ def guarded(
             say("; ".join([f"error: {one_line(err)}", *notes]), sys.stderr)
         return CLOSED
     except RayFedError as err:
+        trace = err.trace if isinstance(err, ClientError) else ""
         if debug:
             traceback.print_exc()
+            if trace:
+                say(trace, sys.stderr)
+        elif trace:
+            err.add_note("--debug shows the traceback")
         say("; ".join([f"error: {one_line(err)}", *getattr(err, "__notes__", ())]), sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt as err:

@@ -20,3 +20,29 @@ def test_the_current_folder_is_searched_last(tmp_path, monkeypatch):
     before = list(sys.path)
     METHODS.load("own_method_here:METHOD")
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def x(:\n", r"algorithm: 'mine:METHOD' cannot be imported: SyntaxError: .*mine\.py, line 1\);"),
+        ("\n1 / 0\n", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine\.py, line 2\);"),
+        ("import no_such_package\n", r"cannot be imported: ModuleNotFoundError: .*mine\.py, line 1\);"),
+        ("from rayfed import Method\nMETHOT = Method()\n", r"mine defines no METHOD; it has METHOT$"),
+        ("METHOD = 3\n", r"is not .*: mine must define METHOD so, found 3$"),
+    ],
+)
+def test_a_module_of_ones_own_with_a_mistake_is_named_with_the_line(text, words, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(ConfigError, match=words):
+        METHODS.load("mine:METHOD")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_a_file_in_the_current_folder_is_named_in_the_error(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"for the file mine.py here write mine:METHOD$"):
+        METHODS.load("mine")

@@ -206,7 +206,10 @@ def test_plot_replaces_its_own_picture_and_no_other_file(run, root, tmp_path):
     picture = tmp_path / "clients.png"
     for _ in range(2):
         assert run("pacs", "--root", str(root), "--plot", str(picture), *overrides)[0] == 0
-    for name, words in (("data.csv", "does not end in .png"), ("mine.png", "was not written by this command")):
+    for name, words in (
+        ("data.csv", "does not end in .png"),
+        ("mine.png", "was not written by this command"),
+    ):
         (tmp_path / name).write_text("mine")
         code, _, err = run("pacs", "--root", str(root), "--plot", str(tmp_path / name))
         assert code == 2

@@ -32,5 +32,7 @@ def test_what_training_cost_is_the_sum_of_the_operations_and_the_largest_client(
         {"flops": 2_000_000_000, "trained_params": 1500},
         {"flops": 500_000_000, "trained_params": 900},
     ]
-    assert [*cost_notes(history)] == ["training: 2.5 GFLOP of all clients; a client trains up to 1,500 parameters"]
+    assert [*cost_notes(history)] == [
+        "training: 2.5 GFLOP of all clients; a client trains up to 1,500 parameters"
+    ]
     assert [*cost_notes([{"round": 1}])] == []  # a run of an earlier version

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from rayfed.errors import ConfigError, OutputClosedError, RayFedError
+from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import STOP, guarded
 
@@ -121,3 +121,14 @@ def test_output_that_nobody_reads_ends_a_command_quietly(note, capsys, handlers,
         assert guarded(work) == 141
         say("dropped")  # as is what Python writes when it ends
     assert capsys.readouterr().err == (f"error: nobody reads the output any more; {note}\n" if note else "")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_traceback_of_a_client_is_offered_or_shown(debug, capsys):
+    def work():
+        raise ClientError("c1", 0, "fit", "ValueError: odd", "Traceback of the client")
+
+    assert guarded(work, debug) == 1
+    *before, line = capsys.readouterr().err.splitlines()
+    assert ("Traceback of the client" in before) == debug
+    assert line.endswith("--debug shows the traceback") != debug
