@@ -12,7 +12,7 @@ from rayfed.config.compose import compose
 from rayfed.config.parse import parse
 from rayfed.config.schema import Config
 from rayfed.data.config import DataConfig, client_domains
-from rayfed.data.partition_config import PartitionConfig
+from rayfed.data.partition.new_classes import only_tests
 from rayfed.data.shards import Dataset
 from rayfed.data.source import choose_classes
 from rayfed.errors import ConfigError
@@ -84,7 +84,7 @@ def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Conf
 
 
 def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
-    """The experiment on the base classes, and one that scores its model on the new classes.
+    """The experiment on the base classes, and one that scores its model on the new ones at the same clients.
 
     Raises:
         ConfigError: There are no such classes, or fewer than two base or new ones.
@@ -100,7 +100,11 @@ def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config
                 f"as {what} classes; two or more are needed to be told apart"
             )
     trained = part(config, path, BASE, data=replace(plain, classes=base))
-    return {BASE: trained, NEW: scoring(trained, path, NEW, replace(plain, classes=new))}
+    if plain.population is not None:  # too many clients to score each of them on the new classes
+        return {BASE: trained, NEW: scoring(trained, path, NEW, only_tests(replace(plain, classes=new)))}
+    scored = scoring(trained, path, NEW, replace(plain, classes=new, base_classes=base, augment=None))
+    evaluation = replace(scored.evaluation, clients=config.evaluation.clients)
+    return {BASE: trained, NEW: replace(scored, evaluation=evaluation)}
 
 
 def new_classes(wanted: Sequence[str] | int | None, classes: Sequence[str]) -> list[str]:
@@ -158,7 +162,7 @@ def cross_datasets(config: Config, path: Path) -> dict[str, Config]:
                 f"data.targets: {name} is named {target.name!r}, as another data set of this experiment; set "
                 f"its `name`, as in data.targets={{{name}: {{name: other}}}}"
             )
-        runs[key] = replace(scoring(trained, path, key, target), model=model)
+        runs[key] = replace(scoring(trained, path, key, only_tests(target)), model=model)
     return runs
 
 
@@ -190,17 +194,8 @@ def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
         trained: The other run.
         path: Folder of the experiment.
         name: Name of the run.
-        data: Its data, of whose partition only the test samples count: one client has those of a domain.
+        data: Its data, of which only the test samples count.
     """
-    data = replace(
-        data,
-        partition=PartitionConfig(),
-        population=None,
-        shots=None,
-        unseen_clients=None,
-        val=0,
-        augment=None,
-    )
     evaluation = replace(
         trained.evaluation,
         every=1,

@@ -76,7 +76,8 @@ class EvaluationConfig:
             optimisation steps from the global model; 0: not.
         model_of: Folder of a finished run with the same model, tuning and method, whose final model is
             scored; nothing is trained then. The classes may be others: the model makes its classifier from
-            their names. None: the experiment trains its own model.
+            their names. Where the clients are the same, each is scored with the tensors that stayed at it.
+            None: the experiment trains its own model.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
             (average, worst and best tenth, variance).
     """

@@ -34,6 +34,9 @@ class DataConfig:
             one domain.
         new_classes: Under protocol=base_to_new: the classes of which no client has an example, by name, or
             the number of last classes; None: the second half of all.
+        base_classes: Set by protocol=base_to_new in its second run, where `classes` are the new ones: the
+            clients are those to whom the samples of the base classes are distributed, and each is tested on
+            the test samples of the new classes in its domain. Only with `evaluation.model_of`.
         targets: Under protocol=cross_dataset: the data sets on which the model is scored, a list of names, or
             values of the section `data` by name, such as `{dtd: {root: DTD}}`. The value `template` is their
             class prompt; without it they have that of the model.
@@ -74,6 +77,7 @@ class DataConfig:
     aliases: dict[str, str] | None = None
     columns: dict[str, str] | None = None
     new_classes: list[str] | int | None = None
+    base_classes: list[str] | None = None
     targets: list[str] | dict[str, dict[str, Any]] | None = None
     held_out: str | list[str] | None = None
     on_bad_image: Literal["stop", "skip"] = "stop"

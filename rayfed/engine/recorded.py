@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentenc
 from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
-from rayfed.record.checkpoint import Checkpoints, Saved
+from rayfed.record.checkpoint import Checkpoints, Saved, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.round import Round
@@ -50,6 +50,7 @@ class Keeping:
         claim: Token in the marker of the folder, from the command that started this process; empty: the
             marker is not compared.
         on_nonfinite: Whether a loss or a global tensor that is NaN or infinite ends the run.
+        stores: Files of the private stores with which clients begin, by id.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Keeping:
     basis: Basis = NOTHING
     claim: str = ""
     on_nonfinite: OnNonFinite = "warn"
+    stores: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
@@ -77,6 +79,7 @@ class Keeping:
             basis=basis_of(config, setup),
             claim=claim,
             on_nonfinite=config.on_nonfinite,
+            stores=setup.stores,
         )
 
 
@@ -149,9 +152,7 @@ def record_rounds(
         for _ in range(1 + MOST_RESTARTS):
             saved = checkpoints.load(start, folder.history.complete) if resume else None
             folder.begin(saved.state.round + 1 if saved else 0)
-            executor.forget()
-            if saved:
-                saved.restore(executor)
+            restore(saved.stores if saved else keeping.stores, executor)
             try:
                 keeper = _Keeper(checkpoints, executor, keeping, folder.history)
                 yield from _record_since(saved, experiment, executor, start, folder, keeper, watch)

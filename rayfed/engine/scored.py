@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from rayfed.config.schema import Config
-from rayfed.engine.loop import Experiment
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
-from rayfed.executors.worker import World
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.server import Server
+from rayfed.federation.stays import STAYS, staying
 from rayfed.record.checkpoint import Checkpoints
-from rayfed.record.folder import TENSORS, how_to_go_on
+from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import read_tensors
+from rayfed.record.serialization import from_file
 from rayfed.types import Params, ServerState
 
 
@@ -39,72 +40,65 @@ class Finished(Server):
         return state
 
 
-def check_scored(config: Config, world: World) -> None:
-    """Check, before anything runs, that a model trained on other classes can score those of this data set.
-
-    Args:
-        config: The experiment; without `evaluation.model_of` nothing is checked.
-        world: What builds its model.
-
-    Raises:
-        ConfigError: Its rounds would train, its model has no text tower, or the values that it trains belong
-            to the classes one by one.
-    """
-    if config.evaluation.model_of is None:
-        return
-    if config.rounds != 1:
-        raise ConfigError(
-            f"rounds: {config.rounds}, but with evaluation.model_of nothing is trained; set rounds=1"
-        )
-    model = world.skeleton()
-    if model.text is None:
-        raise ConfigError(
-            f"model.name: the classifier of {model.label!r} has an output for each class that it was "
-            f"trained on, and cannot score new ones; choose a model that makes it from the names of the "
-            f"classes, such as model=clip_mini or clip_vit_b_16"
-        )
-    one_more = replace(world, num_classes=world.num_classes + 1, classes=()).skeleton()
-    other = {name: entry.tensor.shape for name, entry in one_more.tensors().items() if entry.is_trained}
-    for name, entry in model.tensors().items():
-        if entry.is_trained and other[name] != entry.tensor.shape:
-            raise ConfigError(
-                f"tuning.name: {config.tuning['name']!r} trains {name!r}, which has values for each class, "
-                f"so that it cannot score new ones; set tuning.train_head=false where it has that option, or "
-                f"choose text_prompt (without class_specific), residual_adapter or attention_adapter"
-            )
-
-
 def model_digest(folder: str) -> str:
     """SHA-256 digest of the final tensors of a run; empty where it is not finished."""
     file = Path(folder) / TENSORS
     return digest(read_tensors(file)) if file.is_file() else ""
 
 
-def scored(trained: str, experiment: Experiment, start: Params) -> tuple[Experiment, Params]:
-    """The experiment that begins with the final state of another run and trains nothing, and its tensors.
+def scored(trained: str, setup: Setup) -> Setup:
+    """The experiment that begins with the final state of another run and trains nothing.
+
+    Where tensors stay at the clients (`local.stays`) and the clients are those of the other run, each begins
+    with what it kept at the end of that run; otherwise it begins with nothing.
 
     Args:
         trained: Folder of the other run (`evaluation.model_of`).
-        experiment: The experiment as it was prepared.
-        start: Initial values of the tensors that it would send and train.
+        setup: The experiment as it was prepared.
 
     Raises:
-        ConfigError: The folder is not that of a finished run, or its tensors are not those of this model.
+        ConfigError: The folder is not that of a finished run, its last checkpoint cannot be used, or its
+            tensors are not those of this model.
     """
-    folder = Path(trained)
+    folder = Path(trained).absolute()  # another process may read the stores
     if not (folder / TENSORS).is_file():
         what = how_to_go_on(folder) if folder.is_dir() else "there is no such folder"
         raise ConfigError(f"evaluation.model_of: {trained!r} is not the folder of a finished run: {what}")
-    found, wanted = (
-        {name: tuple(value.shape) for name, value in params.items()}
-        for params in (read_tensors(folder / TENSORS), start)
-    )
-    if found != wanted:
+    _check_shapes(trained, read_tensors(folder / TENSORS), setup.start, whole=True)
+    saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
+    rounds = rounds_on_disk(folder)
+    if saved is None or saved.state.round + 1 < rounds:
+        what = "no checkpoint" if saved is None else f"no checkpoint of its last round, {rounds}, to be read"
+        raise ConfigError(
+            f"evaluation.model_of: {trained!r} has {what}, which holds the final state of the server and of "
+            f"the clients; put back its folder checkpoints, or run it again with overwrite=true"
+        )
+    experiment = replace(setup.experiment, server=Finished(state=saved.state))
+    stores = _own_stores(trained, saved.stores, setup) if setup.world.stays else {}
+    return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
+
+
+def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[str, Path]:
+    """Files of the stores that have values of what stays, by client; none where the clients are others."""
+    model = setup.world.skeleton()
+    entries = model.tensors()
+    wanted = {name: entries[name].tensor for name in staying(model, setup.world.stays)}
+    found = {}
+    for client, file in files.items():
+        if own := from_file(file).get(STAYS):
+            if client not in setup.partition.table:
+                return {}
+            _check_shapes(trained, own, wanted)
+            found[client] = file
+    return found
+
+
+def _check_shapes(trained: str, found: Params, wanted: Params, whole: bool = False) -> None:
+    """Raise ConfigError unless tensors have these shapes. Args: whole: none of the names may be missing."""
+    shapes = {name: tuple(value.shape) for name, value in wanted.items()}
+    missing = whole and found.keys() != wanted.keys()
+    if missing or any(shapes.get(name) != tuple(value.shape) for name, value in found.items()):
         raise ConfigError(
             f"evaluation.model_of: the tensors of {trained!r} are not those of this model and tuning; set "
             f"model, tuning and algorithm as in its config.yaml"
         )
-    saved = Checkpoints(folder).load(start, lambda rounds: True)
-    if saved is None:
-        raise ConfigError(f"evaluation.model_of: {trained!r} has no checkpoint, which holds the final state")
-    return replace(experiment, server=Finished(state=saved.state)), dict(saved.state.params)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rayfed.config.schema import Config, compatible_parts
-from rayfed.data import load
-from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.engine.adapted import adapting
 from rayfed.engine.channels import make_channel
 from rayfed.engine.costs import count_cost
+from rayfed.engine.inputs import clients_of, dataset_of, without_values
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import (
     GB,
@@ -30,7 +29,7 @@ from rayfed.engine.memory import (
 )
 from rayfed.engine.packing import packs_of, scores_alone
 from rayfed.engine.sampling import usual_size
-from rayfed.engine.scored import check_scored
+from rayfed.engine.scorable import check_scored
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import (
@@ -50,9 +49,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks
 from rayfed.heterogeneity.plan import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
-from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import skeleton
 from rayfed.models.trunk import check_compiler
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.terminal.stages import stage
@@ -71,6 +68,8 @@ class Setup:
         partition: Examples of each client.
         dataset: The prepared examples.
         group: How many clients share their passes, and why not more.
+        stores: Files of the private stores with which clients begin, by id: those of the finished run whose
+            model is scored.
     """
 
     experiment: Experiment
@@ -80,6 +79,7 @@ class Setup:
     partition: Partition
     dataset: Dataset
     group: GroupSize
+    stores: Mapping[str, Path] = field(default_factory=dict)
 
 
 def prepare(
@@ -101,15 +101,12 @@ def prepare(
     shape = without_values(config)
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
     known = shared or Shared()
-    where = (config.data, shape.size, shape.task, shape.resize)
     dataset = dataset_of(config, known)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)
     _check_augment(dataset.task, config)
     check_attack(config.faults, dataset.task == CLASSIFICATION)
-    partition = known.once(
-        "partition", (where, config.seed), lambda: partition_of(dataset, config.data, config.seed)
-    )
+    partition = clients_of(config, known)
     world = _world(config, parts, dataset, partition)
     check_scored(config, world)
     work = world.train.examples
@@ -146,18 +143,6 @@ def prepare(
         dataset=dataset,
         group=group,
     )
-
-
-def dataset_of(config: Config, shared: Shared) -> Dataset:
-    """The data set of a config, prepared for its model. Args: shared: what was made before."""
-    shape = without_values(config)
-    where = (config.data, shape.size, shape.task, shape.resize)
-    return shared.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
-
-
-def without_values(config: Config) -> Backbone:
-    """The model of a config without values: it has the input size and the way of resizing."""
-    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
 
 
 def _model_key(world: World) -> tuple[object, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +47,7 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     began = time.perf_counter()
     path = claim.path
     if (trained := config.evaluation.model_of) is not None:
-        experiment, start = scored(trained, setup.experiment, setup.start)
-        setup = replace(setup, experiment=experiment, start=start)
+        setup = scored(trained, setup)
     digest = finished(path, config.rounds) if resume else ""
     if digest:
         check_continuable(config, setup, path)

@@ -15,6 +15,7 @@ from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
 from rayfed.record.files import write_table
 from rayfed.record.folder import check_same_inputs, describe_run, rounds_on_disk
+from rayfed.record.layout import OWN_TENSORS
 from rayfed.record.readers import DamagedError, read_json
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.fitting import fitted, terminal_width
@@ -48,6 +49,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "threads": config.cluster.threads,
         "precision": config.train.precision,
         "group": setup.group.clients,
+        **_own_tensors(setup),
     }
     commands: list[str] = []
     if resume:
@@ -60,6 +62,13 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell_clients(setup, tell)
+
+
+def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
+    """How many of the scored clients have kept tensors in the run whose model is scored; empty: none has."""
+    names = [name for unit in setup.experiment.sets for name in unit.clients]
+    kept = sum(name in setup.stores for name in names)
+    return {OWN_TENSORS: {"clients": len(names), "kept": kept}} if kept else {}
 
 
 def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:

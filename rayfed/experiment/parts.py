@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayfed.config.changes import changes
+from rayfed.config.renamed import with_new_names
+from rayfed.config.schema import to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.engine.scored import model_digest
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
@@ -21,6 +24,7 @@ from rayfed.experiment.show import Show
 from rayfed.experiment.summary import last_words, report, report_folds
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
+from rayfed.record.readers import DamagedError, read_yaml
 from rayfed.terminal.fitting import fitted, terminal_width
 
 if TYPE_CHECKING:
@@ -86,8 +90,6 @@ def _folds(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session)
     """Run a protocol, such as one run for each held-out domain. The digest combines those of all runs."""
     import yaml
 
-    from rayfed.config.schema import to_dict
-
     path = plan.path
     if resume:
         claim.take_over()
@@ -122,7 +124,8 @@ def run_part(
         whole: Folder of which its folder is a part.
         show: What is shown.
         resume: Continue the run in its folder, if there is one. A run that scored the model of another one
-            begins anew where that model has changed since, such as by further rounds.
+            begins anew where that model has changed since, such as by further rounds, or its own config, by
+            which an earlier version scored otherwise.
         session: Ray and the actors of the command.
         alone: Held while the list of files of `whole` is written to, where several threads run parts of it.
 
@@ -135,8 +138,9 @@ def run_part(
     trained = plan.config.evaluation.model_of
     if trained is not None and not model_digest(trained):
         raise RayFedError(f"the run in {trained}, whose model would be scored, is not finished")
-    changed = trained is not None and model_digest(str(plan.path)) != model_digest(trained)
-    again = resume and (plan.path / "config.yaml").exists() and not changed
+    again = resume and (plan.path / "config.yaml").exists()
+    if trained is not None:
+        again = again and _scored_the_same(plan, trained)
     with ExitStack() as held:
         with alone or nullcontext():
             if again:
@@ -145,6 +149,17 @@ def run_part(
                 seen = folders.look(plan.path, True)
                 own = held.enter_context(folders.claim(plan.path, seen, True, whole))
         return run(plan, own, show, again, session)
+
+
+def _scored_the_same(plan: Plan, trained: str) -> bool:
+    """Whether the run in a folder scored the present model of another run, with the present config."""
+    try:
+        before = with_new_names(read_yaml(plan.path / "config.yaml"))
+    except DamagedError:
+        return False
+    return not any(changes(before, to_dict(plan.config))) and model_digest(str(plan.path)) == model_digest(
+        trained
+    )
 
 
 def _each(

@@ -10,8 +10,9 @@ from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
 from rayfed.data.config import DataConfig
 from rayfed.data.shards import Dataset
+from rayfed.engine.inputs import dataset_of
 from rayfed.engine.preflight import check_resources
-from rayfed.engine.setup import Setup, dataset_of, prepare
+from rayfed.engine.setup import Setup, prepare
 from rayfed.engine.shared import Shared
 from rayfed.federation.method import METHODS
 

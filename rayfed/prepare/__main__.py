@@ -105,7 +105,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
     from rayfed.data.cache import clean
-    from rayfed.engine.setup import without_values
+    from rayfed.engine.inputs import without_values
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 

@@ -51,11 +51,12 @@ class Saved:
     personal: Mapping[str, Score]
     stores: Mapping[str, Path]
 
-    def restore(self, executor: Executor) -> None:
-        """Give the executor the stores of all clients, reading one at a time."""
-        executor.forget()
-        for client, file in self.stores.items():
-            executor.restore(client, from_file(file))
+
+def restore(stores: Mapping[str, Path], executor: Executor) -> None:
+    """Give the executor the stores of all clients, reading one at a time. Args: stores: files, by client."""
+    executor.forget()
+    for client, file in stores.items():
+        executor.restore(client, from_file(file))
 
 
 class Checkpoints:

@@ -13,6 +13,9 @@ ROWS = "rounds.jsonl"
 FORMER_ROWS = "result.json"
 """The same in the folders of earlier versions, which are still read."""
 
+OWN_TENSORS = "own_tensors"
+"""Entry of environment.json: how many of the scored clients kept tensors in the run whose model is scored."""
+
 
 def rows_file(folder: Path) -> Path:
     """The file with the rounds of a run, which need not exist: rounds.jsonl, or result.json of old runs."""

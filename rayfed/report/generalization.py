@@ -12,6 +12,7 @@ from rayfed.config.schema import Config
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_rows
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
+from rayfed.report.run_tables import RunTables, own_tensors
 from rayfed.report.table import Table, scores_of
 
 Row = Mapping[str, Any]
@@ -81,8 +82,21 @@ def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
         "clients; new: classes of which no client has an example; both are told apart among themselves",
     )
     columns = ("method", "round", "base", "new", "harmonic mean")
-    own = on_own_tensors(config, folders)
+    own = _own_on_new_classes(config, folders)
     return Tables((Table(title_of(config, "base and new classes"), columns, tuple(rows), notes + own),))
+
+
+def _own_on_new_classes(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
+    """Notes on the methods whose clients keep tensors: with which values of these the classes are scored."""
+    runs = [(part, name, RunTables(path)) for part, name, path in runs_in(config, folders)]
+    kept = {name: run.own_tensors for part, name, run in runs if part == NEW}
+    notes = []
+    for name, (count, clients) in kept.items():
+        if count:
+            few = f"; {clients - count} of {clients} clients never trained and have initial values of these"
+            what = "base and new classes are scored at each client, with the tensors that stay at it"
+            notes.append(f"{name}: {what}{few if count < clients else ''}")
+    return (*notes, *own_tensors(run.config for _, name, run in runs if not kept.get(name, (0, 0))[0]))
 
 
 def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.objective import SEGMENTATION
+from rayfed.record.layout import OWN_TENSORS
 from rayfed.record.readers import read_json, read_parquet, read_table, read_yaml, rows_so_far
 from rayfed.report.style import UNKNOWN, Look, looks
 
@@ -55,6 +56,13 @@ class RunTables:
     def segmentation(self) -> bool:
         path = self.path / "environment.json"
         return path.exists() and read_json(path, dict).get("task") == SEGMENTATION
+
+    @cached_property
+    def own_tensors(self) -> tuple[int, int]:
+        """How many clients kept tensors in the run whose model this one scored, and how many were scored."""
+        path = self.path / "environment.json"
+        found = read_json(path, dict).get(OWN_TENSORS) if path.exists() else None
+        return (found["kept"], found["clients"]) if found else (0, 0)
 
     @cached_property
     def owners(self) -> dict[str, str]:

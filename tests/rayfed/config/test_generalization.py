@@ -1,5 +1,6 @@
 """The runs of the protocols that score where nobody trained."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +45,12 @@ def test_base_classes_train_and_new_ones_are_scored_with_their_model(tmp_path):
         "clients_per_round=2",
         "data.partition.clients_per_domain=3",
     )
-    given += ("data.partition.scheme=dirichlet", "data.augment=[flip]", "evaluation.validation=true")
+    given += (
+        "evaluation.clients=2",
+        "data.partition.scheme=dirichlet",
+        "data.augment=[flip]",
+        "evaluation.validation=true",
+    )
     runs = base_to_new(config(*given, "rounds=7"), opened, tmp_path)
     base, new = runs["base"], runs["new"]
     assert base.data.classes == ["a", "b", "c"]
@@ -52,11 +58,21 @@ def test_base_classes_train_and_new_ones_are_scored_with_their_model(tmp_path):
     assert (base.rounds, base.clients_per_round, base.evaluation.model_of) == (7, 2, None)
     assert (new.rounds, new.clients_per_round, new.evaluation.model_of) == (1, "all", str(tmp_path / "base"))
     assert (new.capacity, new.channel, new.data.augment) == (None, (), None)
-    assert (new.data.partition.clients_per_domain, new.data.val) == (1, 0)
+    assert replace(new.data, classes=new.data.base_classes, base_classes=None, augment=["flip"]) == replace(
+        base.data, augment=["flip"]
+    )
+    assert (new.data.base_classes, new.evaluation.clients) == (["a", "b", "c"], 2)
     assert (new.data.test, new.tuning, new.seed) == (base.data.test, base.tuning, base.seed)
     for wanted in ("[a,b,c,d]", "1"):
         with pytest.raises(ConfigError, match="leaves 1 of 5 classes as"):
             base_to_new(config(f"data.new_classes={wanted}"), opened, tmp_path)
+
+
+def test_a_virtual_population_is_not_scored_client_by_client_on_new_classes(tmp_path):
+    given = ("data.population=1000", "evaluation.clients=5", "data.val=2")
+    new = base_to_new(config(*given), opened, tmp_path)["new"]
+    assert (new.data.population, new.data.base_classes, new.data.val) == (None, None, 0)
+    assert (new.evaluation.clients, new.data.classes) == ("all", ["d", "e"])
 
 
 def test_a_compared_method_scores_the_model_that_it_trained_itself(tmp_path):

@@ -10,7 +10,7 @@ from rayfed.errors import ConfigError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Kept
 from rayfed.record import ownership
-from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.checkpoint import Checkpoints, restore
 from rayfed.record.claim import KEPT, claim
 from rayfed.record.serialization import from_file, to_bytes
 from rayfed.types import ServerState
@@ -113,7 +113,7 @@ def test_everything_comes_back(tmp_path):
         (0, 2),
     )
     assert found.personal == PERSONAL.clients
-    found.restore(executor)
+    restore(found.stores, executor)
     assert list(executor.kept) == ["a", "b"]
     assert torch.equal(executor.kept["a"].value["own"], WEIGHT)
     assert executor.kept["b"].value == {"n": 1}

@@ -48,11 +48,21 @@ def test_the_harmonic_mean_and_the_mean_of_the_others_by_hand(tmp_path):
 def test_the_table_says_which_methods_have_tensors_of_their_own_at_the_clients(tmp_path):
     config = load_config(["algorithm=fedavg", "compare=fedper"])
     base = tmp_path / "base"
+    new = tmp_path / "new"
+    for folder in (new, new / "compare" / "fedper"):
+        write_run(folder, {"accuracy": 0.4, "accuracy_domain": 0.4})
     for name, folder in (("fedavg", base), ("fedper", base / "compare" / "fedper")):
         write_run(folder, {"accuracy": 0.5, "accuracy_domain": 0.5})
         (folder / "config.yaml").write_text(to_yaml(load_config([f"algorithm={name}"])))
-    *_, note = by_classes(config, {"base": base}).parts[0].notes
+    folders = {"base": base, "new": new}
+    *_, note = by_classes(config, folders).parts[0].notes
     assert note.startswith("fedper: clients are scored with the tensors that stay at them")
+    facts = new / "compare" / "fedper" / "environment.json"
+    what = "fedper: base and new classes are scored at each client, with the tensors that stay at it"
+    for kept, more in ((5, ""), (3, "; 2 of 5 clients never trained and have initial values of these")):
+        facts.write_text(json.dumps({"own_tensors": {"clients": 5, "kept": kept}}))
+        notes = by_classes(config, folders).parts[0].notes
+        assert [one for one in notes if "fedper" in one] == [what + more]
     (base / "compare" / "fedper" / "config.yaml").write_text("local: {stays: []}")
     assert "fedper" not in "".join(by_classes(config, {"base": base}).parts[0].notes)
 
