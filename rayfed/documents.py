@@ -243,6 +243,8 @@ def check_run_folder(path: Path) -> None:
             f"{path}: there is no such folder; give the folder of a run, such as those under runs/"
         )
     if not os.path.lexists(path / "config.yaml"):
+        if (path / "sweep.yaml").is_file():
+            raise ConfigError(f"{path}: holds a sweep; python -m tune.run resume={path} continues it")
         reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
         raise ConfigError(f"{path}: {reason}{_run_near(path)}")
 

@@ -81,6 +81,11 @@ def instead(domains: Sequence[str]) -> str:
 
 
 def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) -> None:
+    if len(data.classes) < 2 and config.classes is not None:
+        raise DataError(
+            f"data.classes: {config.classes!r} leaves one class of {data.name!r} ({data.classes[0]}); "
+            "choose two or more"
+        )
     if len(data.classes) < 2:
         raise DataError(
             f"data.root: {data.name!r} has one class only ({data.classes[0]}); images are expected in "
@@ -94,6 +99,6 @@ def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) ->
             names = ", ".join(data.classes[label] for label in missing[:5])
             names += f" and {len(missing) - 5} others" if len(missing) > 5 else ""
             raise DataError(
-                f"empty class: domain {name!r} of {data.name!r} has no images of {names}; "
+                f"data.root: empty class: domain {name!r} of {data.name!r} has no images of {names}; "
                 "add some, or remove the class folder from all domains"
             )

@@ -210,9 +210,11 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
     owners = [name for name in chosen if name not in held_out]
     if config.partition.scheme == "imbalanced" and config.partition.order is not None:
         owners = _ordered(owners, config.partition.order)
+    if not chosen:
+        raise ConfigError(f"data.domains: [] is empty; list one or more of {', '.join(domains)}")
     if not owners:
         raise ConfigError(
-            f"data.held_out: {', '.join(held_out) or 'nothing'} of data.domains {', '.join(chosen) or '[]'} "
+            f"data.held_out: {', '.join(held_out) or 'nothing'} of data.domains {', '.join(chosen)} "
             "leaves no domain for clients; hold out fewer or list more"
         )
     return owners, list(held_out)

@@ -208,6 +208,9 @@ def test_a_folder_that_does_not_exist_is_named_in_resume(tmp_path, capsys):
     assert "nowhere: there is no such folder; give the folder of a run" in capsys.readouterr().err
     assert main([str(tmp_path)]) == 2
     assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err
+    (tmp_path / "sweep.yaml").touch()
+    assert main([str(tmp_path)]) == 2
+    assert f"holds a sweep; python -m tune.run resume={tmp_path} continues it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [(), ("rounds=+1",)])

@@ -18,7 +18,7 @@ from rayfed.data.partition.dealing import (
 )
 from rayfed.data.partition.sizes import smallest_part, too_many
 from rayfed.data.partition_config import PartitionConfig
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, count_of
 
 Deal = Callable[[NDArray[np.int64], int, int, PartitionConfig, np.random.Generator], list[Indices]]
 """Labels, number of parts, smallest size of a part, config and generator; returns the positions of each part.
@@ -87,6 +87,7 @@ EACH = {"pathological": "classes_per_client", "shards": "shards_per_client"}
 def _unfit(name: str, count: int, partition: PartitionConfig, why: str) -> str:
     keys = [f"data.partition.{key}" for key in (EACH.get(partition.scheme), "clients_per_domain") if key]
     return (
-        f"data.partition.scheme: {partition.scheme} does not fit domain {name!r} with {count} clients: "
-        f"{why}; lower {' or '.join(keys)}, or raise data.limit"
+        f"data.partition.scheme: {partition.scheme} does not fit domain {name!r} with "
+        f"{count_of(count, 'client')}: {why}; lower {' or '.join(keys)}, or use more samples of the domain "
+        "(data.limit)"
     )

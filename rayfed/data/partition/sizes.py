@@ -96,7 +96,8 @@ def too_many(config: DataConfig, name: str, count: int, num_samples: int, smalle
         if config.partition.scheme == "dirichlet":
             advice += ", or lower data.partition.min_samples"
     else:
-        advice = "lower data.val, data.test or data.partition.min_samples, or raise data.limit"
+        advice = "lower data.val, data.test or data.partition.min_samples, or use more samples of the domain"
+        advice += "" if config.limit is None else " (data.limit)"
     return (
         f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
         f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
