@@ -99,9 +99,14 @@ class Registry:
             attribute = self.attribute
         module = _imported(key, name, module_name)
         if not hasattr(module, attribute):
-            near = sorted(each for each, value in vars(module).items() if self.accepts(value))
+            classes = {
+                n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ != module_name
+            }
+            near = sorted(n for n, v in vars(module).items() if self.accepts(v) and n not in classes)
             others = f"; it has {', '.join(near)}" if near else ""
-            raise ConfigError(f"{key}: {name!r}: {module_name} defines no {attribute}{others}")
+            raise ConfigError(
+                f"{key}: {name!r} is not {self.expected}: {module_name} defines no {attribute}{others}"
+            )
         found = getattr(module, attribute)
         if not self.accepts(found):
             raise ConfigError(

@@ -50,7 +50,6 @@ CASES = [
     Case("momentum that never fades", "train.momentum: 1.0 | less than 1", "train.momentum=1.0"),
     Case("an adapter whose size overflows", "tuning.rank", "tuning.rank=1000000000000000000"),
     Case("one class", "data.classes: 1 | choose two or more", "data.classes=1"),
-    Case("no domain", "data.domains: [] is empty | plain", "data.domains=[]"),
     Case("images larger than any memory", "model.size: 100000 | GB", "model.size=100000"),
     Case("a width larger than any memory", "model.options", "model.options={depth: 1, embed_dim: 40000000}"),
     Case("blocks without end", "model.options.depth | 1000", "model.options={depth: 100000000}"),

@@ -180,7 +180,7 @@ CASES = [
     Case("validation and test leave nothing", "data.val + data.test | 0.6", "data.val=0.6 | data.test=0.5"),
     Case("a test split in words", "data.test | oficial", "data.test=oficial"),
     Case("no images", "data.limit | 0", "data.limit=0"),
-    Case("no domains", "data.domains | no domain for clients", "data.domains=[]"),
+    Case("no domains", "data.domains: [] is empty | street", "data.domains=[]"),
     Case("a domain twice", "data.domains | twice", "data.domains=[street, street]"),
     Case(
         "every domain held out",
