@@ -72,8 +72,9 @@ def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
 
 
 def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
-    """Show the table of the clients, and how many images could not be read."""
-    tell(describe(setup.partition, setup.dataset, terminal_width()))
+    """Show the table of the clients, what they hold if it differs, and how many images could not be read."""
+    sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
+    tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
     if setup.group.sentence:
         tell(fitted(setup.group.sentence, terminal_width()))
     if skipped := setup.dataset.skipped:

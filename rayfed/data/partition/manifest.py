@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,12 @@ def client_rows(
     return rows
 
 
-def describe(partition: Partition, dataset: Dataset, width: int | None = None) -> str:
+def describe(
+    partition: Partition,
+    dataset: Dataset,
+    width: int | None = None,
+    sizes: Mapping[str, Mapping[str, int]] | None = None,
+) -> str:
     """The table of a partition as aligned text: up to MAX_ROWS clients, then totals.
 
     Clients that never train are marked `(unseen)`.
@@ -69,8 +74,15 @@ def describe(partition: Partition, dataset: Dataset, width: int | None = None) -
         partition: The partition.
         dataset: The data set that it divides.
         width: Letters of a line; columns that do not fit follow below. None: no limit.
+        sizes: More columns, such as the blocks that a client holds, by name and client. A column in which all
+            shown clients have the same is left out.
     """
     rows = client_rows(partition.clients[:MAX_ROWS], dataset.labels, dataset.classes)
+    for name, by_client in (sizes or {}).items():
+        held = [by_client.get(row["client"], "-") for row in rows]
+        if len({*held}) > 1:
+            for row, size in zip(rows, held, strict=True):
+                row[name] = size
     for row in rows:
         row["client"] += " (unseen)" if row["client"] in partition.unseen else ""
     cells = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]

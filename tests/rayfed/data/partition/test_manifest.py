@@ -65,6 +65,10 @@ def test_table_and_description():
     assert lines[21] == "... and 5 more clients"
     assert lines[22] == "toy: 25 clients in 4 domains, 7 classes; 524 train, 25 val, 25 test"
     assert lines[1].index(" art ") == lines[0].index(" domain ")
+    sizes = {"blocks": {row["client"]: 3 + i % 2 for i, row in enumerate(rows)}, "rank": {}}
+    more = [line.split() for line in describe(result, as_dataset(data), None, sizes).splitlines()]
+    assert more[0][-1] == "blocks"  # rank is the same for all
+    assert [line[-1] for line in more[1:4]] == ["3", "4", "3"]
     narrow = describe(result, as_dataset(data), 30).splitlines()
     assert max(map(len, narrow)) <= 30
     blocks = sum(line.startswith("client ") for line in narrow)
