@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -115,6 +119,23 @@ def one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the code of a method or of the user that raised an error, as ` (own.py, line 3)`.
+
+    Code of RayFed's engine and of libraries is passed over; empty where there is no other. For code that
+    cannot be read, the place is that of the mistake.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name}, line {error.lineno})"
+    paths = sysconfig.get_paths()
+    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = (*(f"{folder}{os.sep}" for folder in (*libraries, Path(__file__).parent)), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(others):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 MOST_SHOWN = 200

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfed.errors import ConfigError, check_name, one_line, unknown
+from rayfed.errors import ConfigError, check_name, one_line, place_of, unknown
 
 
 @dataclass(frozen=True)
@@ -130,18 +129,16 @@ def _imported(key: str, name: str, module: str) -> ModuleType:
                 f"{key}: {name!r}: there is no module {err.name!r}; install its package, or start the "
                 f"command in the folder that holds it"
             ) from err
-        raise ConfigError(_failed_import(key, name, err)) from err
+        raise _failed_import(key, name, err) from err
     except Exception as err:
-        raise ConfigError(_failed_import(key, name, err)) from err
+        raise _failed_import(key, name, err) from err
 
 
-def _failed_import(key: str, name: str, err: Exception) -> str:
-    frame = traceback.extract_tb(err.__traceback__)[-1]
-    where = (err.filename, err.lineno) if isinstance(err, SyntaxError) else (frame.filename, frame.lineno)
+def _failed_import(key: str, name: str, err: Exception) -> ConfigError:
     what = err.msg if isinstance(err, SyntaxError) else one_line(err)
-    return (
-        f"{key}: {name!r} cannot be imported: {type(err).__name__}: {what} ({where[0]}, line {where[1]}); "
-        f"correct it, or see the traceback with --debug"
+    return ConfigError(
+        f"{key}: {name!r} cannot be imported: {type(err).__name__}: {what}{place_of(err)}; correct it, "
+        f"or see the traceback with --debug"
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import ray
 
-from rayfed.executors.actors import ClientActor, LaneExecutor
+from rayfed.executors.actors import LaneExecutor
+from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane
 from rayfed.executors.metrics import Memory

@@ -22,9 +22,14 @@ def without_values(config: Config) -> Backbone:
     return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
 
 
+def shape_of(config: Config, shared: Shared) -> Backbone:
+    """The model of a config without values. Args: shared: what was made before."""
+    return shared.once("shape", (config.model, config.seed), lambda: without_values(config))
+
+
 def dataset_of(config: Config, shared: Shared) -> Dataset:
     """The data set of a config, prepared for its model. Args: shared: what was made before."""
-    shape = without_values(config)
+    shape = shape_of(config, shared)
     where = (config.data, shape.size, shape.task, shape.resize)
     return shared.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
 
@@ -41,7 +46,7 @@ def clients_of(config: Config, shared: Shared) -> Partition:
     """
     data = config.data
     if data.base_classes is None:
-        shape = without_values(config)
+        shape = shape_of(config, shared)
         key = (data, shape.size, shape.task, shape.resize, config.seed)
         return shared.once(
             "partition", key, lambda: partition_of(dataset_of(config, shared), data, config.seed)

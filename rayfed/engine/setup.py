@@ -17,7 +17,7 @@ from rayfed.data.shards import Dataset
 from rayfed.engine.adapted import adapting
 from rayfed.engine.channels import make_channel
 from rayfed.engine.costs import count_cost
-from rayfed.engine.inputs import clients_of, dataset_of, without_values
+from rayfed.engine.inputs import clients_of, dataset_of, shape_of
 from rayfed.engine.loop import Experiment
 from rayfed.engine.memory import (
     GB,
@@ -98,9 +98,9 @@ def prepare(
     """
     parts = compatible_parts(config)
     check_counts(config)
-    shape = without_values(config)
-    stage(f"loading the data {config.data.name} and the model {config.model.name}")
     known = shared or Shared()
+    shape = shape_of(config, known)
+    stage(f"loading the data {config.data.name} and the model {config.model.name}")
     dataset = dataset_of(config, known)
     check_task(dataset.task, parts.server, parts.local)
     _check_tuning(dataset.task, config)

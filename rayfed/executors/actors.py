@@ -3,156 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import ObjectLostError
 
-from rayfed.errors import LostStoreError, RayFedError, ResourceError
+from rayfed.errors import LostStoreError
+from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.exchange import Exchange
-from rayfed.executors.failed_call import out_of_memory
 from rayfed.executors.failures import Policy
-from rayfed.executors.lane import Lane, Slot, WireCall
-from rayfed.executors.metrics import Memory
+from rayfed.executors.lane import Lane
 from rayfed.executors.pace import Pace
 from rayfed.executors.stores import Stores
-from rayfed.executors.trim import Trim, keep_freed_memory, leave_out_of_garbage_collection
-from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
-from rayfed.executors.worker import Weights, Worker, World
+from rayfed.executors.wire import decode, encode
+from rayfed.executors.worker import World
 from rayfed.federation.executor import Call, Event, Kept, Visit
-from rayfed.types import Broadcast, Params, Update, num_bytes
+from rayfed.types import Update
 
 log = logging.getLogger(__name__)
-
-
-class ClientActor:
-    """A Ray actor that holds one model and runs any client with it, one call after the other."""
-
-    def __init__(
-        self, name: str, world: World, weights: Weights, labels: Mapping[str, str] | None = None
-    ) -> None:
-        """Args: name: name of the actor. labels: labels of its metrics; None: no metrics."""
-        self._name = name
-        gpus = ray.get_gpu_ids()
-        usable = bool(gpus) and torch.cuda.is_available()
-        if gpus and not usable:
-            log.warning(
-                "actor %s was given GPU %s but torch sees none, so it runs on the CPU; install a torch with "
-                "CUDA, or set cluster.num_gpus=0",
-                *(name, gpus),
-            )
-        self._device = "cuda:0" if usable else "cpu"
-        keep_freed_memory()
-        self._trim = Trim()
-        self._share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0) if usable else 1.0
-        self._hold(world, weights, labels)
-
-    def _hold(self, world: World, weights: Weights, labels: Mapping[str, str] | None) -> None:
-        self._failed: ResourceError | None = None
-        try:
-            self._worker = Worker(world, weights, self._device, self._share)
-        except torch.OutOfMemoryError as err:  # `where` raises it: Ray hides what a constructor raises
-            self._failed = ResourceError(f"cluster.gpus_per_actor: {out_of_memory(err, self._share, [])}")
-        self._memory = Memory(labels, self._device) if labels else None
-        leave_out_of_garbage_collection()
-
-    def change(
-        self, world: World, weights: Weights, labels: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        """Run the clients of another experiment from now on; returns `where()`."""
-        del self._worker  # two models may not fit, and no call may run with the former one
-        self._hold(world, weights, labels)
-        return self.where()
-
-    def __repr__(self) -> str:
-        return self._name
-
-    def run(self, units: list[list[WireCall]], *args: Any) -> tuple[Any, ...]:
-        """Run calls of clients, one unit after the other; the clients of a unit share their passes.
-
-        Returns:
-            The list of answers: for each call an update, the bytes of the client's store (None: it keeps
-            none), and the seconds it took, or its error. Then the store of each client as a value of its own,
-            so that large stores stay in the object store and are not sent to the driver.
-        """
-        answers: list[tuple[tuple[Update, Packed], int | None, float] | RayFedError] = []
-        stores: list[Any] = []
-        received = Received(args)
-        for unit in units:
-            for answer, store in self._unit(unit, received):
-                answers.append(answer)
-                stores.append(store)
-        self._trim.now_and_then()
-        if self._memory is not None:
-            self._memory.measure()
-        return answers, *stores
-
-    def _unit(self, unit: list[WireCall], received: Received) -> Iterator[tuple[Any, Any]]:
-        """The answer and the store of each call of a unit; if one fails, all are run alone."""
-        calls = [received.call(wire) for wire in unit]
-        began = time.perf_counter()
-        done = None
-        if len(unit) > 1:
-            done = self._worker.call_group(calls, [received.store(wire) for wire in unit])
-        if done is not None:
-            seconds = (time.perf_counter() - began) / len(unit)
-            yield from ((self._encoded(update, store, seconds)) for update, store in done)
-            return
-        for wire, call in zip(unit, calls, strict=True):
-            began = time.perf_counter()
-            try:
-                update, store = self._worker.call(call, received.store(wire))
-            except RayFedError as err:
-                yield err, None
-            else:
-                yield self._encoded(update, store, time.perf_counter() - began)
-
-    @staticmethod
-    def _encoded(update: Update, store: Mapping[str, Any], seconds: float) -> tuple[Any, Any]:
-        return (encode_update(update), num_bytes(store) if store else None, seconds), encode(store)
-
-    def where(self) -> dict[str, Any]:
-        """Name, node, worker and process id of this actor.
-
-        Raises:
-            ResourceError: The device has no memory for its model.
-        """
-        if self._failed is not None:
-            raise self._failed
-        context = ray.get_runtime_context()
-        return {
-            "name": self._name,
-            "node": context.get_node_id(),
-            "worker": context.get_worker_id(),
-            "pid": os.getpid(),
-        }
-
-
-class Received:
-    """The arguments of a remote call, each of them decoded once."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        self._args = args
-        self._params: dict[int, Params] = {}
-
-    def call(self, wire: WireCall) -> Call:
-        """The call that was sent."""
-        slot = wire.params.index
-        if slot not in self._params:
-            self._params[slot] = unpack(self._args[slot])
-        shared = {k: self._args[v.index] if isinstance(v, Slot) else v for k, v in wire.shared.items()}
-        held: dict[str, Any] = {"blocks": wire.blocks, "rank": wire.rank}
-        sent = Broadcast(round=wire.round, params=self._params[slot], shared=decode(shared), **held)
-        return Call(wire.client, wire.task, wire.tag, sent)
-
-    def store(self, wire: WireCall) -> dict[str, Any]:
-        """A new copy of the client's store."""
-        return dict(decode(self._args[wire.store.index], copy=True)) if wire.store else {}
 
 
 class LaneExecutor:

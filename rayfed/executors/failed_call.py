@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from rayfed.data.row_table import Splits
-from rayfed.errors import ClientError, DeviceMemoryError, NonFiniteClientError
+from rayfed.errors import ClientError, DeviceMemoryError, NonFiniteClientError, place_of
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
 from rayfed.federation.less_memory import Smaller, override
 
-PACKAGES = Path(__file__).parents[2]
-"""Folder of the packages of RayFed."""
 SENTENCES = 3
 """Of torch's message: that memory is short, how much was asked for, and how much there is."""
 
@@ -34,7 +30,7 @@ def failed_call(
         share: Share of the device that this process was given.
     """
     kind: type[ClientError] = ClientError
-    cause = f"{type(err).__name__}: {err}{own_place(err)}"
+    cause = f"{type(err).__name__}: {err}{place_of(err)}"
     if isinstance(err, torch.OutOfMemoryError):
         kind = DeviceMemoryError
         examples = len(splits[call.client].get("train", ()))
@@ -42,17 +38,6 @@ def failed_call(
     elif isinstance(err, FloatingPointError):
         kind = NonFiniteClientError
     return kind(call.client, call.sent.round, call.tag, cause, traceback.format_exc())
-
-
-def own_place(err: Exception) -> str:
-    """File and line of the user's own code that raised an error, in brackets; empty for other code."""
-    paths = sysconfig.get_paths()
-    others = [str(PACKAGES / "rayfed"), str(PACKAGES / "algorithms"), "<"]
-    others += [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for frame in reversed(traceback.extract_tb(err.__traceback__)):
-        if not frame.filename.startswith(tuple(others)):
-            return f" ({Path(frame.filename).name}, line {frame.lineno})"
-    return ""
 
 
 def out_of_memory(err: torch.OutOfMemoryError, share: float, changes: list[str]) -> str:

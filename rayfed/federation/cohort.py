@@ -206,7 +206,7 @@ class Cohort:
         return list(answers.values())
 
     def _task(self, cid: str, task: Task, tag: str) -> Task:
-        """The task as this client runs it: as an attacker, or with its answer sent through the channel."""
+        """The task as this client runs it; in training its answer passes its attack, then the channel."""
         if tag != TRAINING:
             return task
         if self.faults is not None:

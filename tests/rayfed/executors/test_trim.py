@@ -14,7 +14,7 @@ import pytest
 
 from rayfed.engine import driver
 from rayfed.executors import trim
-from rayfed.executors.actors import ClientActor
+from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.trim import Trim
 
 
@@ -77,8 +77,10 @@ def test_collections_leave_out_what_exists_and_not_what_is_dropped_later(collect
 
 def test_an_actor_frees_the_model_of_the_former_experiment(collection, monkeypatch):
     frozen = []
-    monkeypatch.setattr("rayfed.executors.actors.leave_out_of_garbage_collection", lambda: frozen.append(1))
-    monkeypatch.setattr("rayfed.executors.actors.Worker", lambda *_: object())
+    monkeypatch.setattr(
+        "rayfed.executors.client_actor.leave_out_of_garbage_collection", lambda: frozen.append(1)
+    )
+    monkeypatch.setattr("rayfed.executors.client_actor.Worker", lambda *_: object())
     actor = ClientActor.__new__(ClientActor)
     actor._device, actor._share = "cpu", 1.0
     actor._hold(None, None, None)

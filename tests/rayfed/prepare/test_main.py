@@ -15,24 +15,7 @@ from rayfed.prepare.__main__ import main
 from rayfed.terminal.stages import CLEAR
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 from tests.rayfed.data.test_init import CONFIGS, from_yaml
-
-CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-
-
-@pytest.fixture
-def root(tmp_path):
-    return make_folder(tmp_path / "PACS", DOMAINS, CLASSES, count=2)
-
-
-@pytest.fixture
-def run(tmp_path, capsys):
-    def run(*argv):
-        code = main([*argv, "--cache", str(tmp_path / "cache"), "--image-size", "8"])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+from tests.rayfed.prepare.conftest import CLASSES, DOMAINS
 
 
 def test_all_well(run, root, tmp_path):
@@ -186,38 +169,6 @@ def test_digits_may_be_incomplete(run, shared, tmp_path):
     assert "domain 'svhn' is missing" in out
     assert "ufldl.stanford.edu/housenumbers" in out
     assert re.search(r"usps +10 +2,500 +500 +9,298", out)
-
-
-def test_plot_of_the_clients(run, root, tmp_path):
-    picture = tmp_path / "clients.png"
-    overrides = ("data.partition.clients_per_domain=2", "data.partition.scheme=by_domain")
-    code, out, _ = run("pacs", "--root", str(root), "--plot", str(picture), *overrides)
-    assert code == 0
-    assert f"clients: {picture}" in out
-    with Image.open(picture) as image:
-        assert image.size[0] > 500
-    code, _, err = run("pacs", "--root", str(root), "--plot", str(picture), "data.held_out=fotos")
-    assert code == 2
-    assert "did you mean 'photo'" in err
-
-
-def test_plot_replaces_its_own_picture_and_no_other_file(run, root, tmp_path):
-    overrides = ("data.partition.clients_per_domain=2", "data.partition.scheme=by_domain")
-    picture = tmp_path / "clients.png"
-    for _ in range(2):
-        assert run("pacs", "--root", str(root), "--plot", str(picture), *overrides)[0] == 0
-    for name, words in (
-        ("data.csv", "does not end in .png"),
-        ("mine.png", "was not written by this command"),
-    ):
-        (tmp_path / name).write_text("mine")
-        code, _, err = run("pacs", "--root", str(root), "--plot", str(tmp_path / name))
-        assert code == 2
-        assert words in err
-        assert (tmp_path / name).read_text() == "mine"
-    code, _, err = run("pacs", "--root", str(root), "--plot", str(tmp_path / "nosuch" / "x.png"))
-    assert code == 2
-    assert "--plot: there is no folder" in err
 
 
 def test_clean(run, root, tmp_path, capsys):
