@@ -3,9 +3,10 @@
 By default 16 clients with 64 images each, LoRA of rank 4 on attn.proj and mlp.fc2 of a 12-block ViT of width
 64 at 32 x 32 pixels, batch 32, one epoch of SGD. Plain: two processes, half of the clients each, one after
 the other, parameters through pipes, a mean in the parent. The engine trains `--group` clients at once
-(`train.group`), by default as many as have 256 rows together, and at most 32. Rounds of both kinds alternate.
-Prints the CPU seconds a round of both sides, which other jobs of the machine change little, and as its last
-line the ratio of the median times without the first rounds.
+(`train.group`), by default as many as have 256 rows together, and at most 32. Rounds of both kinds alternate;
+while one side works, the processes of the other are stopped. Prints the CPU seconds a round of both sides,
+which other jobs of the machine change little, and as its last line the ratio of the median times without the
+first rounds.
 
     python benchmarks/engine_overhead.py [--clients 16] [--images 64] [--batch 32] [--group 8] [--rounds 12]
 """
@@ -32,7 +33,7 @@ DEPTH = 12
 LR = 0.01
 WARM_UP = 2
 TITLES = ("ray::DriverActor", "ray::rayfed:", "ray::ClientActor", "ray::fit")
-"""Beginnings of the titles that Ray gives the driver and the client actors."""
+"""Beginnings of the titles that Ray gives the processes of the driver and the client actors."""
 
 
 def cpu_of(process: psutil.Process) -> float:
@@ -150,18 +151,29 @@ class Engine:
         )
         (cache / "run" / "model").mkdir(parents=True)
         self.rows = launch(prepare(config), config, cache / "run")
+        self.processes: list[psutil.Process] = []
 
     def round(self) -> float:
+        """Seconds of a round. The driver begins the next one at once, so its processes are stopped then."""
+        for process in self.processes:
+            process.resume()
         began = time.perf_counter()
         next(self.rows)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if not self.processes:  # Ray gives them their titles when they run
+            children = psutil.Process().children(recursive=True)
+            self.processes = [c for c in children if " ".join(c.cmdline()).startswith(TITLES)]
+        for process in self.processes:
+            process.suspend()
+        return seconds
 
     def cpu(self) -> float:
-        """CPU seconds that the driver and the client actors have used, which are Ray's titled processes."""
-        children = psutil.Process().children(recursive=True)
-        return sum(cpu_of(child) for child in children if " ".join(child.cmdline()).startswith(TITLES))
+        """CPU seconds that the driver and the client actors have used."""
+        return sum(map(cpu_of, self.processes))
 
     def close(self) -> None:
+        for process in self.processes:
+            process.resume()
         for _ in self.rows:
             pass
 
