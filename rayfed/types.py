@@ -136,6 +136,13 @@ def num_bytes(value: object) -> int:
     return 0
 
 
+def _bytes_at_rank(params: Params, rank: int | None) -> int:
+    """Bytes of tensors at a client of this rank; None: it holds all of them."""
+    if rank is None:
+        return sum([value.nbytes for value in params.values()])
+    return sum(up_to_rank(name, value, rank).nbytes for name, value in params.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
     """Message from the server to one client.
@@ -164,8 +171,10 @@ class Broadcast:
 
     def num_bytes(self) -> int:
         """Bytes the client downloads: the tensors it holds, tensors in `shared`, and frozen weights."""
-        held = sum(up_to_rank(n, v, self.rank).nbytes for n, v in self.params.items() if self.holds(n))
-        return num_bytes(self.shared) + held + self.frozen_bytes
+        held = self.params
+        if self.blocks is not None:
+            held = {name: value for name, value in held.items() if self.holds(name)}
+        return num_bytes(self.shared) + _bytes_at_rank(held, self.rank) + self.frozen_bytes
 
 
 def at_rank(sent: Broadcast) -> Broadcast:
@@ -196,8 +205,7 @@ class Update:
 
     def num_bytes(self) -> int:
         """Bytes the client uploads: tensors in `params` and `extra`."""
-        held = sum(up_to_rank(n, v, self.rank).nbytes for n, v in self.params.items())
-        return held + num_bytes(self.extra)
+        return _bytes_at_rank(self.params, self.rank) + num_bytes(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from rayfed.executors.failed_call import out_of_memory
 from rayfed.executors.lane import Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.trim import Trim, keep_freed_memory, leave_out_of_garbage_collection
-from rayfed.executors.wire import Packed, decode, encode, encode_update, unpack
+from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call
 from rayfed.types import Broadcast, Params, Update, num_bytes
@@ -74,7 +74,7 @@ class ClientActor:
             none), and the seconds it took, or its error. Then the store of each client as a value of its own,
             so that large stores stay in the object store and are not sent to the driver.
         """
-        answers: list[tuple[tuple[Update, Packed], int | None, float] | RayFedError] = []
+        answers: list[tuple[PackedUpdate, int | None, float] | RayFedError] = []
         stores: list[Any] = []
         received = Received(args)
         for unit in units:
@@ -94,8 +94,7 @@ class ClientActor:
         if len(unit) > 1:
             done = self._worker.call_group(calls, [received.store(wire) for wire in unit])
         if done is not None:
-            seconds = (time.perf_counter() - began) / len(unit)
-            yield from ((self._encoded(update, store, seconds)) for update, store in done)
+            yield from self._encoded(done, (time.perf_counter() - began) / len(unit))
             return
         for wire, call in zip(unit, calls, strict=True):
             began = time.perf_counter()
@@ -104,11 +103,15 @@ class ClientActor:
             except RayFedError as err:
                 yield err, None
             else:
-                yield self._encoded(update, store, time.perf_counter() - began)
+                yield from self._encoded([(update, store)], time.perf_counter() - began)
 
     @staticmethod
-    def _encoded(update: Update, store: Mapping[str, Any], seconds: float) -> tuple[Any, Any]:
-        return (encode_update(update), num_bytes(store) if store else None, seconds), encode(store)
+    def _encoded(
+        done: Sequence[tuple[Update, Mapping[str, Any]]], seconds: float
+    ) -> Iterator[tuple[Any, Any]]:
+        updates = encode_updates([update for update, _ in done])
+        for update, (_, store) in zip(updates, done, strict=True):
+            yield (update, num_bytes(store) if store else None, seconds), encode(store)
 
     def where(self) -> dict[str, Any]:
         """Name, node, worker and process id of this actor.

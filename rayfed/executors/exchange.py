@@ -17,7 +17,7 @@ from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
 from rayfed.executors.outbox import Outbox
 from rayfed.executors.stacks import silence
 from rayfed.executors.startup import StartProgress
-from rayfed.executors.wire import decode_update
+from rayfed.executors.wire import decode_updates
 from rayfed.federation.executor import Call, Event, Visit, units
 from rayfed.types import Update
 
@@ -179,14 +179,15 @@ class Exchange:
         job.lane.busy -= 1
         job.lane.since = now
         waited = max(0.0, now - job.began - sum(seconds.values())) / len(job.indices)
+        updates = iter(decode_updates([a[0] for a in answers if isinstance(a, tuple)]))
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
             if isinstance(answer, ClientError):
                 self._fail(i, answer, answer.kind)
             elif isinstance(answer, RayFedError):
                 raise answer
             else:
-                update, size, worked = answer
-                self._answers[i] = decode_update(update)
+                _, size, worked = answer
+                self._answers[i] = next(updates)
                 call = self._calls[i]
                 self._pool.keep(call.client, None if size is None else store, size or 0)
                 self._pool.on_visit(Visit(call.client, call.tag, worked, waited))

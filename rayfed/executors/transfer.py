@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rayfed.devices import HOST, moved
 from rayfed.federation.channel import CODED
@@ -60,14 +61,22 @@ def check_shapes(update: Update, wanted: Params) -> None:
             raise ValueError(f"{name} has shape {shapes}")
 
 
-def check_finite(update: Update) -> None:
+def check_finite(updates: Sequence[Update]) -> None:
     """Raise FloatingPointError if trained values, also compressed ones, hold NaN or infinity.
 
     Names the first such tensor.
+
+    Args:
+        updates: Answers of clients, on the CPU.
     """
-    coded = ((n, v) for n, parts in update.extra.get(CODED, {}).items() for v in parts.values())
-    named = [(n, v) for n, v in (*update.params.items(), *coded) if v.is_floating_point()]
-    values = [v for _, v in named]
-    if values and not torch.isfinite(torch.nn.utils.get_total_norm(values, norm_type=float("inf"))):
-        bad = next(n for n, v in named if not torch.isfinite(v).all())
-        raise FloatingPointError(f"{bad} is not finite after the call; a smaller train.lr may help")
+    alike: dict[tuple[str, torch.Size, torch.dtype], list[Tensor]] = {}
+    for update in updates:
+        coded = ((n, v) for n, parts in update.extra.get(CODED, {}).items() for v in parts.values())
+        for name, value in (*update.params.items(), *coded):
+            alike.setdefault((name, value.shape, value.dtype), []).append(value)
+    for (name, shape, dtype), values in alike.items():
+        if dtype.is_floating_point and 0 not in shape:
+            each = torch.stack(values) if len(values) > 1 else values[0]
+            # NaN is both the least and the largest value of a tensor that has any.
+            if not torch.isfinite(torch.stack(each.aminmax())).all():
+                raise FloatingPointError(f"{name} is not finite after the call; a smaller train.lr may help")

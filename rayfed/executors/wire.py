@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -17,33 +17,56 @@ from rayfed.types import Params, Update
 
 @dataclass(frozen=True)
 class Packed:
-    """Named tensors of any types in one array per type.
+    """Named tensors of any types in one array per type, of one or of several clients.
 
     Attributes:
         layout: Name, type and shape of each tensor, in order.
-        flat: The concatenated values of all tensors of a type, by type.
+        flat: The values of all tensors of a type, by type, shape (number of clients, number of values).
     """
 
     layout: tuple[tuple[str, str, tuple[int, ...]], ...]
     flat: dict[str, npt.NDArray[Any]]
 
 
+PackedUpdate: TypeAlias = tuple[Update, Packed, int]
+"""An update without its parameters, the packed parameters of one or of several clients, and its row there."""
+
+
 def pack(params: Mapping[str, Tensor]) -> Packed:
     """Copy named CPU tensors into one array per type."""
-    layout = tuple((name, str(v.dtype).removeprefix("torch."), tuple(v.shape)) for name, v in params.items())
-    parts: dict[str, list[Tensor]] = {}
-    for (_, kind, _), value in zip(layout, params.values(), strict=True):
-        parts.setdefault(kind, []).append(value.detach().reshape(-1))
-    return Packed(layout, {kind: _as_array(torch.cat(values)) for kind, values in parts.items()})
+    return _pack([params])
 
 
 def unpack(packed: Packed) -> Params:
-    """Views into the packed arrays. They must not be changed: other processes may map the same memory."""
+    """Views into packed arrays of one client.
+
+    They must not be changed: other processes may map the same memory.
+    """
+    (params,) = _unpack(packed)
+    return params
+
+
+def _pack(each: Sequence[Mapping[str, Tensor]]) -> Packed:
+    """Copy the tensors of clients, whose names, types and shapes are the same."""
+    first = each[0]
+    layout = tuple((name, str(v.dtype).removeprefix("torch."), tuple(v.shape)) for name, v in first.items())
+    parts: dict[str, list[Tensor]] = {}
+    for name, kind, _ in layout:
+        stack = torch.stack([params[name] for params in each]) if len(each) > 1 else first[name]
+        parts.setdefault(kind, []).append(stack.detach().reshape(len(each), -1))
+    return Packed(layout, {kind: _as_array(torch.cat(values, 1)) for kind, values in parts.items()})
+
+
+def _unpack(packed: Packed) -> list[Params]:
+    """Views into packed arrays, for each client."""
     sizes: dict[str, list[int]] = {}
     for _, kind, shape in packed.layout:
         sizes.setdefault(kind, []).append(math.prod(shape))
-    parts = {kind: iter(_as_tensor(flat, kind).split(sizes[kind])) for kind, flat in packed.flat.items()}
-    return {name: next(parts[kind]).view(shape) for name, kind, shape in packed.layout}
+    parts = {kind: iter(_as_tensor(flat, kind).split(sizes[kind], 1)) for kind, flat in packed.flat.items()}
+    clients = len(next(iter(packed.flat.values()), (None,)))
+    columns = [next(parts[kind]).view(clients, *shape).unbind(0) for _, kind, shape in packed.layout]
+    names = [name for name, _, _ in packed.layout]
+    return [dict(zip(names, (column[k] for column in columns), strict=True)) for k in range(clients)]
 
 
 def encode(value: Any) -> Any:
@@ -69,15 +92,30 @@ def decode(value: Any, copy: bool = False) -> Any:
     return value
 
 
-def encode_update(update: Update) -> tuple[Update, Packed]:
-    """The update without its parameters, and the parameters packed."""
-    return replace(update, params={}, extra=encode(update.extra)), pack(update.params)
+def encode_updates(updates: Sequence[Update]) -> list[PackedUpdate]:
+    """Pack the parameters of updates, those of clients with the same names, types and shapes together."""
+    alike: dict[Any, list[int]] = {}
+    for i, update in enumerate(updates):
+        key = tuple((name, value.dtype, value.shape) for name, value in update.params.items())
+        alike.setdefault(key, []).append(i)
+    encoded: dict[int, PackedUpdate] = {}
+    for indices in alike.values():
+        packed = _pack([updates[i].params for i in indices])
+        for row, i in enumerate(indices):
+            rest = replace(updates[i], params={}, extra=encode(updates[i].extra))
+            encoded[i] = (rest, packed, row)
+    return [encoded[i] for i in range(len(updates))]
 
 
-def decode_update(parts: tuple[Update, Packed]) -> Update:
-    """Undo `encode_update`."""
-    update, packed = parts
-    return replace(update, params=unpack(packed), extra=decode(update.extra))
+def decode_updates(parts: Sequence[PackedUpdate]) -> list[Update]:
+    """Undo `encode_updates`."""
+    known: dict[int, list[Params]] = {}
+    updates = []
+    for update, packed, row in parts:
+        if id(packed) not in known:
+            known[id(packed)] = _unpack(packed)
+        updates.append(replace(update, params=known[id(packed)][row], extra=decode(update.extra)))
+    return updates
 
 
 def _as_array(value: Tensor) -> npt.NDArray[Any]:

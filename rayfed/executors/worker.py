@@ -209,7 +209,7 @@ class Worker:
                 update = self._answer(call, client, sent)
                 self._keep_buffers(client)
                 ((update, kept),) = left([(update, client.store)], self._device)
-                check_finite(update)
+                check_finite([update])
             except RayFedError:
                 raise
             except Exception as err:
@@ -257,8 +257,7 @@ class Worker:
             updates = group.run(tasks)
         answers = [(update, client.store) for update, (client, _) in zip(updates, players, strict=True)]
         done = left(answers, self._device)
-        for update, _ in done:
-            check_finite(update)
+        check_finite([update for update, _ in done])
         return done
 
     def _answer(self, call: Call, client: Client, sent: Broadcast) -> Update:

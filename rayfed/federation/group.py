@@ -64,19 +64,26 @@ class Group:
         entries = model.tensors()
         self._turns: list[Turn[Update]] = []
         self.streams = [Streams(seed) for seed in seeds]
+        each = self._own(entries, len(values))
         self.models = [
-            MemberModel(model, self._own(k, entries), active[k], partial(self._ask, k))
-            for k in range(len(values))
+            MemberModel(model, own, blocks, partial(self._ask, k))
+            for k, (own, blocks) in enumerate(zip(each, active, strict=True))
         ]
 
-    def _own(self, k: int, entries: Mapping[str, NamedTensor]) -> Params:
-        """Trained tensors of client k: views of the stacks, so that a joint pass need not copy them.
+    def _own(self, entries: Mapping[str, NamedTensor], clients: int) -> list[Params]:
+        """Trained tensors of each client: views of the stacks, so that a joint pass need not copy them.
 
         Those of the text side are copies. A client computes with them alone, and must be able to go backward
         through that after another one has changed its own, which counts as a change of every view.
         """
-        own = {n: stack[k] if n in self._places else stack[k].clone() for n, stack in self._stacks.items()}
-        return {n: value if entries[n].is_buffer else nn.Parameter(value) for n, value in own.items()}
+        each: list[Params] = [{} for _ in range(clients)]
+        for name, stack in self._stacks.items():
+            is_view = name in self._places
+            is_buffer = entries[name].is_buffer
+            for own, value in zip(each, stack.unbind(0), strict=True):
+                value = value if is_view else value.clone()
+                own[name] = value if is_buffer else nn.Parameter(value)
+        return each
 
     def run(self, tasks: Sequence[Callable[[], Update]]) -> list[Update]:
         """Run the code of every client to its end.

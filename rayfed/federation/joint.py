@@ -167,7 +167,10 @@ class JointPass(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return None, None, *ctx.ask(Backward(ctx.share.joint, grads))
+        found = ctx.ask(Backward(ctx.share.joint, grads))
+        given = (None, None, *found)
+        found.clear()  # of tensors that nobody else refers to, autograd makes no copies
+        return given
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rayfed.errors import RayFedError
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.types import Params
+from rayfed.types import RESIDUAL, Params
 
 
 class NotShareableError(RayFedError):
@@ -91,8 +91,7 @@ class MemberModel:
         self._model = model
         self._ask = ask
         self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
-        entries = model.tensors()
-        self._own = {name: _place(entries[name], value) for name, value in own.items()}
+        self._places: dict[str, NamedTensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("own", "active", "untuned", "training") and not name.startswith("_"):
@@ -163,11 +162,18 @@ class MemberModel:
 
     def tensors(self) -> Mapping[str, NamedTensor]:
         """As `Backbone.tensors`, with the client's own values."""
-        return {**self._model.tensors(), **self._own}
+        entries = self._model.tensors()
+        if not self._places:
+            self._places = {name: _place(entries[name], value) for name, value in self.own.items()}
+        return {**entries, **self._places}
 
-    def tunable(self) -> Mapping[str, NamedTensor]:
-        """Those of `tensors` that may be trained: the client's own ones."""
-        return self._own
+    def trained(self, buffers: bool) -> dict[str, Tensor]:
+        """As `Backbone.trained`, the client's own tensors."""
+        return {
+            name: value
+            for name, value in self.own.items()
+            if value.requires_grad or (buffers and name.endswith(RESIDUAL))
+        }
 
     def train(self, mode: bool = True) -> MemberModel:
         """As `Backbone.train`, for this client only."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -55,6 +57,8 @@ def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
             clients sent different shapes under one name.
     """
     held = _with_weight(updates, [float(w) for w in weights])
+    if held and all(update.params.keys() == held[0][0].params.keys() for update, _ in held):
+        return _mean_of_all(held)
     mass: dict[str, float] = {}
     for update, weight in held:
         for name in update.params:
@@ -65,12 +69,34 @@ def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
             share = weight / mass[name]
             if name not in mean:
                 mean[name] = value * share
-            elif mean[name].shape != value.shape:
-                shapes = f"{tuple(value.shape)}, but other clients sent {tuple(mean[name].shape)}"
-                raise ValueError(f"client {update.client!r} sent {name!r} with shape {shapes}")
             else:
+                _check_shapes(update, [name], [value.shape], [mean[name].shape])
                 mean[name].add_(value, alpha=share)
     return mean
+
+
+def _mean_of_all(held: Sequence[tuple[Update, float]]) -> Params:
+    """As `mean_by_name` where all updates hold the same names: the same bits in half the time."""
+    mass = functools.reduce(operator.add, (weight for _, weight in held), 0.0)
+    first, weight = held[0]
+    names = list(first.params)
+    mean = [value * (weight / mass) for value in first.params.values()]
+    shapes = [value.shape for value in mean]
+    for update, weight in held[1:]:
+        values = [update.params[name] for name in names]
+        _check_shapes(update, names, [value.shape for value in values], shapes)
+        if names:
+            torch._foreach_add_(mean, values, alpha=weight / mass)
+    return dict(zip(names, mean, strict=True))
+
+
+def _check_shapes(
+    update: Update, names: Sequence[str], sent: Sequence[torch.Size], others: Sequence[torch.Size]
+) -> None:
+    if sent != others:
+        name, own, other = next(x for x in zip(names, sent, others, strict=True) if x[1] != x[2])
+        shapes = f"{tuple(own)}, but other clients sent {tuple(other)}"
+        raise ValueError(f"client {update.client!r} sent {name!r} with shape {shapes}")
 
 
 def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tuple[Update, float]]:

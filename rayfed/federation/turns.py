@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import random
-import threading
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -83,21 +84,22 @@ class Turn(Generic[R]):
         self.error: BaseException | None = None
         self._answer: Any = None
         self._cancelled = False
-        self._go = threading.Semaphore(0)
-        self._paused = threading.Semaphore(0)
-        context = contextvars.copy_context()
+        self._go: SimpleQueue[None] = SimpleQueue()  # several times as quick as semaphores
+        self._paused: SimpleQueue[None] = SimpleQueue()
+        self._ended = allocate_lock()
+        self._ended.acquire()
         # The thread alone holds the work, which refers to what holds this turn, and drops it at its end.
-        self._thread = threading.Thread(target=context.run, args=(self._run, work), daemon=True)
-        self._thread.start()
+        # threading.Thread would wait here until the thread runs, which costs more than a client's optimizer.
+        start_new_thread(contextvars.copy_context().run, (self._run, work))
 
     def resume(self, answer: Any = None) -> None:
         """Let the client's code run, with the answer to its request, until its next request or its end."""
         self._answer = answer
         self.request = None
         self.streams.swap()
-        self._go.release()
+        self._go.put(None)
         try:
-            self._paused.acquire()
+            self._paused.get()
         finally:
             self.streams.swap()
 
@@ -105,8 +107,8 @@ class Turn(Generic[R]):
         """Called by the client's code: wait for the answer to a request."""
         if not self._cancelled:  # else the code ends, and its cleaning up asks again
             self.request = request
-            self._paused.release()
-            self._go.acquire()
+            self._paused.put(None)
+            self._go.get()
         if self._cancelled:
             raise Cancelled
         return self._answer
@@ -114,15 +116,18 @@ class Turn(Generic[R]):
     def cancel(self) -> None:
         """End the client's code at its request."""
         self._cancelled = True
-        self._go.release()
-        self._thread.join()
+        self._go.put(None)
+        with self._ended:
+            pass
 
     def _run(self, work: Callable[[], R]) -> None:
-        self._go.acquire()
         try:
+            self._go.get()
             if not self._cancelled:
                 self.result = work()
         except BaseException as err:
             self.error = err
-        self.request = None
-        self._paused.release()
+        finally:
+            self.request = None
+            self._paused.put(None)
+            self._ended.release()

@@ -50,7 +50,7 @@ class AddLowRank(torch.autograd.Function):
         back, own = _back(grad, b, ctx.scale)
         of_x = torch.bmm(back.mT, a).view(ctx.shape) if wants_x else None
         of_a = torch.bmm(back, rows) if wants_a else None
-        of_b = torch.bmm(low.mT, own).mul_(ctx.scale).mT if wants_b else None
+        of_b = _of_b(low, own, ctx.scale) if wants_b else None
         return grad, of_x, of_a, of_b, None
 
 
@@ -82,7 +82,7 @@ class FrozenAndLowRank(torch.autograd.Function):
             of_x = frozen_product(grad, weight.mT, None)
             of_x.view(rows.shape).baddbmm_(back.mT, a)
         of_a = torch.bmm(back, rows) if wants_a else None
-        of_b = torch.bmm(low.mT, own).mul_(ctx.scale).mT if wants_b else None
+        of_b = _of_b(low, own, ctx.scale) if wants_b else None
         return of_x, None, None, of_a, of_b, None
 
 
@@ -99,6 +99,11 @@ def _back(grad: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     own = grad.reshape(len(b), -1, grad.shape[-1])
     # (K, r, m), and with a copy of b.mT: other layouts take up to five times as long.
     return torch.bmm(b.mT.contiguous(), own.mT).mul_(scale), own
+
+
+def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
+    """The gradient of B, shape (K, d_out, r), contiguous: autograd copies that of each client otherwise."""
+    return torch.bmm(low.mT, own).mul_(scale).mT.contiguous()
 
 
 class AdaptedLinear(Linear):

@@ -7,7 +7,7 @@ BatchNorm layers are never sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rayfed.devices import HOST, moved
 from rayfed.models.backbone import Backbone
-from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
@@ -62,7 +61,7 @@ def freeze(model: Backbone, train_head: bool = True) -> None:
 
 def trainable(model: Backbone) -> dict[str, nn.Parameter]:
     """Trainable parameters of the active blocks and of all layers outside the blocks, by global name."""
-    return {n: t.tensor for n, t in _held(model, buffers=False)}  # type: ignore[misc]  # they are parameters
+    return _held(model, buffers=False)  # type: ignore[return-value]  # without buffers, they are parameters
 
 
 def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
@@ -72,12 +71,12 @@ def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
         model: The model; tensors of inactive blocks are left out.
         buffers: Whether trained BatchNorm statistics and LoRA residuals are included beside `trainable`.
     """
-    return {n: t.tensor for n, t in _held(model, buffers)}
+    return _held(model, buffers)
 
 
 def copies(model: Backbone, buffers: bool = True) -> Params:
     """Detached copies of the tensors of `held`, on the device of the model."""
-    return {n: t.tensor.detach().clone() for n, t in _held(model, buffers)}
+    return {name: value.detach().clone() for name, value in _held(model, buffers).items()}
 
 
 def export(model: Backbone, buffers: bool = True) -> Params:
@@ -128,11 +127,9 @@ TUNINGS = Registry(
 )
 
 
-def _held(model: Backbone, buffers: bool) -> Iterator[tuple[str, NamedTensor]]:
+def _held(model: Backbone, buffers: bool) -> dict[str, Tensor]:
+    trained = model.trained(buffers)
+    if len(model.active) == model.num_blocks:
+        return trained
     active = frozenset(model.active)
-    # This loop runs several times per client call, and most tensors are frozen. A client of a group knows its
-    # own ones, other models are asked about each.
-    entries: Mapping[str, NamedTensor] = getattr(model, "tunable", model.tensors)()
-    for name, entry in entries.items():
-        if entry.is_trained and (buffers or not entry.is_buffer) and is_held(name, active):
-            yield name, entry
+    return {name: value for name, value in trained.items() if is_held(name, active)}
