@@ -155,9 +155,9 @@ class Engine:
 
     def round(self) -> float:
         """Seconds of a round. The driver begins the next one at once, so its processes are stopped then."""
+        began = time.perf_counter()
         for process in self.processes:
             process.resume()
-        began = time.perf_counter()
         next(self.rows)
         seconds = time.perf_counter() - began
         if not self.processes:  # Ray gives them their titles when they run

@@ -141,8 +141,7 @@ class Exchange:
         if self._pool.stopped.is_set():
             raise StoppedError("the run was asked to end")
         for ref in done:
-            self._heard = time.monotonic()
-            self._silent = False
+            self._heard, self._silent = time.monotonic(), False
             if ref in starting:
                 self._arrive(starting[ref])
             else:

@@ -21,11 +21,13 @@ class Packed:
 
     Attributes:
         layout: Name, type and shape of each tensor, in order.
-        flat: The values of all tensors of a type, by type, shape (number of clients, number of values).
+        flat: The values of all tensors of a type, by type, shape (clients, values of a client).
+        clients: Number of clients.
     """
 
     layout: tuple[tuple[str, str, tuple[int, ...]], ...]
     flat: dict[str, npt.NDArray[Any]]
+    clients: int
 
 
 PackedUpdate: TypeAlias = tuple[Update, Packed, int]
@@ -54,7 +56,8 @@ def _pack(each: Sequence[Mapping[str, Tensor]]) -> Packed:
     for name, kind, _ in layout:
         stack = torch.stack([params[name] for params in each]) if len(each) > 1 else first[name]
         parts.setdefault(kind, []).append(stack.detach().reshape(len(each), -1))
-    return Packed(layout, {kind: _as_array(torch.cat(values, 1)) for kind, values in parts.items()})
+    flat = {kind: _as_array(torch.cat(values, 1)) for kind, values in parts.items()}
+    return Packed(layout, flat, len(each))
 
 
 def _unpack(packed: Packed) -> list[Params]:
@@ -63,10 +66,9 @@ def _unpack(packed: Packed) -> list[Params]:
     for _, kind, shape in packed.layout:
         sizes.setdefault(kind, []).append(math.prod(shape))
     parts = {kind: iter(_as_tensor(flat, kind).split(sizes[kind], 1)) for kind, flat in packed.flat.items()}
-    clients = len(next(iter(packed.flat.values()), (None,)))
-    columns = [next(parts[kind]).view(clients, *shape).unbind(0) for _, kind, shape in packed.layout]
+    columns = [next(parts[kind]).view(packed.clients, *shape).unbind(0) for _, kind, shape in packed.layout]
     names = [name for name, _, _ in packed.layout]
-    return [dict(zip(names, (column[k] for column in columns), strict=True)) for k in range(clients)]
+    return [dict(zip(names, (column[k] for column in columns), strict=True)) for k in range(packed.clients)]
 
 
 def encode(value: Any) -> Any:

@@ -168,7 +168,11 @@ class MemberModel:
         return {**entries, **self._places}
 
     def trained(self, buffers: bool) -> dict[str, Tensor]:
-        """As `Backbone.trained`, the client's own tensors."""
+        """Those of the client's own tensors that are trained, by global name; not copies.
+
+        Args:
+            buffers: Whether LoRA residuals are included.
+        """
         return {
             name: value
             for name, value in self.own.items()

@@ -250,15 +250,6 @@ class Backbone(nn.Module):
             self._tensors = find_tensors(self, has_blocks=self.num_blocks > 0)
         return self._tensors
 
-    def trained(self, buffers: bool) -> dict[str, Tensor]:
-        """The tensors that are trained, by global name, also those of blocks that are inactive; not copies.
-
-        Args:
-            buffers: Whether BatchNorm statistics and LoRA residuals are included.
-        """
-        entries = self.tensors().items()
-        return {n: e.tensor for n, e in entries if e.is_trained and (buffers or not e.is_buffer)}
-
     def refresh(self) -> None:
         """Discard the table of `tensors` and every answer derived from it.
 

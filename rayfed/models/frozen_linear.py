@@ -1,15 +1,17 @@
-"""Frozen linear layers with oneDNN's matrix product, where it gives the same bits as torch's own.
+"""Frozen linear layers with oneDNN's matrix product, where it is quicker than torch's own with the same bits.
 
 torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD. oneDNN does, and needs
-half the time there. It is a part of torch, whose compiler calls it by an operator without a public name. A
-layer uses it only if trials on this machine gave the same bits for its shape, so that no result depends on
-it; without that operator every layer is computed as before.
+half the time there; on processors of Intel it is quicker for many rows with a bias only. It is a part of
+torch, whose compiler calls it by an operator without a public name. A layer uses it only if trials on this
+machine gave the same bits for its shape, so that no result depends on it, and took less time; without that
+operator every layer is computed as before.
 
 Letters in shapes: d_in and d_out, the widths of a layer.
 """
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,15 @@ TRIALS = (ROWS, 1037)
 
 WIDEST = 1024
 """Largest width for which they are compared; wider ones would delay the start of every client actor."""
+
+REPEATS = 5
+"""Times that each product is measured; the shortest one counts."""
+
+LARGEST = 2**27
+"""Most multiplications of a product that is measured, which are a few milliseconds; larger ones are cut."""
+
+FUNCTION = 2e-5
+"""Seconds that a layer must save: so long take the forward and backward calls of a function in Python."""
 
 
 def use_onednn(model: nn.Module) -> None:
@@ -47,7 +58,7 @@ class FrozenLinear(nn.Linear):
         Args:
             input: Rows, shape (..., d_in).
         """
-        if not self.is_used_for(input):
+        if not self.is_used_for(input) or self._saves(input) < FUNCTION:
             return super().forward(input)
         output: Tensor = Product.apply(input, self.weight, self.bias)
         return output
@@ -56,6 +67,11 @@ class FrozenLinear(nn.Linear):
         """Whether this layer is frozen, and the rows are such as `frozen_product` is used for."""
         trained = self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
         return not trained and _fits(rows)
+
+    def _saves(self, rows: Tensor) -> float:
+        """Seconds that oneDNN saves in the forward and the backward pass."""
+        back = _saves(rows, self.weight.mT, None) if rows.requires_grad else 0.0
+        return max(0.0, _saves(rows, self.weight, self.bias)) + max(0.0, back)
 
 
 class Product(torch.autograd.Function):
@@ -82,7 +98,7 @@ class Product(torch.autograd.Function):
 
 
 def frozen_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute x W^T + b without gradients, by oneDNN where its bits are those of torch, as a new tensor.
+    """Compute x W^T + b without gradients, by oneDNN where that takes less time, as a new tensor.
 
     Args:
         x: Rows, shape (..., d_in).
@@ -90,7 +106,7 @@ def frozen_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: Shape (d_out,), or None.
     """
     d_out, d_in = weight.shape
-    if not gives_same_bits(d_in, d_out, torch.get_num_threads()):
+    if _saves(x, weight, bias) <= 0:
         return F.linear(x, weight, bias)
     product = _onednn(x.reshape(-1, d_in).contiguous(), weight, bias)
     # No view, because nothing could be added in place to a view that a function of autograd returns.
@@ -118,6 +134,43 @@ def gives_same_bits(d_in: int, d_out: int, threads: int) -> bool:
     cases = ((weight, bias), (weight, None), (weight.mT.contiguous().mT, None))  # the last one: backward
     with torch.no_grad():
         return all(torch.equal(F.linear(x, *case), _onednn(x, *case)) for x in inputs for case in cases)
+
+
+def _saves(x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    """Seconds that oneDNN saves for as many rows as x has; 0 where its bits are not the same."""
+    d_out, d_in = weight.shape
+    threads = torch.get_num_threads()
+    if not gives_same_bits(d_in, d_out, threads):
+        return 0.0
+    rows = 2 ** ((x.numel() // x.shape[-1]).bit_length() - 1)
+    return seconds_saved(d_in, d_out, rows, bias is not None, weight.is_contiguous(), threads)
+
+
+@cache
+def seconds_saved(d_in: int, d_out: int, rows: int, biased: bool, contiguous: bool, threads: int) -> float:
+    """Seconds by which oneDNN's product took less time than torch's own in a trial; negative: more.
+
+    Args:
+        d_in: Number of products that are summed.
+        d_out: Width of the result.
+        rows: Number of rows; fewer are measured if the product is larger than `LARGEST`.
+        biased: Whether a bias is added.
+        contiguous: Whether the weight is contiguous; otherwise it is the transpose of one that is.
+        threads: Threads that compute.
+    """
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(min(rows, max(1, LARGEST // (d_in * d_out))), d_in, generator=random)
+    weight = torch.randn(d_out, d_in, generator=random)
+    weight = weight if contiguous else weight.mT.contiguous().mT
+    bias = torch.randn(d_out, generator=random) if biased else None
+    took: dict[Any, list[float]] = {F.linear: [], _onednn: []}
+    with torch.no_grad():
+        for _ in range(1 + REPEATS):  # the first one also prepares the libraries
+            for product, times in took.items():
+                began = time.perf_counter()
+                product(x, weight, bias)
+                times.append(time.perf_counter() - began)
+    return min(took[F.linear][1:]) - min(took[_onednn][1:])
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfed.devices import HOST, moved
 from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
 from rayfed.seeds import derive, seeded
 from rayfed.types import Params, is_held
@@ -128,8 +129,15 @@ TUNINGS = Registry(
 
 
 def _held(model: Backbone, buffers: bool) -> dict[str, Tensor]:
-    trained = model.trained(buffers)
+    # This runs several times per client call, and most tensors are frozen. A client of a group knows its own
+    # ones, other models are asked about each.
+    own = getattr(model, "trained", None)
+    trained = own(buffers) if own else _trained(model.tensors(), buffers)
     if len(model.active) == model.num_blocks:
         return trained
     active = frozenset(model.active)
     return {name: value for name, value in trained.items() if is_held(name, active)}
+
+
+def _trained(entries: Mapping[str, NamedTensor], buffers: bool) -> dict[str, Tensor]:
+    return {n: e.tensor for n, e in entries.items() if e.is_trained and (buffers or not e.is_buffer)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
-from rayfed.executors.wire import decode, decode_update, encode, encode_update, pack, unpack
+from rayfed.executors.wire import decode, decode_updates, encode, encode_updates, pack, unpack
 from rayfed.types import Update
 
 
@@ -59,10 +59,42 @@ def test_updates():
         metrics={"m": 1.0},
         extra={"h": torch.ones(1)},
     )
-    back = decode_update(pickle.loads(pickle.dumps(encode_update(update))))
+    (back,) = decode_updates(pickle.loads(pickle.dumps(encode_updates([update]))))
     assert (back.client, back.num_examples, back.metrics) == ("c", 3, {"m": 1.0})
     assert torch.equal(back.params["a"], torch.ones(2))
     assert torch.equal(back.extra["h"], torch.ones(1))
+
+
+def test_updates_of_clients_that_hold_the_same_share_arrays():
+    def params(**more):
+        half, brain = torch.randn(2, dtype=torch.float16), torch.randn(2, 3).bfloat16()
+        return {"a": torch.randn(3, 4).t(), "half": half, "brain": brain, "scalar": torch.randn(()), **more}
+
+    each = [
+        params(),
+        params(more=torch.ones(1)),
+        {},
+        params(a=torch.randn(4, 2)),
+        params(empty=torch.zeros(0, 2)),
+        params(),
+        params(empty=torch.zeros(0, 2)),
+        {},
+    ]
+    updates = [Update(client=f"c{i}", params=given, num_examples=i) for i, given in enumerate(each)]
+    sent = pickle.loads(pickle.dumps(encode_updates(updates)))
+    arrays = [id(packed) for _, packed, _ in sent]
+    assert arrays[0] == arrays[5]
+    assert arrays[4] == arrays[6]
+    assert arrays[2] == arrays[7]
+    assert len(set(arrays)) == 5
+    back = decode_updates(sent)
+    assert [update.client for update in back] == [update.client for update in updates]
+    for update, given in zip(back, each, strict=True):
+        assert list(update.params) == list(given)
+        for name, value in given.items():
+            assert update.params[name].dtype == value.dtype
+            assert torch.equal(update.params[name], value)
+            assert update.params[name].is_contiguous()
 
 
 def children(cls):

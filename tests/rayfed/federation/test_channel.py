@@ -92,14 +92,14 @@ def test_noise_at_the_client_is_that_of_one_answer():
 def test_a_compressed_answer_that_is_not_finite_is_found(codes, value):
     out = leave(Channel(codes=codes), client(), sent(), update(w=torch.tensor([1.0, value])))
     with pytest.raises(FloatingPointError, match="w is not finite"):
-        check_finite(out)
-    check_finite(leave(Channel(codes=codes), client(), sent(), update()))
+        check_finite([out])
+    check_finite([leave(Channel(codes=codes), client(), sent(), update())])
 
 
 def test_a_change_that_is_too_large_for_16_bits_is_found():
     out = leave(Channel(codes=("fp16",)), client(), sent(), update(w=torch.tensor([1.0, 70_000.0])))
     with pytest.raises(FloatingPointError, match="w is not finite"):
-        check_finite(out)
+        check_finite([out])
 
 
 CLIP = Stage(clip=1.0)

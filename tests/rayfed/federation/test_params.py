@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -35,9 +37,36 @@ def test_bad_weights_are_refused(weights):
         mean_by_name([update("x", a=[1.0]), update("y", a=[2.0])], weights)
 
 
-def test_different_shapes_name_the_client():
-    with pytest.raises(ValueError, match="client 'y' sent 'a' with shape"):
-        mean_by_name([update("x", a=[1.0]), update("y", a=[2.0, 3.0])], [1, 1])
+@pytest.mark.parametrize("more", [{}, {"b": [1.0]}])
+def test_different_shapes_name_the_client(more):
+    text = "client 'y' sent 'a' with shape (2,), but other clients sent (1,)"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        mean_by_name([update("x", c=[0.0], a=[1.0], **more), update("y", c=[0.0], a=[2.0, 3.0])], [1, 1])
+
+
+def test_the_bits_of_a_mean_do_not_depend_on_which_other_names_clients_hold():
+    random = torch.Generator().manual_seed(0)
+    weights = [0.1, 3.0, 0.7, 1.3, 2.2]
+    kinds = {"a": torch.float32, "b": torch.float64, "c": torch.bfloat16}
+    each = [
+        {name: torch.randn(3, 5, generator=random).to(kind) for name, kind in kinds.items()} for _ in weights
+    ]
+    each[1] = dict(reversed(each[1].items()))
+    same = mean_by_name([Update(client="x", params=params) for params in each], weights)
+    each[3]["more"] = torch.zeros(1)
+    mixed = mean_by_name([Update(client="x", params=params) for params in each], weights)
+    assert list(same) == list(kinds)
+    for name, value in same.items():
+        by_hand = each[0][name] * (weights[0] / sum(weights))
+        for params, weight in zip(each[1:], weights[1:], strict=True):
+            by_hand.add_(params[name], alpha=weight / sum(weights))
+        assert torch.equal(value, by_hand)
+        assert torch.equal(mixed[name], by_hand)
+
+
+def test_clients_may_send_nothing():
+    assert mean_by_name([update("x"), update("y")], [1, 2]) == {}
+    assert mean_by_name([update("x"), update("y")], [0, 0]) == {}
 
 
 def test_arithmetic():

@@ -1,12 +1,24 @@
 """Frozen linear layers: torch's own bits, whether or not oneDNN computes them."""
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from rayfed.models import frozen_linear
-from rayfed.models.frozen_linear import ROWS, WIDEST, FrozenLinear, gives_same_bits, use_onednn
+from rayfed.models.frozen_linear import (
+    LARGEST,
+    REPEATS,
+    ROWS,
+    WIDEST,
+    FrozenLinear,
+    frozen_product,
+    gives_same_bits,
+    seconds_saved,
+    use_onednn,
+)
 
 SHAPES = [(64, 192), (64, 256), (256, 64), (64, 64), (576, 192), (33, 10)]
 
@@ -14,12 +26,20 @@ SHAPES = [(64, 192), (64, 256), (256, 64), (64, 64), (576, 192), (33, 10)]
 @pytest.fixture(autouse=True)
 def _forget_trials():
     gives_same_bits.cache_clear()
+    seconds_saved.cache_clear()
     yield
     gives_same_bits.cache_clear()
+    seconds_saved.cache_clear()
 
 
 @pytest.fixture
-def used(monkeypatch):
+def quicker(monkeypatch):
+    """oneDNN is the quicker one in every trial."""
+    monkeypatch.setattr(frozen_linear, "seconds_saved", lambda *_: 1.0)
+
+
+@pytest.fixture
+def used(monkeypatch, quicker):
     """Shapes of the weights that oneDNN multiplied with; its product is torch's own here."""
     shapes = []
 
@@ -49,7 +69,7 @@ def images(d_in, rows=2 * ROWS, **options):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_gradients_have_the_bits_of_torch(shape, bias):
+def test_outputs_and_gradients_have_the_bits_of_torch(shape, bias, quicker):
     plain, quick = layers(*shape, bias)
     for rows in (2, ROWS, 1000, 2176):
         x = images(shape[0], rows)
@@ -104,7 +124,7 @@ def test_trained_layers_and_other_rows_are_computed_by_torch(used):
     assert not used
 
 
-def test_a_result_can_be_changed_in_place_and_differentiated_twice():
+def test_a_result_can_be_changed_in_place_and_differentiated_twice(quicker):
     plain, quick = layers(64, 192)
     seconds = []
     for layer in (plain, quick):
@@ -123,3 +143,41 @@ def test_wide_layers_are_not_compared(used):
     assert not gives_same_bits(WIDEST + 1, 8, 1)
     assert not gives_same_bits(8, WIDEST + 1, 1)
     assert len(used) == compared
+
+
+@pytest.mark.parametrize("saved", [-1.0, 0.0])
+def test_a_product_that_saves_no_time_is_left_to_torch(saved, used, monkeypatch):
+    monkeypatch.setattr(frozen_linear, "seconds_saved", lambda *_: saved)
+    _, quick = layers(64, 192)
+    threads = torch.get_num_threads()
+    assert gives_same_bits(64, 192, threads)
+    assert gives_same_bits(192, 64, threads)
+    used.clear()
+    quick(images(64)).sum().backward()
+    frozen_product(images(64), quick.weight, quick.bias)
+    assert not used
+
+
+def test_trials_say_which_product_takes_less_time(monkeypatch):
+    own = F.linear
+
+    def slow(x, weight, bias=None):
+        time.sleep(0.01)
+        return own(x, weight, bias)
+
+    monkeypatch.setattr(frozen_linear, "_onednn", slow)
+    assert seconds_saved(16, 8, 64, True, True, 1) < -0.005
+    monkeypatch.setattr(frozen_linear, "_onednn", own)
+    monkeypatch.setattr(frozen_linear.F, "linear", slow)
+    assert seconds_saved(16, 8, 64, True, False, 1) > 0.005
+
+
+def test_trials_have_the_layout_of_the_weight_and_no_more_rows_than_allowed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        frozen_linear, "_onednn", lambda x, w, b: seen.append((len(x), w.stride(), b is None))
+    )
+    seconds_saved(1024, 512, 4096, False, False, 1)
+    seconds_saved(64, 32, 512, True, True, 1)
+    times = 1 + REPEATS
+    assert seen == [(LARGEST // 2**19, (1, 512), True)] * times + [(512, (64, 1), False)] * times
