@@ -133,8 +133,6 @@ def _held(model: Backbone, buffers: bool) -> dict[str, Tensor]:
     # ones, other models are asked about each.
     own = getattr(model, "trained", None)
     trained = own(buffers) if own else _trained(model.tensors(), buffers)
-    if len(model.active) == model.num_blocks:
-        return trained
     active = frozenset(model.active)
     return {name: value for name, value in trained.items() if is_held(name, active)}
 
