@@ -90,7 +90,7 @@ class Turn(Generic[R]):
         self._ended.acquire()
         # The thread alone holds the work, which refers to what holds this turn, and drops it at its end.
         # threading.Thread would wait here until the thread runs, which takes three times as long.
-        start_new_thread(contextvars.copy_context().run, (self._run, [work]))
+        start_new_thread(contextvars.copy_context().run, (self._run, work))
 
     def resume(self, answer: Any = None) -> None:
         """Let the client's code run, with the answer to its request, until its next request or its end."""
@@ -120,15 +120,14 @@ class Turn(Generic[R]):
         with self._ended:
             pass
 
-    def _run(self, works: list[Callable[[], R]]) -> None:
+    def _run(self, work: Callable[[], R]) -> None:
         try:
             self._go.get()
             if not self._cancelled:
-                self.result = works[0]()
+                self.result = work()
         except BaseException as err:
             self.error = err
         finally:
-            works.clear()
             self.request = None
             self._paused.put(None)
             self._ended.release()

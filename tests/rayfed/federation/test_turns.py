@@ -2,6 +2,7 @@
 
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from rayfed.federation.turns import Cancelled, Streams, Turn
 from rayfed.seeds import seeded
+
+STREAMS = Streams(0)
 
 
 def draws():
@@ -49,3 +52,26 @@ def test_code_that_asks_again_while_it_is_ended_ends():
     ends.join(5)
     assert not ends.is_alive()
     assert isinstance(turn.error, Cancelled)
+
+
+def test_the_code_of_a_client_is_freed_when_its_turn_has_ended():
+    class Work:
+        def __call__(self):
+            return 5
+
+    work = Work()
+    gone = weakref.ref(work)
+    turn = Turn(work, STREAMS)
+    del work
+    turn.resume()
+    turn.cancel()
+    assert turn.result == 5
+    assert gone() is None
+
+
+def test_code_that_never_began_ends_too():
+    began = []
+    turn = Turn(lambda: began.append(1), STREAMS)
+    turn.cancel()
+    assert not began
+    assert turn.request is None
