@@ -3,8 +3,8 @@
 The network and the batches of `benchmarks/engine_overhead.py`, in one process. Plain: clients one after the
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
 passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. Frozen: the
-same rows through the network without adapters. Both multiply by frozen weights as a client actor does, and
-the process keeps freed memory like one. The three alternate; the CPU time of the process is measured, which
+same rows through the network without adapters. Both multiply by frozen weights and
+compute attention as a client actor does, and the process keeps freed memory like one. The three alternate; the CPU time of the process is measured, which
 other jobs of the machine change little. Prints the median milliseconds for each image, and the shares.
 
     python -m benchmarks.joint_pass [--batch 32] [--group 4] [--repeats 7]
@@ -58,6 +58,7 @@ def joint(batch: int, group: int) -> Callable[[], None]:
     import torch.nn.functional as F
 
     from rayfed.federation.joint import bound
+    from rayfed.models.attention import use_direct_attention
     from rayfed.models.frozen_linear import use_onednn
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing.small import small_setup
@@ -66,6 +67,7 @@ def joint(batch: int, group: int) -> Callable[[], None]:
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0")
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
     use_onednn(model)
+    use_direct_attention(model)
     places = stackable(model)
     start = {n: torch.stack([entry.tensor.detach()] * group) for n, entry in places.items()}
     x = torch.randn(group * batch, 3, 32, 32)
@@ -87,12 +89,14 @@ def frozen(rows: int) -> Callable[[], None]:
     import torch.nn.functional as F
     from timm.models.vision_transformer import VisionTransformer
 
+    from rayfed.models.attention import use_direct_attention
     from rayfed.models.frozen_linear import use_onednn
 
     net: Any = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
     ).requires_grad_(False)
     use_onednn(net)
+    use_direct_attention(net)
     x = torch.randn(rows, 3, 32, 32)
     y = torch.arange(rows) % 10
 

@@ -37,8 +37,9 @@ class Normalizer:
         Returns:
             float32, shape (B, 3, H, W), on the same device.
         """
-        x = images.permute(0, 3, 1, 2).float()
-        return x.mul_(self._factor).sub_(self._offset).contiguous()
+        channels = images.permute(0, 3, 1, 2)
+        x = channels.to(torch.float32, memory_format=torch.contiguous_format)  # else several times slower
+        return x.mul_(self._factor).sub_(self._offset)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rayfed.federation.train_config import TrainConfig
+from rayfed.models.attention import use_direct_attention
 from rayfed.models.backbone import Backbone
 from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.trunk import use_checkpointing, use_compile
@@ -11,7 +12,7 @@ from rayfed.models.trunk import use_checkpointing, use_compile
 def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
     """Switch on the checkpointing and the compilation of the network that the config asks for.
 
-    A network that is not compiled gets linear layers that are quicker on a CPU.
+    A network that is not compiled gets attention that is quicker, and linear layers that are on a CPU.
 
     Raises:
         ConfigError: The network or the machine does not support it.
@@ -22,3 +23,4 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
         use_compile(model, device)
     else:
         use_onednn(model)
+        use_direct_attention(model)

@@ -15,7 +15,7 @@ from rayfed.errors import RayFedError, ResourceError
 from rayfed.executors.failed_call import out_of_memory
 from rayfed.executors.lane import Slot, WireCall
 from rayfed.executors.metrics import Memory
-from rayfed.executors.trim import Trim, keep_freed_memory, leave_out_of_garbage_collection
+from rayfed.executors.trim import SLACK, Trim, keep_freed_memory, leave_out_of_garbage_collection
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call
@@ -42,7 +42,7 @@ class ClientActor:
             )
         self._device = "cuda:0" if usable else "cpu"
         keep_freed_memory()
-        self._trim = Trim()
+        self._trim = Trim(SLACK)
         self._share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0) if usable else 1.0
         self._hold(world, weights, labels)
 

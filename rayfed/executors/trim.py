@@ -10,12 +10,19 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import math
 import time
+
+import psutil
 
 PAUSE = 10.0  # seconds between two times, which take milliseconds each
 
 NEW_OBJECTS = 10_000
 """New objects after which Python looks for garbage among them, instead of 700: a visit makes thousands."""
+
+SLACK = 32 * 2**20
+"""Bytes by which a client actor grows before it gives free memory back. All that it gives back, some hundred
+megabytes, it gets back page by page in its next visit, which takes up to half a second."""
 
 KEPT = 256_000_000
 """Free bytes at the end of its memory that a client actor keeps."""
@@ -57,15 +64,30 @@ def leave_out_of_garbage_collection() -> None:
 class Trim:
     """Gives free memory back now and then; does nothing where the C library is not glibc."""
 
-    def __init__(self) -> None:
+    def __init__(self, slack: int | None = None) -> None:
+        """Args: slack: bytes by which the process must have grown since it worked after the last time."""
         self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._last = time.monotonic()
+        self._slack = slack
+        self._needs = 0.0
+        self._process = psutil.Process()
 
     def now_and_then(self) -> bool:
-        """Do it, unless that was done less than PAUSE seconds ago; returns whether it was tried."""
+        """Do it, unless that is not due; returns whether it was tried."""
         if time.monotonic() - self._last < PAUSE:
+            return False
+        self._last = time.monotonic()
+        if self._slack is not None and not self._has_grown(self._slack):
             return False
         if self._malloc_trim is not None:
             self._malloc_trim(0)
-        self._last = time.monotonic()
         return True
+
+    def _has_grown(self, slack: int) -> bool:
+        """Whether the process is larger than it was when it had worked for PAUSE seconds since the last time."""
+        resident = self._process.memory_info().rss
+        if resident > self._needs + slack:
+            self._needs = math.inf
+            return True
+        self._needs = min(self._needs, resident)
+        return False

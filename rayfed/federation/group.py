@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rayfed.federation.joint import Backward, Joint, JointPass, Rows, Share, bound, dropping
 from rayfed.federation.member import MemberModel, NotShareableError, Pass
-from rayfed.federation.turns import Streams, Turn
+from rayfed.federation.turns import Streams, Turn, take_turns
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, stackable
@@ -99,12 +99,9 @@ class Group:
         ]
         self._model.train()  # a new model is in no defined mode, in which frozen layers may round differently
         try:
-            for turn in self._turns:
-                self._resume(turn)
-            while waiting := [k for k, turn in enumerate(self._turns) if turn.request is not None]:
-                answers = self._answers({k: self._turns[k].request for k in waiting})
-                for k in waiting:
-                    self._resume(self._turns[k], answers[k])
+            self._resume({k: None for k in range(len(tasks))})
+            while requests := {k: t.request for k, t in enumerate(self._turns) if t.request is not None}:
+                self._resume(self._answers(requests))
         finally:
             for turn in self._turns:
                 turn.cancel()
@@ -113,10 +110,13 @@ class Group:
             self._model.untuned = False
         return [turn.result for turn in self._turns if turn.result is not None]
 
-    def _resume(self, turn: Turn[Update], answer: Any = None) -> None:
-        turn.resume(answer)
-        if turn.error is not None:
-            raise MemberError from turn.error
+    def _resume(self, answers: Mapping[int, Any]) -> None:
+        """Let the code of these clients run until each has a new request or has ended."""
+        members = sorted(answers)
+        take_turns([self._turns[k] for k in members], [answers[k] for k in members])
+        for turn in self._turns:
+            if turn.error is not None:
+                raise MemberError from turn.error
 
     def _ask(self, k: int, request: Pass | Backward) -> Any:
         """What client k's model calls for a pass: wait for the joint one, and connect it to the gradients."""

@@ -1,7 +1,8 @@
 """Runs the code of several clients in turns: each until it needs a result that is computed for all of them.
 
-Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed. Global
-random states belong to the client whose turn it is.
+Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed: the thread
+of a client that has to wait wakes that of the next one. Global random states belong to the client whose turn
+it is.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import contextvars
 import random
 from _thread import allocate_lock, start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 
 R = TypeVar("R")
 
@@ -23,6 +27,16 @@ NUMPY: Any = np.random  # its annotations leave out what sets the global generat
 
 class Cancelled(BaseException):
     """Ends the code of a client because another client of its group failed."""
+
+
+class Unseeded(ISeedSequence):
+    """Begins a generator of numpy that gets its seed afterwards; a usual one takes three times as long."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.zeros(n_words, dtype)
+
+
+UNSEEDED = Unseeded()
 
 
 class Streams:
@@ -43,20 +57,19 @@ class Streams:
         self.own = torch.Generator().manual_seed(seed)
         self.torch = torch.Generator().manual_seed(seed)
         self._python = random.Random(seed).getstate()
-        self._numpy: Any = np.random.MT19937(0)  # quicker than without a seed
+        self._numpy: Any = np.random.MT19937(UNSEEDED)
         np.random.RandomState(self._numpy).seed(seed % 2**32)
 
-    def swap(self) -> None:
-        """Exchange the global states with those of this client; a second call restores them."""
-        state = torch.get_rng_state()
+    def begin(self) -> None:
+        """Make these the global streams."""
         torch.set_rng_state(self.torch.get_state())
-        self.torch.set_state(state)
-        python = random.getstate()
         random.setstate(self._python)
-        self._python = python
-        numpy = NUMPY.get_bit_generator()
         NUMPY.set_bit_generator(self._numpy)
-        self._numpy = numpy
+
+    def end(self) -> None:
+        """Keep the states of the global streams until this client's next turn."""
+        self.torch.set_state(torch.get_rng_state())
+        self._python = random.getstate()
 
     def on(self, device: torch.device) -> torch.Generator:
         """The client's stream on a device, for code that runs outside its turn."""
@@ -65,6 +78,18 @@ class Streams:
         if device not in self._devices:
             self._devices[device] = torch.Generator(device).manual_seed(self._seed)
         return self._devices[device]
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Put the global streams back afterwards, which the turns of clients change."""
+    state, python, numpy = torch.get_rng_state(), random.getstate(), NUMPY.get_bit_generator()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        NUMPY.set_bit_generator(numpy)
 
 
 class Turn(Generic[R]):
@@ -85,29 +110,26 @@ class Turn(Generic[R]):
         self._answer: Any = None
         self._cancelled = False
         self._go: SimpleQueue[None] = SimpleQueue()
-        self._paused: SimpleQueue[None] = SimpleQueue()
+        self._paused: Callable[[], None] = _nobody_waits
         self._ended = allocate_lock()
         self._ended.acquire()
         # The thread alone holds the work, which refers to what holds this turn, and drops it at its end.
         # threading.Thread would wait here until the thread runs, which takes three times as long.
         start_new_thread(contextvars.copy_context().run, (self._run, work))
 
-    def resume(self, answer: Any = None) -> None:
-        """Let the client's code run, with the answer to its request, until its next request or its end."""
+    def resume(self, answer: Any, paused: Callable[[], None]) -> None:
+        """Let the client's code run, with the answer to its request; its thread calls `paused` afterwards."""
         self._answer = answer
+        self._paused = paused
         self.request = None
-        self.streams.swap()
+        self.streams.begin()
         self._go.put(None)
-        try:
-            self._paused.get()
-        finally:
-            self.streams.swap()
 
     def ask(self, request: Any) -> Any:
         """Called by the client's code: wait for the answer to a request."""
         if not self._cancelled:  # else the code ends, and its cleaning up asks again
             self.request = request
-            self._paused.put(None)
+            self._hand_over()
             self._go.get()
         if self._cancelled:
             raise Cancelled
@@ -120,6 +142,12 @@ class Turn(Generic[R]):
         with self._ended:
             pass
 
+    def _hand_over(self) -> None:
+        """Let the next client run."""
+        self.streams.end()
+        paused, self._paused = self._paused, _nobody_waits
+        paused()
+
     def _run(self, work: Callable[[], R]) -> None:
         try:
             self._go.get()
@@ -129,5 +157,42 @@ class Turn(Generic[R]):
             self.error = err
         finally:
             self.request = None
-            self._paused.put(None)
+            self._hand_over()
             self._ended.release()
+
+
+def _nobody_waits() -> None:
+    """What the thread of a client does where no other one waits for it, because its code is ended."""
+
+
+def take_turns(turns: Sequence[Turn[Any]], answers: Sequence[Any]) -> None:
+    """Let the code of clients run, one after the other, each until its next request or its end.
+
+    The thread of a client wakes that of the next one itself: to wake the caller in between would take as long
+    once more. After the error of a client those after it do not run.
+
+    Args:
+        turns: The clients, in the order in which they run.
+        answers: What each of them asked for; None for those that begin.
+    """
+    order = _Order(zip(turns, answers, strict=True))
+    with restored():
+        order.proceed()
+        order.ended.get()
+
+
+class _Order:
+    """Clients whose code is still to run. A class, because a function that hands itself on is freed late."""
+
+    def __init__(self, waiting: Iterator[tuple[Turn[Any], Any]]) -> None:
+        self._waiting = waiting
+        self.ended: SimpleQueue[None] = SimpleQueue()
+
+    def proceed(self, last: Turn[Any] | None = None) -> None:
+        """Let the next client run, unless the last one failed."""
+        following = None if last is not None and last.error is not None else next(self._waiting, None)
+        if following is None:
+            self.ended.put(None)
+        else:
+            turn, answer = following
+            turn.resume(answer, partial(self.proceed, turn))

@@ -30,6 +30,19 @@ def test_it_is_done_once_in_a_while(monkeypatch):
     assert calls == [0, 0]
 
 
+def test_an_actor_does_it_once_it_has_grown(monkeypatch):
+    clock, calls = [100.0], []
+    monkeypatch.setattr(trim.time, "monotonic", lambda: clock[0])
+    own = Trim(slack=50)
+    own._malloc_trim = lambda pad: calls.append(clock[0])
+    sizes = {110: 900, 120: 700, 130: 740, 140: 690, 150: 740, 160: 741, 170: 800, 180: 850, 190: 851}
+    own._process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=sizes[clock[0]]))
+    for clock[0] in sizes:
+        own.now_and_then()
+    # What it needs: 700, then 690, and 800 after the second time.
+    assert calls == [110, 160, 190]
+
+
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(trim.ctypes, "CDLL", lambda name: object())
     monkeypatch.setattr(trim, "PAUSE", 0.0)
