@@ -3,9 +3,10 @@
 The network and the batches of `benchmarks/engine_overhead.py`, in one process. Plain: clients one after the
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
 passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. Frozen: the
-same rows through the network without adapters. Both multiply by frozen weights and
-compute attention as a client actor does, and the process keeps freed memory like one. The three alternate; the CPU time of the process is measured, which
-other jobs of the machine change little. Prints the median milliseconds for each image, and the shares.
+same rows through the network without adapters. Both multiply by frozen weights and compute attention as a
+client actor does, and the process keeps freed memory like one. The three alternate; the CPU time of the
+process is measured, which other jobs of the machine change little. Prints the median milliseconds for each
+image, and the shares.
 
     python -m benchmarks.joint_pass [--batch 32] [--group 4] [--repeats 7]
 """

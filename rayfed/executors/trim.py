@@ -84,7 +84,7 @@ class Trim:
         return True
 
     def _has_grown(self, slack: int) -> bool:
-        """Whether the process is larger than it was when it had worked for PAUSE seconds since the last time."""
+        """Whether the process is larger by `slack` bytes than after work for PAUSE seconds since then."""
         resident = self._process.memory_info().rss
         if resident > self._needs + slack:
             self._needs = math.inf

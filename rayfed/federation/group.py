@@ -99,7 +99,7 @@ class Group:
         ]
         self._model.train()  # a new model is in no defined mode, in which frozen layers may round differently
         try:
-            self._resume({k: None for k in range(len(tasks))})
+            self._resume(dict.fromkeys(range(len(tasks))))
             while requests := {k: t.request for k, t in enumerate(self._turns) if t.request is not None}:
                 self._resume(self._answers(requests))
         finally:

@@ -1,8 +1,8 @@
 """Runs the code of several clients in turns: each until it needs a result that is computed for all of them.
 
-Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed: the thread
-of a client that has to wait wakes that of the next one. Global random states belong to the client whose turn
-it is.
+Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed: the
+thread of a client that has to wait wakes that of the next one. Global random states belong to the client
+whose turn it is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unseeded(ISeedSequence):
         return np.zeros(n_words, dtype)
 
 
-UNSEEDED = Unseeded()
+UNSEEDED: Any = Unseeded()
 
 
 class Streams:
@@ -115,6 +115,7 @@ class Turn(Generic[R]):
         self._answer: Any = None
         self._cancelled = False
         self._thread: int | None = None
+        self._cores = os.sched_getaffinity(0) if CORE is not None else set()
         self._go: SimpleQueue[None] = SimpleQueue()
         self._paused: Callable[[], None] = _nobody_waits
         self._ended = allocate_lock()
@@ -138,8 +139,7 @@ class Turn(Generic[R]):
         if not self._cancelled:  # else the code ends, and its cleaning up asks again
             self.request = request
             self._hand_over()
-            self._go.get()
-            _run_anywhere(self._cores)
+            self._wait()
         if self._cancelled:
             raise Cancelled
         return self._answer
@@ -151,6 +151,11 @@ class Turn(Generic[R]):
         with self._ended:
             pass
 
+    def _wait(self) -> None:
+        """Wait for this client's turn; its code may use all cores that the process may use."""
+        self._go.get()
+        _run_anywhere(self._cores)
+
     def _hand_over(self) -> None:
         """Let the next client run."""
         self.streams.end()
@@ -159,9 +164,8 @@ class Turn(Generic[R]):
 
     def _run(self, work: Callable[[], R]) -> None:
         try:
-            self._cores = os.sched_getaffinity(0) if CORE is not None else set()
             self._thread = get_native_id()
-            self._go.get()
+            self._wait()
             if not self._cancelled:
                 self.result = work()
         except BaseException as err:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from timm.models.vision_transformer import Attention
+from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 
@@ -37,12 +37,11 @@ class DirectAttention(Attention):
         """
         masked = any(given is not None and given is not False for given in (*args, *kwargs.values()))
         if masked or not self.fused_attn or getattr(self, "gate", None) is not None:
-            output: Tensor = super().forward(x, *args, **kwargs)
-            return output
+            return super().forward(x, *args, **kwargs)
         rows, tokens, _ = x.shape
         parts = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim).unbind(2)
         q, k, v = (part.transpose(1, 2) for part in parts)
         dropped = self.attn_drop.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, dropout_p=dropped)
-        output = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).reshape(rows, tokens, -1))))
-        return output
+        mixed = self.norm(mixed.transpose(1, 2).reshape(rows, tokens, -1))
+        return self.proj_drop(self.proj(mixed))

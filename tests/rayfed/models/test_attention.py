@@ -1,0 +1,103 @@
+"""Attention with one copy fewer: the same bits as timm's, and used where the network is not compiled."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from timm.models.vision_transformer import Attention, VisionTransformer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rayfed.executors.adjust_trunk import adjust_trunk
+from rayfed.federation.train_config import TrainConfig
+from rayfed.models.attention import DirectAttention, use_direct_attention
+
+
+def both(**options):
+    """timm's layer, and the same one as a client actor computes it."""
+    torch.manual_seed(0)
+    layer = Attention(24, num_heads=3, **options)
+    quick = nn.Sequential(deepcopy(layer))
+    use_direct_attention(quick)
+    assert type(quick[0]) is DirectAttention
+    return layer, quick[0]
+
+
+def passed(layer, x, **options):
+    """Output, gradient of the input, and gradients of the weights."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(1)
+    output = layer(x, **options)
+    weights = [p for p in layer.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(output.sin().sum(), [x, *weights])
+    return [output, *grads]
+
+
+CASES = {
+    "plain": {},
+    "without bias": {"qkv_bias": False},
+    "normalised": {"qk_norm": True, "norm_layer": nn.LayerNorm},
+    "output normalised": {"scale_norm": True, "norm_layer": nn.LayerNorm},
+    "dropout": {"attn_drop": 0.3, "proj_drop": 0.3},
+    "gated": {"gated": True},
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_have_the_same_bits(case, training):
+    layer, quick = both(**CASES[case])
+    x = torch.randn(5, 17, 24)
+    of_timm, own = (passed(each.train(training), x) for each in (layer, quick))
+    assert all(torch.equal(a, b) for a, b in zip(of_timm, own, strict=True))
+    assert of_timm[1].abs().sum() > 0
+
+
+def test_masks_are_respected():
+    layer, quick = both()
+    x = torch.randn(2, 6, 24)
+    mask = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    free = quick(x)
+    for options in ({"attn_mask": mask}, {"is_causal": True}):
+        masked = quick(x, **options)
+        assert torch.equal(masked, layer(x, **options))
+        assert not torch.allclose(masked, free)
+    assert torch.equal(quick(x, attn_mask=None, is_causal=False), free)
+
+
+def test_a_layer_whose_steps_are_computed_one_by_one_stays_so():
+    layer, quick = both()
+    layer.fused_attn = quick.fused_attn = False
+    x = torch.randn(2, 6, 24)
+    assert torch.equal(quick(x), layer(x))
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies of whole tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found += func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten._reshape_copy)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_backward_pass_copies_once_less():
+    found = []
+    for layer in both():
+        output = layer(torch.randn(2, 6, 24)).sum()
+        with Copies() as copies:
+            output.backward()
+        found.append(copies.found)
+    assert found[1] == found[0] - 1
+
+
+@pytest.mark.parametrize("train", [TrainConfig(), TrainConfig(compile=True)], ids=["as it is", "compiled"])
+def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch):
+    monkeypatch.setattr("rayfed.executors.adjust_trunk.use_compile", lambda model, device: None)
+    net = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=2)
+    adjust_trunk(net, train)
+    kinds = {type(block.attn) for block in net.blocks}
+    assert kinds == ({Attention} if train.compile else {DirectAttention})
