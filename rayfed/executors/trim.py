@@ -1,8 +1,8 @@
 """Gives memory that is free in a process back to the machine, which glibc keeps in the pools of its threads.
 
-A driver or a client actor has about 30 threads of Ray, whose pools fill with holes over the rounds. Between
-two such times client actors keep what they freed, because each pass needs it again. Python's own collection
-of garbage leaves out what a process made when it started.
+A driver or a client actor has about 30 threads of Ray, whose pools fill with holes over the rounds. A client
+actor keeps what it freed, because each pass needs it again, until it has grown by `SLACK`. Python's own
+collection of garbage leaves out what a process made when it started.
 """
 
 from __future__ import annotations
