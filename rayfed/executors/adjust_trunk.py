@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.attention import use_direct_attention
 from rayfed.models.backbone import Backbone
 from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.trunk import use_checkpointing, use_compile
@@ -23,4 +24,7 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
         use_compile(model, device)
     else:
         use_onednn(model)
-        use_direct_attention(model)
+        if "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
+            from rayfed.models.attention import use_direct_attention
+
+            use_direct_attention(model)

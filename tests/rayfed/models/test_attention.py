@@ -1,5 +1,7 @@
 """Attention with one copy fewer: the same bits as timm's, and used where the network is not compiled."""
 
+import subprocess
+import sys
 from copy import deepcopy
 
 import pytest
@@ -101,3 +103,16 @@ def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch)
     adjust_trunk(net, train)
     kinds = {type(block.attn) for block in net.blocks}
     assert kinds == ({Attention} if train.compile else {DirectAttention})
+
+
+def test_a_driver_and_the_actors_of_other_networks_do_not_import_timm():
+    modules = "rayfed.engine.driver, rayfed.executors.client_actor, rayfed.executors.worker"
+    adjust = (
+        "from rayfed.executors.adjust_trunk import adjust_trunk; import torch, sys; "
+        "from rayfed.federation.train_config import TrainConfig; "
+        "adjust_trunk(torch.nn.Linear(2, 2), TrainConfig()); print('timm' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {modules}; {adjust}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
