@@ -154,18 +154,17 @@ class Engine:
         self.processes: list[psutil.Process] = []
 
     def round(self) -> float:
-        """Seconds of a round. The driver begins the next one at once, so its processes are stopped then."""
+        """Seconds of a round, until its processes are stopped: the driver begins the next one at once."""
         began = time.perf_counter()
         for process in self.processes:
             process.resume()
         next(self.rows)
-        seconds = time.perf_counter() - began
         if not self.processes:  # Ray gives them their titles when they run
             children = psutil.Process().children(recursive=True)
             self.processes = [c for c in children if " ".join(c.cmdline()).startswith(TITLES)]
         for process in self.processes:
             process.suspend()
-        return seconds
+        return time.perf_counter() - began
 
     def cpu(self) -> float:
         """CPU seconds that the driver and the client actors have used."""

@@ -11,6 +11,7 @@ Letters in shapes: d_in and d_out, the widths of a layer.
 
 from __future__ import annotations
 
+import statistics
 import time
 from functools import cache
 from typing import Any
@@ -28,8 +29,8 @@ TRIALS = (ROWS, 1037)
 WIDEST = 1024
 """Largest width for which they are compared; wider ones would delay the start of every client actor."""
 
-REPEATS = 5
-"""Times that each product is measured; the shortest one counts."""
+REPEATS = 9
+"""Times that both products are measured; the middle one of their differences counts."""
 
 LARGEST = 2**27
 """Most multiplications of a product that is measured, which are a few milliseconds; larger ones are cut."""
@@ -163,14 +164,16 @@ def seconds_saved(d_in: int, d_out: int, rows: int, biased: bool, contiguous: bo
     weight = torch.randn(d_out, d_in, generator=random)
     weight = weight if contiguous else weight.mT.contiguous().mT
     bias = torch.randn(d_out, generator=random) if biased else None
-    took: dict[Any, list[float]] = {F.linear: [], _onednn: []}
+    differences = []
     with torch.no_grad():
-        for _ in range(1 + REPEATS):  # the first one also prepares the libraries
-            for product, times in took.items():
+        for i in range(1 + REPEATS):  # the first one also prepares the libraries
+            took: dict[Any, float] = {}
+            for product in (F.linear, _onednn) if i % 2 else (_onednn, F.linear):
                 began = time.perf_counter()
                 product(x, weight, bias)
-                times.append(time.perf_counter() - began)
-    return min(took[F.linear][1:]) - min(took[_onednn][1:])
+                took[product] = time.perf_counter() - began
+            differences.append(took[F.linear] - took[_onednn])
+    return statistics.median(differences[1:])
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
