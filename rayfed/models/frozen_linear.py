@@ -1,10 +1,10 @@
 """Frozen linear layers with oneDNN's matrix product, where it is quicker than torch's own with the same bits.
 
-torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD. oneDNN does, and needs
-half the time there; on processors of Intel it is quicker for many rows with a bias only. It is a part of
-torch, whose compiler calls it by an operator without a public name. A layer uses it only if trials on this
-machine gave the same bits for its shape, so that no result depends on it, and took less time; without that
-operator every layer is computed as before.
+torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD. oneDNN does, and
+needed half the time on one of them, nine tenths on another; on one of Intel it is quicker for many rows with
+a bias only. It is a part of torch, whose compiler calls it by an operator without a public name. A layer
+uses it only if trials on this machine gave the same bits for its shape, so that no result depends on it, and
+took less time; without that operator every layer is computed as before.
 
 Letters in shapes: d_in and d_out, the widths of a layer.
 """

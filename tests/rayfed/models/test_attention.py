@@ -98,6 +98,14 @@ def test_products_are_used_for_short_sequences_where_nothing_else_is_asked_for(m
     assert len(found) == 2
     both(**CASES["dropout"])[1].eval()(short)
     assert len(found) == 3
+    narrow = nn.Sequential(Attention(1, num_heads=1))  # its products depend on the number of rows
+    use_direct_attention(narrow)
+    narrow(torch.randn(2, SHORT, 1))
+    for norm in ("q_norm", "k_norm"):
+        _, one = both()
+        setattr(one, norm, nn.LayerNorm(8))
+        one(short)
+    assert len(found) == 3
 
 
 def test_second_derivatives_exist_where_they_do_in_torch():
