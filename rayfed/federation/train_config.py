@@ -59,7 +59,8 @@ class TrainConfig:
             faster products on GPUs that have them (no difference on a CPU); bf16: products in bfloat16, and
             the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
             are in fp32 always.
-        compile: Compile the network with torch.compile, which takes minutes at first and changes rounding.
+        compile: Compile the network with torch.compile, which takes minutes at first, changes rounding, and
+            lets dropout draw other random numbers.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"

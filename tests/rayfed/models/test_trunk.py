@@ -116,6 +116,16 @@ def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
 
 @pytest.mark.slow
 def test_a_compiled_network_trains_alike():
-    plain, compiled = trained("algorithm=fedavg"), trained("algorithm=fedavg", "train.compile=true")
+    plain, compiled = (
+        trained("algorithm=fedavg", "tuning.dropout=0", f"train.compile={value}") for value in (False, True)
+    )
     for name, value in plain.items():
-        torch.testing.assert_close(compiled[name], value, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(compiled[name], value, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_dropout_in_a_compiled_network_depends_on_the_seed_only():
+    options = ("algorithm=fedavg", "tuning.dropout=0.5", "train.compile=true")
+    first, again, other = trained(*options), trained(*options), trained(*options, "seed=1")
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+    assert not all(torch.equal(other[name], value) for name, value in first.items())
