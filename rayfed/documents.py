@@ -27,7 +27,6 @@ MAX_BYTES = 1_000_000
 BEGINNING = 2000
 """Bytes at the beginning of a file in which the command that wrote it is named."""
 
-
 BRACKETS = (("[", "]"), ("{", "}"))
 """Opening and closing brackets of lists and mappings in YAML."""
 
@@ -242,11 +241,14 @@ def check_run_folder(path: Path) -> None:
         raise ConfigError(
             f"{path}: there is no such folder; give the folder of a run, such as those under runs/"
         )
-    if not os.path.lexists(path / "config.yaml"):
+    file = path / "config.yaml"
+    if not os.path.lexists(file):
         if (path / "sweep.yaml").is_file():
             raise ConfigError(f"{path}: holds a sweep; python -m tune.run resume={path} continues it")
         reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
         raise ConfigError(f"{path}: {reason}{_run_near(path)}")
+    if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would wait for ever
+        raise ConfigError(f"{path}: holds no run (config.yaml is not a file)")
 
 
 def _run_near(path: Path) -> str:

@@ -7,6 +7,7 @@ the list may therefore be removed, and no other file.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from rayfed.documents import DocumentError, parse_json
 from rayfed.errors import ConfigError, StorageError
@@ -49,7 +51,7 @@ class Names:
     def all(self) -> list[str]:
         """All names, in the order in which they were added; names of folders end with a slash."""
         try:
-            with self.path.open("rb") as file:
+            with _opened(self.path) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._read:
                     self._forget(facts.st_ino)
@@ -94,7 +96,9 @@ class Names:
 
     def _append(self, line: str) -> None:
         # A line break on both sides: a line that a crash has cut off does not merge with the next one.
-        number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        _refuse_other(self.path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        number = os.open(self.path, flags, 0o666)
         try:
             os.write(number, f"\n{line}\n".encode("ascii"))
         finally:
@@ -121,6 +125,15 @@ class Names:
         """Begin a list for a run of an earlier version, which may have had checkpoints."""
         replace_text(self.path, "".join(f"+{json.dumps(n)}\n" for n in names) + f"{SAVED}\n")
         self.all()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file, opened for reading; raises OSError where it is something else: a pipe would wait for ever."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(number, "rb")
 
 
 def _is_below(name: str) -> bool:
@@ -165,8 +178,7 @@ def note(path: Path) -> None:
     names = names_of(root)
     name = path.absolute().relative_to(root).as_posix()
     _refuse_links(root, path)
-    if path.is_symlink() or path.is_dir():
-        raise InTheWayError(f"cannot write {path}: a link or a folder is in its place; move it away")
+    _refuse_other(path)
     if names.has(name):
         return
     if os.path.lexists(path) and not _is_adopted(root):
@@ -174,6 +186,13 @@ def note(path: Path) -> None:
             f"cannot write {path}: the file exists and was not written by this run; move it away"
         )
     names.add(name)
+
+
+def _refuse_other(path: Path) -> None:
+    """Raise InTheWayError where something is in the place of a file that is none."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        what = "a link or a folder" if path.is_symlink() or path.is_dir() else "a pipe or a device"
+        raise InTheWayError(f"cannot write {path}: {what} is in its place; move it away")
 
 
 def make_folder(path: Path) -> None:

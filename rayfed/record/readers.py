@@ -22,6 +22,7 @@ from rayfed.record.layout import rows_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from rayfed.types import Params
 
@@ -152,8 +153,16 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of a Parquet file, or only some of its columns."""
     import pyarrow.parquet as pq
 
-    with reading(path):
+    with _opened(path), reading(path):  # opened, because it may be no file
         return pq.read_table(path, columns=columns)
+
+
+def read_footer(path: Path) -> pq.FileMetaData:
+    """What a Parquet file says of itself: its columns, its number of rows, and notes of who wrote it."""
+    import pyarrow.parquet as pq
+
+    with _opened(path) as file, reading(path):
+        return pq.read_metadata(file)
 
 
 def read_table(folder: Path, table: str) -> Sequence[Mapping[str, Any]]:
@@ -167,7 +176,7 @@ def read_tensors(path: Path) -> Params:
     """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
-    with reading(path):
+    with _opened(path), reading(path):  # opened, because it may be no file
         return dict(load_file(path))
 
 

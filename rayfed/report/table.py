@@ -14,7 +14,7 @@ from rayfed.evaluation.metrics import spread
 from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
-from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.record.readers import read_footer, read_json, read_rows, read_yaml
 from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import own_tensors
 from rayfed.terminal.fitting import fitted, table_blocks
@@ -256,10 +256,8 @@ def test_counts(folder: Path) -> dict[str, int]:
 
 def drawn_clients(folder: Path) -> Mapping[str, int]:
     """Number of clients of each domain of a virtual population, from the manifest; else empty."""
-    import pyarrow.parquet as pq
-
     path = folder / "partition.parquet"
-    about = (pq.read_schema(path).metadata or {}) if path.exists() else {}
+    about = (read_footer(path).metadata or {}) if path.exists() else {}
     found: Mapping[str, int] = parse_json(about.get(b"rayfed", b"{}")).get("population", NOBODY)
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from rayfed.objective import METRICS
-from rayfed.record.readers import read_bytes
+from rayfed.record.readers import read_bytes, read_footer
 from rayfed.report.gap_figures import LABELS, gap_variances
 from rayfed.report.group_figures import matched_groups
 from rayfed.report.page.charts import ROUND, Axis, Series, curves
@@ -186,10 +186,8 @@ def _pictures(run: PageRun) -> Iterator[Part]:
 
 def other_tables(run: PageRun) -> Grid | None:
     """The Parquet tables in the folder, with their columns; None where there are none."""
-    import pyarrow.parquet as pq
-
     rows = [
-        [file.name, pq.read_metadata(file).num_rows, ", ".join(run.columns_of(file.stem))]
+        [file.name, read_footer(file).num_rows, ", ".join(run.columns_of(file.stem))]
         for file in sorted(run.path.glob("*.parquet"))
     ]
     columns = [Column("file"), Column("rows", "count"), Column("columns")]

@@ -15,7 +15,7 @@ import pandas as pd
 from rayfed.documents import DocumentError, check_run_folder, parse_json
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
-from rayfed.record.readers import DamagedError, read_bytes, read_json, read_parquet, reading
+from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.leave_one_out import Ties, selected
 from rayfed.report.run_tables import RunTables
 from rayfed.report.table import MODELS, last_evaluated
@@ -127,10 +127,7 @@ class PageRun:
         """Names of the columns of a table; none where the run has no such table."""
         path = self.path / f"{name}.parquet"
         if path.exists():
-            import pyarrow.parquet as pq
-
-            with reading(path):
-                return list(pq.read_schema(path).names)
+            return list(read_footer(path).schema.to_arrow_schema().names)
         return list(dict.fromkeys(c for table in self._parts(name) for c in table.column_names))
 
     def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:

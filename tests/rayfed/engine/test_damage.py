@@ -11,6 +11,7 @@ import pytest
 
 import rayfed
 from rayfed import view
+from rayfed.report import __main__ as report
 from rayfed.report import landscape
 from rayfed.resume import main
 from tests.conftest import SMALL
@@ -69,6 +70,9 @@ DAMAGES = {
     "a pipe": as_pipe,
     "a link to nothing": dangling,
 }
+QUICK = ("a list", "a folder", "a pipe")
+"""Damages that are tried in every run of the tests."""
+
 FILES = (
     *(
         "config.yaml",
@@ -109,7 +113,7 @@ def assert_said(code, capsys):
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
-    "damage", [d if d in ("a list", "a folder") else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
+    "damage", [d if d in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
 )
 def test_a_damaged_file_costs_a_round_or_is_named(file, damage, run, finished, capsys):
     DAMAGES[damage](run / file)
@@ -128,6 +132,18 @@ def test_a_damaged_finished_run_is_reported_or_named(file, damage, finished, tmp
     DAMAGES[damage](run / file)
     assert_said(main([str(run), "--quiet"]), capsys)
     assert_said(view.main([str(run)]), capsys)
+
+
+@pytest.mark.timeout(120)
+def test_no_pipe_keeps_a_report_waiting(finished, tmp_path, capsys):
+    """Whoever opens a pipe waits until somebody opens its other end."""
+    names = [file.relative_to(finished) for file in finished.rglob("*") if file.is_file()]
+    assert len(names) > 20
+    for name in names:
+        run = shutil.copytree(finished, tmp_path / "run")
+        as_pipe(run / name)
+        assert_said(report.main([str(run)]), capsys)
+        shutil.rmtree(run)
 
 
 @pytest.mark.parametrize("file", ["environment.json", "model/params.safetensors", "report.md"])
