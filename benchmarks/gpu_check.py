@@ -179,7 +179,7 @@ def plain(device: torch.device, size: Sequence[str], precision: Precision) -> Ro
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        float(loss)  # waits for the device
+        float(loss.detach())  # waits for the device
 
     for _ in range(2):
         one_pass()

@@ -91,7 +91,8 @@ def test_a_file_system_without_space(cache, tmp_path):
     """The same on a file system of one megabyte, mounted for the length of this test."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    options = " ".join(f"'{o}'" for o in [*SMALL, "rounds=200", "cluster=inline", f"data.cache={cache}"])
+    given = last_wins([*SMALL, "rounds=200", "cluster=inline", f"data.cache={cache}"])
+    options = " ".join(f"'{o}'" for o in given)
     mount = f"mount -t tmpfs -o size=1m tmpfs {disk}"
     command = f"{mount} && {sys.executable} -m rayfed.run {options} output={disk}/run"
     done = subprocess.run(
@@ -176,7 +177,7 @@ def test_an_actor_that_rays_memory_monitor_kills_is_replaced(small, cache, tmp_p
         f"data.cache={cache}",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "rayfed.run", *options, f"output={run}", "cluster.dashboard=false"],
+        [sys.executable, "-m", "rayfed.run", *last_wins(options), f"output={run}", "cluster.dashboard=false"],
         capture_output=True,
         text=True,
         cwd=ROOT,
