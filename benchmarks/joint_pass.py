@@ -3,10 +3,10 @@
 The network and the batches of `benchmarks/engine_overhead.py`, in one process. Plain: clients one after the
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
 passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. Frozen: the
-same rows through the network without adapters. Both multiply by frozen weights and compute attention as a
-client actor does, and the process keeps freed memory like one. The three alternate; the CPU time of the
-process is measured, which other jobs of the machine change little. Prints the median milliseconds for each
-image, and the shares.
+same rows through the network without adapters. Both multiply by frozen weights, and compute attention and
+the last block, as a client actor does, and the process keeps freed memory like one. The three alternate; the
+CPU time of the process is measured, which other jobs of the machine change little. Prints the median
+milliseconds for each image, and the shares.
 
     python -m benchmarks.joint_pass [--batch 32] [--group 4] [--repeats 7]
 """
@@ -60,6 +60,7 @@ def joint(batch: int, group: int) -> Callable[[], None]:
 
     from rayfed.federation.joint import bound
     from rayfed.models.attention import use_direct_attention
+    from rayfed.models.class_token import use_class_token
     from rayfed.models.frozen_linear import use_onednn
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing.small import small_setup
@@ -69,6 +70,7 @@ def joint(batch: int, group: int) -> Callable[[], None]:
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
     use_onednn(model)
     use_direct_attention(model)
+    use_class_token(model)
     places = stackable(model)
     start = {n: torch.stack([entry.tensor.detach()] * group) for n, entry in places.items()}
     x = torch.randn(group * batch, 3, 32, 32)
@@ -91,13 +93,17 @@ def frozen(rows: int) -> Callable[[], None]:
     from timm.models.vision_transformer import VisionTransformer
 
     from rayfed.models.attention import use_direct_attention
+    from rayfed.models.blocks import BlockStack
+    from rayfed.models.class_token import use_class_token
     from rayfed.models.frozen_linear import use_onednn
 
     net: Any = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
     ).requires_grad_(False)
+    net.blocks = BlockStack(*net.blocks.children())
     use_onednn(net)
     use_direct_attention(net)
+    use_class_token(net)
     x = torch.randn(rows, 3, 32, 32)
     y = torch.arange(rows) % 10
 

@@ -13,7 +13,8 @@ from rayfed.models.trunk import use_checkpointing, use_compile
 def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
     """Switch on the checkpointing and the compilation of the network that the config asks for.
 
-    A network that is not compiled gets attention that is quicker, and linear layers that are on a CPU.
+    A network that is not compiled gets attention that is quicker, a last block that computes the class token
+    only, and linear layers that are quicker on a CPU.
 
     Raises:
         ConfigError: The network or the machine does not support it.
@@ -26,5 +27,7 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
         use_onednn(model)
         if "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
             from rayfed.models.attention import use_direct_attention
+            from rayfed.models.class_token import use_class_token
 
             use_direct_attention(model)
+            use_class_token(model)

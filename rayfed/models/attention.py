@@ -44,7 +44,7 @@ class DirectAttention(Attention):
             **kwargs: Likewise.
         """
         masked = any(given is not None and given is not False for given in (*args, *kwargs.values()))
-        if masked or not self.fused_attn or getattr(self, "gate", None) is not None:
+        if masked or not self.is_direct:
             return super().forward(x, *args, **kwargs)
         rows, tokens, _ = x.shape
         qkv = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim)
@@ -56,6 +56,23 @@ class DirectAttention(Attention):
             heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, dropout_p=dropped)
             mixed = heads.transpose(1, 2).reshape(rows, tokens, -1)
         return self.proj_drop(self.proj(self.norm(mixed)))
+
+    def first(self, x: Tensor) -> Tensor:
+        """Output for the first token alone, shape (B, 1, d_out), without dropout.
+
+        Args:
+            x: Tokens, shape (B, N, d_in).
+        """
+        rows, tokens, _ = x.shape
+        qkv = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim)
+        q, k, v = (part.transpose(1, 2) for part in (qkv[:, :1, 0], qkv[:, :, 1], qkv[:, :, 2]))
+        heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).reshape(rows, 1, -1))))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether nothing is asked for that timm computes otherwise."""
+        return self.fused_attn and getattr(self, "gate", None) is None
 
     def _is_short(self, qkv: Tensor) -> bool:
         """Whether `Products` computes this, where torch would use the kernel without second derivatives."""
