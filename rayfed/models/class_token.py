@@ -22,7 +22,7 @@ def use_class_token(model: nn.Module) -> None:
             `VisionTransformer` with features from the class token stay as they are.
     """
     for net in model.modules():
-        if type(net) is VisionTransformer and isinstance(net.blocks, BlockStack) and net.attn_pool is None:
+        if type(net) is VisionTransformer and isinstance(net.blocks, BlockStack):
             net.blocks.last = class_token if net.global_pool == "token" else None
 
 

@@ -19,6 +19,7 @@ CASES = {
     "plain": {},
     "layer scale": {"init_values": 0.1},
     "normalised queries and keys": {"qk_norm": True},
+    "normalised output of the attention": {"scale_attn_norm": True},
     "stochastic depth": {"drop_path_rate": 0.5},
     "more tokens before the patches": {"reg_tokens": 3},
     "norm after the pool": {"fc_norm": True},
