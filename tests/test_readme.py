@@ -49,6 +49,7 @@ VARYING = (
     (r"\d+(\.\d+)? s\b", "SECONDS"),
     (r"slowest c\d\d-\w+", "slowest CLIENT"),
     (r"(?<=worst domain )\w+|(?<=\()(plain|inverted|blended|street|fonts)(?=\))", "DOMAIN"),
+    (r"\(round \d+\)", "(round NUMBER)"),  # the best one
 )
 
 
@@ -63,7 +64,8 @@ def parts(text):
 
 
 SCORE = re.compile(
-    r"(?m)(accuracy|worst|loss|clients|domains|sigma_\w+|DOMAIN|^\w+ +\d+ +\d+ +\d+) +(\d+\.\d+)"
+    r"(?m)(accuracy|worst|loss|clients|domains|sigma_\w+|DOMAIN|^\w+ +\d+ +\d+ +\d+|code|FedRA's|these \d)"
+    r" +(\d+\.\d+)"
 )
 
 
@@ -89,6 +91,8 @@ def test_a_transcript_with_other_words_or_numbers_would_be_noticed():
     assert parts(shown.replace("up 1.8 MB", "up 1.9 MB"))[0] != words
     assert parts(shown.replace("  156   17", "  155   17"))[0] != words
     assert parts(re.sub(r"accuracy  35\.9", "accuracy  55.9", shown))[1] != numbers
+    assert parts(re.sub(r"code 87\.\d", "code 67.0", shown))[1] != numbers
+    assert parts(re.sub(r"these 4 \d\d\.\d \(round \d+\)", "these 4 99.0 (round 1)", shown))[0] == words
 
 
 def test_the_catalogue_lists_everything():
