@@ -65,8 +65,8 @@ class DirectAttention(Attention):
         """
         rows, tokens, _ = x.shape
         qkv = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim)
-        q, k, v = (part.transpose(1, 2) for part in (qkv[:, :1, 0], qkv[:, :, 1], qkv[:, :, 2]))
-        heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        heads = F.scaled_dot_product_attention(self.q_norm(q[:, :, :1]), self.k_norm(k), v)
         return self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).reshape(rows, 1, -1))))
 
     @property
