@@ -4,9 +4,9 @@ The network and the batches of `benchmarks/engine_overhead.py`, in one process. 
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
 passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. Frozen: the
 same rows through the network without adapters. Both multiply by frozen weights, and compute attention and
-the last block, as a client actor does, and the process keeps freed memory like one. The three alternate; the
-CPU time of the process is measured, which other jobs of the machine change little. Prints the median
-milliseconds for each image, and the shares.
+the last block, as a client actor does, and the process keeps freed memory like one. All tokens: as joint, but
+the last block computes all of its tokens. The four alternate; the CPU time of the process is measured, which
+other jobs of the machine change little. Prints the median milliseconds for each image, and the shares.
 
     python -m benchmarks.joint_pass [--batch 32] [--group 4] [--repeats 7]
 """
@@ -53,7 +53,7 @@ def plain(batch: int) -> Callable[[], None]:
     return run
 
 
-def joint(batch: int, group: int) -> Callable[[], None]:
+def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None]:
     """Forward and backward passes of a group, whose clients have values of their own."""
     import torch
     import torch.nn.functional as F
@@ -70,7 +70,8 @@ def joint(batch: int, group: int) -> Callable[[], None]:
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
     use_onednn(model)
     use_direct_attention(model)
-    use_class_token(model)
+    if not all_tokens:
+        use_class_token(model)
     places = stackable(model)
     start = {n: torch.stack([entry.tensor.detach()] * group) for n, entry in places.items()}
     x = torch.randn(group * batch, 3, 32, 32)
@@ -127,6 +128,7 @@ def main() -> None:
     runs = {
         "plain": plain(args.batch),
         "joint": joint(args.batch, args.group),
+        "all tokens": joint(args.batch, args.group, all_tokens=True),
         "frozen": frozen(args.batch * args.group),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -138,7 +140,7 @@ def main() -> None:
                 times[name].append(time.process_time() - began)
     median = {name: statistics.median(values) for name, values in times.items()}
     for name, value in median.items():
-        print(f"{name:6}  {value / IMAGES * 1e3:.3f} ms an image, {value / median['plain']:.2f} of plain")
+        print(f"{name:10}  {value / IMAGES * 1e3:.3f} ms an image, {value / median['plain']:.2f} of plain")
 
 
 if __name__ == "__main__":

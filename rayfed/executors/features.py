@@ -23,6 +23,10 @@ from rayfed.data.row_table import Splits
 FEATURES = "features"
 """Folder of the features, beside the prepared data, whose place is set by `data.cache`."""
 
+REVISION = 2
+"""Number of the way in which networks compute features. A change of any bit of them needs the next one, so
+that features which an earlier version wrote are not read."""
+
 MAPPED = 4_000_000
 """Bytes from which a file is mapped instead of read: a process may hold few open files."""
 
@@ -172,6 +176,6 @@ def feature_folder(
         device: Device of the worker.
         depends_on: Everything else that decides a bit of the features, such as a digest of the weights.
     """
-    parts = (*depends_on, str(device), shard.name, torch.__version__)
+    parts = (*depends_on, str(device), shard.name, torch.__version__, REVISION)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
     return FeatureFolder(shard.parent / FEATURES / name[:32], splits, device)

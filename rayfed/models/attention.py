@@ -46,28 +46,29 @@ class DirectAttention(Attention):
         masked = any(given is not None and given is not False for given in (*args, *kwargs.values()))
         if masked or not self.is_direct:
             return super().forward(x, *args, **kwargs)
-        rows, tokens, _ = x.shape
-        qkv = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim)
-        if self._is_short(qkv):
-            mixed = Products.apply(qkv)
-        else:
-            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-            dropped = self.attn_drop.p if self.training else 0.0
-            heads = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, dropout_p=dropped)
-            mixed = heads.transpose(1, 2).reshape(rows, tokens, -1)
+        qkv = self._split(x)
+        mixed = Products.apply(qkv) if self._is_short(qkv) else self._mixed(qkv, x.shape[1])
         return self.proj_drop(self.proj(self.norm(mixed)))
 
     def first(self, x: Tensor) -> Tensor:
-        """Output for the first token alone, shape (B, 1, d_out), without dropout.
+        """Output for the first token alone, shape (B, 1, d_out).
 
         Args:
             x: Tokens, shape (B, N, d_in).
         """
-        rows, tokens, _ = x.shape
-        qkv = self.qkv(x).reshape(rows, tokens, 3, self.num_heads, self.head_dim)
+        return self.proj_drop(self.proj(self.norm(self._mixed(self._split(x), 1))))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of all tokens, shape (B, N, 3, H, D)."""
+        qkv: Tensor = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
+        return qkv
+
+    def _mixed(self, qkv: Tensor, queries: int) -> Tensor:
+        """Output of all heads for the first tokens, as many as `queries`, shape (B, queries, H D)."""
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-        heads = F.scaled_dot_product_attention(self.q_norm(q[:, :, :1]), self.k_norm(k), v)
-        return self.proj_drop(self.proj(self.norm(heads.transpose(1, 2).reshape(rows, 1, -1))))
+        dropped = self.attn_drop.p if self.training else 0.0
+        q, k = self.q_norm(q[:, :, :queries]), self.k_norm(k)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropped).transpose(1, 2).flatten(2)
 
     @property
     def is_direct(self) -> bool:

@@ -26,8 +26,8 @@ class BlockStack(nn.Sequential):
     With `checkpointing`, the activations within a block are computed again in the backward pass (Chen et al.,
     Training Deep Nets with Sublinear Memory Cost, 2016).
 
-    With `last`, that function runs the last active block and returns its first token only, shape (B, 1, D),
-    where nothing but the network's features is made from its output (`rayfed.models.class_token`).
+    With `first_token`, that function runs the last active block and returns its first token only, shape
+    (B, 1, D), where only the network's features are made from its output (`rayfed.models.class_token`).
 
     Letters in shapes: B batch, N tokens, P prompts, D width.
     """
@@ -42,7 +42,7 @@ class BlockStack(nn.Sequential):
         self._instead: tuple[Tensor | None] | None = None
         self._change: Change | None = None
         self.checkpointing = False
-        self.last: Change | None = None
+        self.first_token: Change | None = None
 
     @property
     def tokens(self) -> Tensor | None:
@@ -65,7 +65,7 @@ class BlockStack(nn.Sequential):
     def __iter__(self) -> Iterator[Any]:
         if self.tokens is not None:
             yield self._append_prompt
-        last = self._last()
+        last = None if self._all_tokens_are_used() else self.first_token
         for j in self.active:
             block = self._modules[str(j)]
             step = partial(last, block) if last is not None and j == self.active[-1] else block
@@ -77,10 +77,9 @@ class BlockStack(nn.Sequential):
         if self.tokens is not None and last is None:
             yield self._remove_prompt
 
-    def _last(self) -> Change | None:
-        """What runs the last active block for one token; None: somebody else reads or changes all of them."""
-        is_read = self._taps is not None and self.active[-1] in self._taps
-        return None if is_read or self._change is not None else self.last
+    def _all_tokens_are_used(self) -> bool:
+        """Whether somebody else than the network reads or changes the tokens after the last active block."""
+        return self._change is not None or (self._taps is not None and self.active[-1] in self._taps)
 
     def __getitem__(self, index: Any) -> Any:
         """A block by index.

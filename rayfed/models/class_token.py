@@ -23,7 +23,7 @@ def use_class_token(model: nn.Module) -> None:
     """
     for net in model.modules():
         if type(net) is VisionTransformer and isinstance(net.blocks, BlockStack):
-            net.blocks.last = class_token if net.global_pool == "token" else None
+            net.blocks.first_token = class_token if net.global_pool == "token" else None
 
 
 def class_token(block: nn.Module, x: Tensor, **options: Any) -> Tensor:

@@ -7,7 +7,6 @@ the list may therefore be removed, and no other file.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -15,12 +14,11 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from rayfed.documents import DocumentError, parse_json
 from rayfed.errors import ConfigError, StorageError
 from rayfed.record.marker import MARKER, read_mark, replace_text
-from rayfed.record.readers import DamagedError
+from rayfed.record.readers import DamagedError, open_file
 
 NAMES = ".rayfed-files"
 SAVED = "!checkpoint"
@@ -51,7 +49,7 @@ class Names:
     def all(self) -> list[str]:
         """All names, in the order in which they were added; names of folders end with a slash."""
         try:
-            with _opened(self.path) as file:
+            with open_file(self.path) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._read:
                     self._forget(facts.st_ino)
@@ -125,15 +123,6 @@ class Names:
         """Begin a list for a run of an earlier version, which may have had checkpoints."""
         replace_text(self.path, "".join(f"+{json.dumps(n)}\n" for n in names) + f"{SAVED}\n")
         self.all()
-
-
-def _opened(path: Path) -> BinaryIO:
-    """A file, opened for reading; raises OSError where it is something else: a pipe would wait for ever."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
-    return os.fdopen(number, "rb")
 
 
 def _is_below(name: str) -> bool:

@@ -5,6 +5,7 @@ YAML and JSON are read by `rayfed.documents`, with its limits.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -68,15 +69,24 @@ def reading(path: Path, what: str = "") -> Iterator[None]:
         raise DamagedError(f"{what or f'{path} cannot be read'}: {type(err).__name__}: {reason}") from err
 
 
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: It cannot be opened or is something else, such as a pipe, which would wait for ever.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(number, "rb")
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    """A file, opened for reading; raises DamagedError unless it is a regular file."""
-    with reading(path):
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise ValueError("it is not a file")
-            yield file
+    """A file, opened for reading; what cannot be read in the block raises DamagedError, as of `reading`."""
+    with reading(path), open_file(path) as file:
+        yield file
 
 
 def read_bytes(path: Path) -> bytes:
@@ -153,15 +163,15 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of a Parquet file, or only some of its columns."""
     import pyarrow.parquet as pq
 
-    with _opened(path), reading(path):  # opened, because it may be no file
+    with _opened(path):  # it may be no file
         return pq.read_table(path, columns=columns)
 
 
 def read_footer(path: Path) -> pq.FileMetaData:
-    """What a Parquet file says of itself: its columns, its number of rows, and notes of who wrote it."""
+    """The metadata of a Parquet file: its columns, its number of rows, and what its writer added."""
     import pyarrow.parquet as pq
 
-    with _opened(path) as file, reading(path):
+    with _opened(path) as file:
         return pq.read_metadata(file)
 
 
@@ -176,7 +186,7 @@ def read_tensors(path: Path) -> Params:
     """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
-    with _opened(path), reading(path):  # opened, because it may be no file
+    with _opened(path):  # it may be no file
         return dict(load_file(path))
 
 

@@ -98,3 +98,11 @@ def test_the_budget_changes_no_bit(memory, tmp_path):
     plain = small_setup("algorithm=fedavg", "tuning=head", "rounds=2")
     *_, other = run_rounds(plain.experiment, InlineExecutor(plain.world, plain.weights), plain.start)
     assert digest(last.state.params) == digest(other.state.params)
+
+
+def test_features_that_were_computed_in_another_way_are_not_read(tmp_path, monkeypatch):
+    place = (tmp_path / "data.arrow", SPLITS, torch.device("cpu"), "weights")
+    features.feature_folder(*place).write(KEYS[0], ONE)
+    assert torch.equal(features.feature_folder(*place).read(KEYS[0]), ONE)
+    monkeypatch.setattr(features, "REVISION", features.REVISION + 1)
+    assert features.feature_folder(*place).read(KEYS[0]) is None
