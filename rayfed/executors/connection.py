@@ -83,16 +83,13 @@ def connection(
         yield Connection(str(getattr(ray.get_runtime_context(), "dashboard_url", "") or ""), health)
         return
     stage("starting Ray on this machine" if where == "local" else f"joining Ray at {where}")
-    on_terminate = signal.getsignal(signal.SIGTERM)
     quiet_ray()
-    if where == "local":
-        health.begin()
-        context = _start(num_cpus, num_gpus, dashboard, health)
-    else:
-        context = _join(where)
-    if threading.current_thread() is threading.main_thread():
-        # Ray has set a handler that would end the process in the middle of a round.
-        signal.signal(signal.SIGTERM, on_terminate)
+    with own_sigterm_handler():
+        if where == "local":
+            health.begin()
+            context = _start(num_cpus, num_gpus, dashboard, health)
+        else:
+            context = _join(where)
     try:
         yield Connection(str(context.dashboard_url or ""), health)
     except BaseException as err:
@@ -102,6 +99,26 @@ def connection(
         health.end()
         if not health.lost:  # otherwise Ray waits a minute for the lost process, then ends this one
             ray.shutdown()
+
+
+@contextmanager
+def own_sigterm_handler() -> Iterator[None]:
+    """Keep the handler of SIGTERM of this process in a block that calls `ray.init`, and after it.
+
+    Ray sets a handler of its own, which ends the process at once: without a message, with exit code 15, and
+    in the middle of a round. Where this process has none, Ray's handler stays during the block, because it
+    also ends the processes that Ray has started.
+    """
+    utils: Any = ray._private.utils
+    set_handler, before = utils.set_sigterm_handler, signal.getsignal(signal.SIGTERM)
+    if callable(before):
+        utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _ending(err: BaseException) -> tuple[str, int]:

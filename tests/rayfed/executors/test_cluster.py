@@ -13,6 +13,7 @@ from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import GB, Plan, Wish, plan
 from rayfed.executors.connection import probe
 from tests.conftest import ROOT, SMALL
+from tests.rayfed.malformed import last_wins
 
 
 def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0, per_gpu=None):
@@ -221,7 +222,7 @@ def children_of(pid):
 def launched(tmp_path, cache, *more):
     """A run in a process of its own."""
     own = [f"data.cache={cache}", f"output={tmp_path / 'run'}", "cluster.dashboard=false"]
-    command = [sys.executable, "-m", "rayfed.run", *SMALL, *own, *more]
+    command = [sys.executable, "-m", "rayfed.run", *last_wins([*SMALL, *own, *more])]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 

@@ -1,0 +1,63 @@
+"""SIGTERM while Ray is started or joined, for which Ray sets a handler of its own."""
+
+import os
+import signal
+import sys
+
+import pytest
+import ray
+
+from rayfed.errors import ClusterError
+from rayfed.executors.connection import connection, own_sigterm_handler
+from rayfed.terminal.guard import stoppable
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """What is to be done at SIGTERM after the test is what was to be done before it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def rays(number, frame):
+    sys.exit(number)
+
+
+def set_rays():
+    """What `ray.init` does first."""
+    ray._private.utils.set_sigterm_handler(rays)
+
+
+@pytest.mark.parametrize("address", ["local", "auto"])
+def test_a_sigterm_while_ray_starts_interrupts_the_command(address, monkeypatch):
+    def init(**options):
+        set_rays()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(KeyboardInterrupt), stoppable(), connection(address):
+        raise AssertionError("the signal was lost")
+
+
+def test_the_handler_is_the_same_after_ray_was_started(monkeypatch):
+    def init(**options):
+        set_rays()
+        raise RuntimeError("no Ray in this test")
+
+    monkeypatch.setattr(ray, "init", init)
+    with stoppable():
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(ClusterError, match="no Ray in this test"), connection("local"):
+            pass
+        assert signal.getsignal(signal.SIGTERM) is before
+    set_rays()
+    assert signal.getsignal(signal.SIGTERM) is rays  # other users of Ray in this process get its handler
+
+
+def test_without_a_handler_rays_own_is_there_until_ray_has_started():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with own_sigterm_handler():
+        set_rays()
+        assert signal.getsignal(signal.SIGTERM) is rays
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
