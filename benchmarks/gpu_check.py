@@ -212,7 +212,7 @@ def planned(device: torch.device, size: Sequence[str], peak_gigabytes: float | N
     found = largest_client(setup.experiment, setup.world, device, setup.weights)
     total = found.device_total
     return {
-        "planned_gigabytes": round(found.device_bytes / 1e9, 2),
+        "planned_gigabytes": round(found.device_bytes / 1e9, 3),
         "peak_gigabytes": peak_gigabytes,
         "actors_on_this_gpu": actors_on(total, found.device_bytes, mps_runs()) if total else None,
         "mps": mps_runs(),

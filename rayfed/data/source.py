@@ -186,7 +186,8 @@ def choose_classes(
         key: Key of the config that `wanted` is the value of.
 
     Raises:
-        ConfigError: A class does not exist or is listed twice, or there are fewer than the number.
+        ConfigError: The list is empty, a class in it does not exist or is listed twice, or there are fewer than
+            the number.
     """
     if wanted is None:
         return list(present)
@@ -194,6 +195,8 @@ def choose_classes(
         if not 1 <= wanted <= len(present):
             raise ConfigError(f"{key}: {wanted} of {len(present)} classes; use a number of 1..{len(present)}")
         return list(present[:wanted])
+    if not wanted:
+        raise ConfigError(f"{key}: [] chooses no class; list some of them, or leave it out")
     for position, name in enumerate(wanted):
         if name not in present:
             raise ConfigError(unknown(key, name, present))

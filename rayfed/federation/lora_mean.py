@@ -65,7 +65,8 @@ def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
 
     The singular values go into B, and the rows of A get the norm they have at initialisation. Components with
     singular value 0 keep the old row of A, with a zero column in B: with zeros in both factors they would
-    never receive a gradient again.
+    never receive a gradient again. The largest number of each new row of A is positive: singular vectors have
+    no sign of their own, and rounding would choose one, to which a kept momentum does not belong.
 
     Args:
         b: Left factor of any rank k, shape (d_out, k).
@@ -82,8 +83,10 @@ def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
     qa, ra = torch.linalg.qr(a.double().T)
     u, s, vt = torch.linalg.svd(rb @ ra.T)
     kept = min(rank, int((s > RELATIVE_ZERO * s[0]).sum())) if s.numel() and s[0] > 0 else 0
-    new_b[:, :kept] = qb @ u[:, :kept] * (s[:kept] / ROW_NORM)
-    new_a[:kept] = ROW_NORM * (vt[:kept] @ qa.T)
+    rows = vt[:kept] @ qa.T
+    sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()  # (kept, 1)
+    new_b[:, :kept] = qb @ u[:, :kept] * (sign[:, 0] * s[:kept] / ROW_NORM)
+    new_a[:kept] = ROW_NORM * sign * rows
     return new_b.to(b.dtype), new_a.to(a.dtype)
 
 

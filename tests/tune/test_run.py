@@ -14,6 +14,7 @@ import yaml
 import rayfed
 from rayfed.config.schema import load_config
 from tests.conftest import ROOT, SMALL
+from tests.rayfed.malformed import last_wins
 from tests.tune.folders import rows
 from tune.run import main
 
@@ -35,7 +36,7 @@ def sweep_file(tmp_path):
 
 def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "tune.run", *arguments],
+        [sys.executable, "-m", "tune.run", *last_wins(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -188,6 +188,8 @@ CASES = [
         "data.domains=[street] | data.held_out=street",
     ),
     Case("a class that does not exist", "data.classes | zero", "data.classes=[zero]"),
+    Case("no class", "data.classes: [] | list some", "data.classes=[]"),
+    Case("no new class", "data.new_classes: [] | list some", "protocol=base_to_new | data.new_classes=[]"),
     Case("a reader that does not exist", "data.reader | nothing", "data.reader=nothing"),
     Case(
         "a reader that is no reader",

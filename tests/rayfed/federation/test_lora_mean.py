@@ -77,6 +77,21 @@ def test_components_of_size_zero_keep_their_row_and_a_zero_column():
     assert torch.allclose(b @ a, one @ old, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_factors_depend_on_the_product_only_and_not_on_the_signs_of_singular_vectors(seed):
+    """Rounding decides these signs, so that a kept momentum would belong to another row otherwise."""
+    g = torch.Generator().manual_seed(seed)
+    a, b, old = torch.randn(6, 9, generator=g), torch.randn(7, 6, generator=g), torch.randn(3, 9, generator=g)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=g)).Q
+    new_b, new_a = refactor(b, a, old)
+    assert (new_a.gather(1, new_a.abs().argmax(1, keepdim=True)) > 0).all()
+    best = torch.linalg.svd(b @ a)
+    assert torch.allclose(new_b @ new_a, best.U[:, :3] * best.S[:3] @ best.Vh[:3], atol=1e-4)
+    for other in (refactor(b @ turn, turn.T @ a, old), refactor(-b, -a, old)):
+        assert torch.allclose(other[0], new_b, atol=1e-4)
+        assert torch.allclose(other[1], new_a, atol=1e-4)
+
+
 def test_equal_factors_stay_the_same_product():
     g = torch.Generator().manual_seed(1)
     b = torch.randn(5, 2, generator=g)
