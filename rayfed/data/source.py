@@ -186,8 +186,8 @@ def choose_classes(
         key: Key of the config that `wanted` is the value of.
 
     Raises:
-        ConfigError: The list is empty, a class in it does not exist or is listed twice, or there are fewer than
-            the number.
+        ConfigError: The list is empty, a class in it does not exist or is listed twice, or there are fewer
+            than the number.
     """
     if wanted is None:
         return list(present)
