@@ -34,13 +34,13 @@ def free_port() -> int:
 @contextmanager
 def head_node() -> Iterator[HeadNode]:
     """Two CPUs; ends with the block."""
-    port, dashboard = free_port(), free_port()
+    port, dashboard, agent = free_port(), free_port(), free_port()  # Ray's own may be those of another test
     url = f"http://127.0.0.1:{dashboard}"
     env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_API_SERVER_ADDRESS": url}
     env.pop("RAY_ADDRESS", None)
     command = [*ray_command(), "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]
     head = subprocess.Popen(
-        [*command, f"--dashboard-port={dashboard}"],
+        [*command, f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"],
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
