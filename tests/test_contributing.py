@@ -112,6 +112,8 @@ def test_every_command_of_the_page_runs(own_folder):
     assert len(runs) == len([command for command in COMMANDS if "rayfed.run" in command])
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_what_is_written_from_the_page_composes_from_the_command_line(own_folder):
     assert start("make_digits.py").returncode == 0
     parts = ("algorithm=mine.scaffold:METHOD", "tuning=mine.bitfit:TUNING", "data=mine.arrays:READER")

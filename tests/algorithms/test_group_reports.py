@@ -9,6 +9,8 @@ from rayfed.errors import ConfigError
 from rayfed.report.group_figures import matched_groups
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_figures_and_comparison(short):
     clients = "data.partition.clients_per_domain=2"
     result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2", "figures=true")

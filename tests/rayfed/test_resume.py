@@ -13,7 +13,7 @@ import yaml
 import rayfed
 from rayfed.resume import main
 from rayfed.terminal.guard import STOP
-from tests.conftest import ROOT, SMALL
+from tests.conftest import ROOT, SMALL, STEADY
 
 LONG = (
     *(o for o in SMALL if not o.startswith("tuning.")),  # a method brings its own scheme
@@ -58,12 +58,13 @@ def killed(arguments, folder, rows):
     process.wait()
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "name", ["fedgcr", *(pytest.param(name, marks=SLOW) for name in ("ditto", "feddyn", "faa"))]
+    "name",
+    [
+        pytest.param("fedgcr", marks=STEADY),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "feddyn", "faa")),
+    ],
 )
 def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, ray_cluster):
     options = [*LONG, f"algorithm={name}", f"data.cache={cache}"]

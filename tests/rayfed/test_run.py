@@ -108,6 +108,8 @@ def test_pacs_runs_on_real_images(small, shared):
     assert result.history["loss"].is_monotonic_decreasing
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_wheel_carries_configs_weights_and_packages(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)

@@ -158,6 +158,8 @@ def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
     assert front == [n for n in table.index if n not in beaten]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_asha_stops_what_cannot_win(ray_cluster, cache, tmp_path):
     """One learning rate learns, the others stand still: after the first round they must go."""
     overrides = [*SMALL, f"data.cache={cache}", "cluster=inline", "rounds=4", "train.lr=0.05"]

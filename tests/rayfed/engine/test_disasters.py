@@ -51,6 +51,8 @@ def test_a_killed_driver_actor_ends_the_run_and_it_can_go_on(
     assert tables(run) == tables(small("rounds=6", "algorithm=ditto").path)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_full_disk_ends_the_run_with_one_line_and_it_can_go_on(small, cache, tmp_path):
     """A quota on the size of files, which the tables of the third round exceed."""
     run = tmp_path / "run"

@@ -23,7 +23,7 @@ from rayfed.record.serialization import from_file
 from rayfed.resume import main as resume
 from rayfed.testing.small import small_setup, without_times
 from rayfed.tuning.base import copies, load
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY
 
 FEW = ("data.domains=[plain,street]", "data.val=0", "rounds=1", "model.options={depth: 1}")
 CLIP = ("model=clip_mini", "tuning.train_head=false", "compare=[]")
@@ -116,7 +116,7 @@ def test_the_table_says_how_many_clients_have_initial_values(whole):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=STEADY), 2])
 def test_the_scores_of_clients_are_the_same_on_actors(actors, whole, folder, ray_cluster):
     shutil.rmtree(folder / "new")
     assert resume([str(folder), "--quiet", "cluster.executor=ray", f"cluster.actors={actors}"]) == 0

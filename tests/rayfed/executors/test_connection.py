@@ -29,13 +29,19 @@ def set_rays():
     ray._private.utils.set_sigterm_handler(rays)
 
 
+def without_ray(monkeypatch, init):
+    """Begin as a process that uses no Ray yet, which other tests may do in this one."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+
+
 @pytest.mark.parametrize("address", ["local", "auto"])
 def test_a_sigterm_while_ray_starts_interrupts_the_command(address, monkeypatch):
     def init(**options):
         set_rays()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(ray, "init", init)
+    without_ray(monkeypatch, init)
     with pytest.raises(KeyboardInterrupt), stoppable(), connection(address):
         raise AssertionError("the signal was lost")
 
@@ -45,7 +51,7 @@ def test_the_handler_is_the_same_after_ray_was_started(monkeypatch):
         set_rays()
         raise RuntimeError("no Ray in this test")
 
-    monkeypatch.setattr(ray, "init", init)
+    without_ray(monkeypatch, init)
     with stoppable():
         before = signal.getsignal(signal.SIGTERM)
         with pytest.raises(ClusterError, match="no Ray in this test"), connection("local"):

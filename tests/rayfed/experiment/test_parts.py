@@ -222,6 +222,8 @@ def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.steady
 def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ray_cluster, capsys):
     """After a method that failed, new actors are started."""
     names = ("fedavg", "afl", BROKEN, "fedprox")

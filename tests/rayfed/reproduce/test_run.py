@@ -120,6 +120,8 @@ def test_a_cell_that_cannot_run_is_refused_before_anything_is_written(job):
     assert not whole.path.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_cells_on_ray_run_side_by_side_and_give_the_same_tensors(job, tmp_path, monkeypatch, ray_cluster):
     put = WeightStore.put
     stored = []
