@@ -136,15 +136,24 @@ def _module(device: torch.device) -> Any:
     return getattr(torch, device.type, None)
 
 
+def _started(device: torch.device) -> Any:
+    """As `_module`, once the device has started in this process.
+
+    Before its first tensor CUDA refuses to reset statistics ("Invalid device argument") and reports zeros.
+    """
+    torch.empty(0, device=device)
+    return _module(device)
+
+
 def free_memory(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where torch cannot say."""
-    query = getattr(_module(device), "mem_get_info", None)
+    query = getattr(_started(device), "mem_get_info", None)
     return None if query is None else int(query(device)[0])
 
 
 def reset_peak(device: torch.device) -> None:
     """Give unused memory of a device back, and begin anew to note the largest one (`peak_memory`)."""
-    if hasattr(module := _module(device), "empty_cache"):
+    if hasattr(module := _started(device), "empty_cache"):
         module.empty_cache()
     if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
@@ -155,11 +164,11 @@ def peak_memory(device: torch.device) -> int | None:
 
     What the driver of the device itself needs in each process is not included.
     """
-    query = getattr(_module(device), "max_memory_reserved", None)
+    query = getattr(_started(device), "max_memory_reserved", None)
     return None if query is None else int(query(device))
 
 
 def total_memory(device: torch.device) -> int | None:
     """All memory of a device in bytes; None where torch cannot say."""
-    query = getattr(_module(device), "mem_get_info", None)
+    query = getattr(_started(device), "mem_get_info", None)
     return None if query is None else int(query(device)[1])

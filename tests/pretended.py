@@ -1,7 +1,8 @@
 """A pretended accelerator: tensors that say they are on another device, and hold memory of the CPU.
 
 It has the rules of a GPU and no hardware: an operation on tensors of two devices raises, `.numpy()` raises, a
-random generator of the CPU is refused for tensors of the device. It counts what costs time on a GPU: copies
+random generator of the CPU is refused for tensors of the device, and it starts with its first tensor: before
+that, statistics of its memory raise or are 0. It counts what costs time on a GPU: copies
 to the device (`down`), copies from it (`up`), and synchronisations (`waits`), where the processor waits for a
 value. Everything is computed by the CPU kernels, so results must be those of the CPU.
 
@@ -64,12 +65,14 @@ class Counts:
         up: Copies from the device.
         waits: Synchronisations.
         operations: Operations of the device.
+        resets: Calls of `reset_peak_memory_stats`.
     """
 
     down: int = 0
     up: int = 0
     waits: int = 0
     operations: int = 0
+    resets: int = 0
 
     def clear(self) -> None:
         vars(self).update(vars(Counts()))
@@ -89,10 +92,29 @@ class Device:
 COUNTS = Counts()
 
 
+class Runtime:
+    """What the module of the device in torch has, with the errors of CUDA.
+
+    Attributes:
+        started: A tensor of the device was made in this block.
+    """
+
+    started = False
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        if not self.started:
+            raise RuntimeError("Invalid device argument ")
+        COUNTS.resets += 1
+
+
+RUNTIME = Runtime()
+
+
 @contextmanager
 def pretended() -> Iterator[Device]:
-    """Use the pretended device within the block; counts begin at 0."""
+    """Use the pretended device within the block, which starts it anew; counts begin at 0."""
     COUNTS.clear()
+    RUNTIME.started = False
     fused = patch.object(F, "scaled_dot_product_attention", attention)
     with _Operations(), _Functions(), fused, patch.object(torch._VF, "lstm", lstm):
         yield Device(COUNTS)
@@ -109,6 +131,7 @@ def _register(wanted: str) -> str:
     _setup_privateuseone_for_python_backend(wanted)
     module = getattr(torch, wanted)
     module.get_amp_supported_dtype = list  # torch.utils.checkpoint asks for it, also on the CPU
+    module.reset_peak_memory_stats = RUNTIME.reset_peak_memory_stats
     return wanted
 
 
@@ -133,6 +156,7 @@ class OnDevice(torch.Tensor):
             requires_grad=False,
         )
         made.inner = inner
+        RUNTIME.started = True
         return made
 
     def __repr__(self) -> str:

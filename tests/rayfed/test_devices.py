@@ -1,7 +1,20 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from rayfed.devices import HOST, free_memory, moved, numbers, same_draws, set_products, total
+from rayfed.devices import (
+    HOST,
+    free_memory,
+    moved,
+    numbers,
+    peak_memory,
+    reset_peak,
+    same_draws,
+    set_products,
+    total,
+    total_memory,
+)
 from rayfed.errors import ConfigError
 from tests.pretended import TYPE, pretended
 
@@ -99,3 +112,19 @@ def test_tf32_is_for_runs_that_ask_for_it():
 
 def test_free_memory_is_unknown_where_torch_does_not_say():
     assert free_memory(HOST) is None
+
+
+@pytest.mark.parametrize("query", [reset_peak, peak_memory, free_memory, total_memory])
+def test_a_question_about_memory_starts_cuda(query):
+    """The functions of torch itself: without a GPU they say that it is missing, whatever is asked first."""
+    missing = pytest.raises((RuntimeError, AssertionError), match=r"no NVIDIA driver|not compiled with CUDA")
+    with nullcontext() if torch.cuda.is_available() else missing:
+        query(torch.device("cuda", 0))
+
+
+def test_a_pretended_device_has_no_statistics_before_it_has_started():
+    with pretended() as device:
+        with pytest.raises(RuntimeError, match="Invalid device argument"):
+            getattr(torch, TYPE).reset_peak_memory_stats(device.name)
+        reset_peak(torch.device(device.name))
+        assert device.counts.resets == 1
