@@ -108,7 +108,7 @@ def diagnose(config: Config) -> Diagnosis:
         ConfigError: The input is wrong, or no cluster answers at `cluster.address`.
         ClientError: The client failed.
     """
-    from rayfed.engine.gpu_plan import actors_on, is_measured
+    from rayfed.engine.gpu_plan import actors_on, is_measured, too_small
     from rayfed.engine.measurement import measure
     from rayfed.engine.preflight import plan_actors
     from rayfed.engine.setup import prepare
@@ -122,6 +122,9 @@ def diagnose(config: Config) -> Diagnosis:
     problems: list[str] = []
     found: Plan | None = None
     on_ray = config.cluster.executor == "ray"
+    small = too_small(setup, config.cluster) if on_ray and is_measured(config.cluster, nodes) else ""
+    if small:
+        config = replace(config, cluster=replace(config.cluster, gpus_per_actor=0))
     stage("running the largest client in a new process")
     has_gpu = any(node.get("GPU", 0) for node in nodes) and config.cluster.gpus_per_actor != 0
     measured = measure(setup.experiment, setup.world, on_gpu=on_ray and has_gpu)
@@ -156,7 +159,7 @@ def diagnose(config: Config) -> Diagnosis:
         estimate=estimate(setup, measured, _lanes(found, nodes)),
         disk=disk,
         problems=problems,
-        advice=_advice(config, measured),
+        advice=[*([small] if small else []), *_advice(config, measured)],
     )
 
 

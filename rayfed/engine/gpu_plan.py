@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rayfed.config.sections import ClusterConfig
+from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import Experiment
 from rayfed.engine.measurement import Measurement, largest_client
 from rayfed.engine.preflight import plan_actors
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 
 USABLE = 0.9
 """Share of a GPU's memory that is planned with; the rest is for other users and for fragmentation."""
+
+WORTH = 1e9
+"""Operations of an example, forward and backward, from which on a GPU pays; an estimate.
+
+A GPU takes about as long to be told of an operation as to compute a million numbers of it, so that actors on
+the cores of a CPU are faster with a network of less work (vit_mini: 5e7; ViT-B/16: 7e10)."""
 
 
 def actors_on(gpu_bytes: float, actor_bytes: float, mps: bool = False) -> int:
@@ -45,12 +53,14 @@ class GpuPlans:
     """Plans the client actors of a command; the first run that finds a GPU measures how many one holds.
 
     Attributes:
-        sentence: What was measured, for the user; empty: no GPU was seen; None: not tried yet.
+        sentence: What was measured, or why the GPUs are not used, for the user; empty: no GPU was seen; None:
+            not tried yet.
     """
 
     def __init__(self) -> None:
         self.sentence: str | None = None
         self._per_gpu: int | None = None
+        self._on_cpu = False
 
     def plan(self, setup: Setup, cluster: ClusterConfig, weights: Callable[[], Any], health: Health) -> Plan:
         """Number and resources of the client actors of an experiment on the nodes of Ray.
@@ -70,6 +80,10 @@ class GpuPlans:
         nodes = node_resources()
         if not is_measured(cluster, nodes):
             return plan_actors(cluster, setup.experiment, nodes)
+        if self.sentence is None and (small := too_small(setup, cluster)):
+            self.sentence, self._on_cpu = small, True
+        if self._on_cpu:
+            return plan_actors(replace(cluster, gpus_per_actor=0), setup.experiment, nodes)
         if self.sentence is None:
             stage("running the largest client on a GPU, to plan its share")
             found = measured_on_gpu(setup, weights(), cluster, health)
@@ -78,6 +92,30 @@ class GpuPlans:
                 self._per_gpu = max(1, actors_on(found[0].device_total, found[0].device_bytes, mps=found[1]))
                 self.sentence = on_gpu(*found, self._per_gpu)
         return plan_actors(cluster, setup.experiment, nodes, self._per_gpu)
+
+
+def too_small(setup: Setup, cluster: ClusterConfig) -> str:
+    """Why clients stay on the CPU beside GPUs that the config does not ask for; empty: they use the GPUs.
+
+    Args:
+        setup: The checked experiment.
+        cluster: The section `cluster` of the config; `num_gpus` asks for GPUs.
+    """
+    if cluster.num_gpus is not None:
+        return ""
+    world = setup.world
+    whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once
+    cost = count_cost(world.skeleton(), whole, None, 0)
+    if cost is None:
+        return ""
+    load = cost.load(None)
+    work = load.row + load.step / world.train.batch_size
+    if work >= WORTH:
+        return ""
+    return (
+        f"clients run on the CPU, which is faster than a GPU with so little work for each example: "
+        f"{work / 1e9:.2g} GFLOP (under {WORTH / 1e9:g}); cluster.gpus_per_actor=1 uses a GPU all the same"
+    )
 
 
 def is_measured(cluster: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> bool:

@@ -141,6 +141,14 @@ def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(
     assert "puts 4 actors of 6.0 GB on a GPU of 16.0 GB; raise it to 0.5, or leave it out" in errors[-1]
 
 
+def test_a_small_network_is_planned_without_the_gpu_that_is_there(doctor, monkeypatch):
+    node = {"CPU": 4.0, "GPU": 1.0, "memory": 64e9, "object_store_memory": 1e9}
+    monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *args: node)
+    code, found, _ = doctor()
+    assert (code, found["gpus_per_actor"]) == (0, 0.0)
+    assert "clients run on the CPU" in found["advice"][0]
+
+
 def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
     node = {"CPU": 2.0, "GPU": 0.0, "memory": 64e9, "object_store_memory": 1000.0}
     monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *args: node)

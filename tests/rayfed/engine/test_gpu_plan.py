@@ -99,6 +99,7 @@ def test_a_command_measures_once_and_plans_from_it(monkeypatch, mps, words):
         return measured, mps
 
     monkeypatch.setattr(gpu_plan, "measured_on_gpu", fake)
+    monkeypatch.setattr(gpu_plan, "WORTH", 0.0)
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     gpus = GpuPlans()
     plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
@@ -108,3 +109,31 @@ def test_a_command_measures_once_and_plans_from_it(monkeypatch, mps, words):
     assert gpus.plan(setup, ClusterConfig(gpus_per_actor=0.25), list, None).actors == 4
     with pytest.raises(ResourceError, match="whose memory holds 2 actors"):
         gpus.plan(setup, ClusterConfig(actors=3), list, None)
+
+
+def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch):
+    """The default experiment takes longer on a GPU than on the cores beside it."""
+    setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
+    monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
+    measured = SimpleNamespace(client="c00", device_bytes=6 * GB, device_total=16 * GB, visit_s=0.5)
+    asked = []
+    monkeypatch.setattr(gpu_plan, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False))
+    gpus = GpuPlans()
+    plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
+    assert [(plan.actors, plan.cpus, plan.gpus) for plan in plans] == [(4, 1.0, 0.0)] * 2
+    assert "clients run on the CPU" in gpus.sentence
+    assert "cluster.gpus_per_actor=1 uses a GPU" in gpus.sentence
+    assert not asked
+    assert gpus.plan(setup, ClusterConfig(gpus_per_actor=0.5), list, None).gpus == 0.5
+    assert GpuPlans().plan(setup, ClusterConfig(num_gpus=1), list, None).gpus == 0.5
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("tuning", ["lora", "head"])
+def test_a_network_of_much_work_uses_the_gpu(tuning):
+    """The features of a frozen network are computed once, but a CPU would take long even for that."""
+    large = small_setup(
+        "algorithm=fedavg", f"tuning={tuning}", "model=vit_mini", "model.options={embed_dim: 768, depth: 12}"
+    )
+    assert gpu_plan.too_small(large, ClusterConfig()) == ""
+    assert "0.0" in gpu_plan.too_small(clients(f"tuning={tuning}"), ClusterConfig())
