@@ -20,6 +20,7 @@ from rayfed.federation.visit import fit
 from rayfed.testing.small import small_setup
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, STEADY
+from tests.rounding import Exact, equally_near, exact_numbers, exact_setup
 
 TUNINGS = [
     "tuning=lora",
@@ -35,8 +36,7 @@ TUNINGS = [
     "tuning=head train.cache_features=false",
     "tuning=residual_adapter",
     "tuning=lora capacity=dynamic",
-    # With train.lr=0.02, the default, later steps of a CLIP model make a difference larger; docs/groups.md.
-    "tuning=lora model=clip_mini train.lr=1.0e-4",
+    "tuning=lora model=clip_mini",
     # With train.eps above the rounding of gradients; docs/groups.md says what Adam does below it.
     "tuning=bitfit train.optimizer=adam train.eps=1.0e-4",
 ]
@@ -75,9 +75,13 @@ class Answers(InlineExecutor):
         return done
 
 
-def played(setup, group, rounds=1, policy=None, local=None):
+class ExactAnswers(Answers, Exact):
+    """Remembers what float64 gives."""
+
+
+def played(setup, group, rounds=1, policy=None, local=None, executor=None):
     """The executor after these rounds, and the tensors of the server."""
-    executor = Answers(setup, policy)
+    executor = executor or Answers(setup, policy)
     changed = replace(setup.experiment, group=group, rounds=rounds, evaluate_every=0)
     experiment = changed if local is None else replace(changed, local=local)
     *_, last = run_rounds(experiment, executor, setup.start)
@@ -95,12 +99,14 @@ def moved(call, update):
 def check_agreement(setup, rounds=1, local=None):
     alone, _ = played(setup, 1, rounds, local=local)
     grouped, _ = played(setup, 3, rounds, local=local)
+    with exact_numbers():
+        exact, _ = played(exact_setup(setup), 1, rounds, local=local, executor=ExactAnswers(setup))
     assert grouped.together == 3 * rounds  # the fourth client is a group of one
     for (call, one), (_, other) in zip(alone.seen, grouped.seen, strict=True):
         assert call.client == one.client == other.client
         assert one.params.keys() == other.params.keys()
-        difference = (moved(call, one) - moved(call, other)).norm() / moved(call, one).norm()
-        assert difference < 1e-6
+    moves = [[moved(*pair) for pair in each.seen] for each in (alone, grouped, exact)]
+    equally_near(*moves)
 
 
 @pytest.mark.parametrize("overrides", TUNINGS)
