@@ -15,7 +15,7 @@ from rayfed.record.claim import claim, claim_again, look
 from rayfed.record.files import write_bytes
 from rayfed.record.folder import finished
 from rayfed.record.history import History
-from rayfed.record.layout import rows_file
+from rayfed.record.layout import ROWS
 from rayfed.record.readers import read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Row
@@ -66,7 +66,7 @@ def resumable(run: Path) -> list[Path]:
     last = sorted((run / "checkpoints").glob("round-*"))[-1:]
     folders = [*last, run / "checkpoints" / "stores", run / "history"]
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
-    files += [run / name for name in ("config.yaml", "environment.json", rows_file(run).name)]
+    files += [run / name for name in ("config.yaml", "environment.json", ROWS)]
     return [file.relative_to(run) for file in files if file.is_file()]
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
-from rayfed.config.grouping import TUNINGS_ALONE, one_by_one
 from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.console import say
@@ -99,15 +98,7 @@ def catalog(terminal: int | None = None, section: str | None = None) -> str:
         width = max(len(choice.name) for choice in found)
         lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
         parts.append("\n".join([f"{group}=", *(fitted(line, terminal, width + 2) for line in lines)]))
-    if section in (None, "algorithms"):
-        parts.append(fitted(grouping(), terminal))
     return "\n\n".join(parts)
-
-
-def grouping() -> str:
-    """With which methods and tunings clients are trained one by one; the header of a run says why."""
-    alone = [f"algorithm={name}" for name in one_by_one()] + [f"tuning={name}" for name in TUNINGS_ALONE]
-    return f"train.group=K trains K clients at once, except with {', '.join(alone)}"
 
 
 def as_json(section: str | None = None) -> dict[str, list[dict[str, Any]]]:

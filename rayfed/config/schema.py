@@ -21,7 +21,6 @@ from rayfed.config.compose import compose
 from rayfed.config.elsewhere import advice, whole
 from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.paths import spelled_out
-from rayfed.config.renamed import refuse_renamed, with_new_names
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
 from rayfed.data.config import DataConfig
 from rayfed.documents import check_run_folder, read_file
@@ -194,7 +193,7 @@ def _with_fitting_method(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run, read from its folder; renamed keys are accepted with their former names.
+    """The config of a run, read from its folder.
 
     Args:
         folder: Folder of the run.
@@ -205,7 +204,7 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
     """
     check_run_folder(folder)
     file = folder / "config.yaml"
-    return resolve(compose(overrides, with_new_names(read_file(file, str(folder)))))
+    return resolve(compose(overrides, read_file(file, str(folder))))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
@@ -214,7 +213,6 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
-    refuse_renamed(tree)
     try:
         config = parse(Config, spelled_out(tree), "")
         check_listed_once(config.compare)

@@ -14,7 +14,7 @@ from rayfed.experiment.begin import begin, check_continuable
 from rayfed.experiment.show import Show
 from rayfed.record.files import write_bytes
 from rayfed.record.folder import finished, how_to_go_on
-from rayfed.record.layout import rows_file
+from rayfed.record.layout import ROWS
 from rayfed.record.readers import read_tensors
 from rayfed.terminal.console import follow
 from rayfed.terminal.guard import STOP
@@ -77,7 +77,7 @@ def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool
                 _raise_if_asked_to_stop()
         _raise_if_asked_to_stop()
     except ConfigError:
-        if not rows_file(path).exists():  # nothing ran, so the same output can be used again
+        if not (path / ROWS).exists():  # nothing ran, so the same output can be used again
             claim.discard()
         raise
     except (RayFedError, KeyboardInterrupt) as err:

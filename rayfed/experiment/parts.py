@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.config.changes import changes
-from rayfed.config.renamed import with_new_names
 from rayfed.config.schema import to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.engine.scored import model_digest
@@ -124,8 +123,7 @@ def run_part(
         whole: Folder of which its folder is a part.
         show: What is shown.
         resume: Continue the run in its folder, if there is one. A run that scored the model of another one
-            begins anew where that model has changed since, such as by further rounds, or its own config, by
-            which an earlier version scored otherwise.
+            begins anew if that model or its own config has changed since, such as by further rounds.
         session: Ray and the actors of the command.
         alone: Held while the list of files of `whole` is written to, where several threads run parts of it.
 
@@ -154,7 +152,7 @@ def run_part(
 def _scored_the_same(plan: Plan, trained: str) -> bool:
     """Whether the run in a folder scored the present model of another run, with the present config."""
     try:
-        before = with_new_names(read_yaml(plan.path / "config.yaml"))
+        before = read_yaml(plan.path / "config.yaml")
     except DamagedError:
         return False
     return not any(changes(before, to_dict(plan.config))) and model_digest(str(plan.path)) == model_digest(

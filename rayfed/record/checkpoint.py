@@ -172,10 +172,7 @@ class Checkpoints:
                 facts = read_facts(path)
             except DamagedError:
                 continue
-            if facts["format"] == FORMAT:
-                self._basis.check_unchanged(facts, self.run)
-                return
-            log.warning("%s was saved by an earlier version: changes of its files cannot be detected", path)
+            self._basis.check_unchanged(facts, self.run)
             return
 
     def had_any(self) -> bool:

@@ -31,7 +31,7 @@ from rayfed.record.clearing import (
 )
 from rayfed.record.folder import TENSORS
 from rayfed.record.history import HISTORY
-from rayfed.record.layout import rows_file
+from rayfed.record.layout import ROWS
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
 from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
 from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
@@ -82,7 +82,7 @@ class Claim:
             mark = mark_of(self.path)
             forget_names(self.path)
             names = names_of(self.path)
-            always = (*earlier.ALWAYS, rows_file(self.path).name)
+            always = (*earlier.ALWAYS, ROWS)
             lost = mark is None or any((self.path / n).exists() and not names.has(n) for n in always)
             if lost:
                 names.adopt(earlier.names(self.path))
@@ -154,7 +154,7 @@ def _already_held(path: Path, kind: str) -> str:
 
 def _is_unbegun(path: Path, mark: Mark | None) -> bool:
     """Whether a folder holds a run without a finished round, also in its parts: nothing of it is of use."""
-    made = (rows_file(path), path / HISTORY, path / "checkpoints", path / TENSORS)
+    made = (path / ROWS, path / HISTORY, path / "checkpoints", path / TENSORS)
     if mark is None or mark.adopted or mark.kind != "run" or any(map(os.path.lexists, made)):
         return False
     return all(_is_unbegun(part, mark_of(part)) for part in parts(path))

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.layout import FORMER_ROWS, ROWS, rows_file
+from rayfed.record.layout import ROWS
 from rayfed.record.readers import DamagedError, read_json, read_rows, read_yaml
 
 ALWAYS = ("config.yaml", "environment.json", "partition.parquet")
 """Files that every run has, besides the one with its rounds."""
 
 FILES = (
-    *(*ALWAYS, "progress.csv", "report.md", ROWS, FORMER_ROWS),
+    *(*ALWAYS, "report.md", ROWS),
     *("events.jsonl", "events.parquet", "trackers.json", "rounds.parquet", "clients.parquet"),
     *("transfers.parquet", "model/params.safetensors"),
     *("model/adapter_config.json", "model/adapter_model.safetensors", "model/README.md"),
@@ -47,7 +47,7 @@ def check_run(path: Path) -> None:
     facts = read_json(path / "environment.json", dict)
     if not _is_environment(facts):
         raise DamagedError(f"{path}: holds no run to continue (environment.json is not that of a run)")
-    if rows_file(path).exists() or any((path / "history").glob("*.json.gz")):
+    if (path / ROWS).exists() or any((path / "history").glob("*.json.gz")):
         read_rows(path)
 
 

@@ -19,7 +19,6 @@ from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.files import write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
-from rayfed.record.layout import FORMER_ROWS
 from rayfed.record.lock import WRITER, locked
 from rayfed.record.marker import read_mark
 from rayfed.record.ownership import note, remove
@@ -184,12 +183,11 @@ class RunFolder:
         remove(self.path / TENSORS)  # a run with this file counts as finished
         self.history.cut(rounds)
         self._rows.begin()
-        remove(self.path / FORMER_ROWS)
         for writer in self._writers:
             writer.begin(self.history.entries())
 
     def add(self, done: Round) -> None:
-        """Append a round to rounds.jsonl and progress.csv, and write its tables into the history."""
+        """Append a round to rounds.jsonl, and write its tables into the history."""
         number = done.row["round"]
         tables = {
             "rounds": [done.row],

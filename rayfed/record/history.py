@@ -57,8 +57,7 @@ class History:
 
         Args:
             round: Number of the last round to check.
-            digest: SHA-256 digest of its file. If it is empty, as in checkpoints of earlier versions, nothing
-                is checked.
+            digest: SHA-256 digest of its file. If it is empty, nothing is checked.
 
         Raises:
             DamagedError: A file is missing or was changed; the message names it.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
-from rayfed.record.layout import rows_file
+from rayfed.record.layout import ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,7 +125,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of rounds.jsonl, one per round, checked to be rounds 1, 2, 3 and so on."""
-    path = rows_file(folder)
+    path = folder / ROWS
     advice = "; python -m rayfed.resume writes it anew from the history" if has_checkpoint(folder) else ""
     try:
         rows = read_lines(path)
@@ -147,7 +147,7 @@ def rows_so_far(folder: Path) -> list[dict[str, Any]]:
     Raises:
         DamagedError: rounds.jsonl is damaged.
     """
-    return read_rows(folder) if os.path.lexists(rows_file(folder)) else []
+    return read_rows(folder) if os.path.lexists(folder / ROWS) else []
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

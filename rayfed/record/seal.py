@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config.changes import changes
-from rayfed.config.renamed import with_new_names
 from rayfed.errors import ConfigError
 from rayfed.record.readers import DamagedError, read_json, reading
 
-FORMAT, UNSEALED = 2, 1
+FORMAT = 2
 FACTS = "checkpoint.json"
 WHAT = {
     "stores": "which client has which store",
@@ -50,7 +49,7 @@ class Basis:
         where = f"when round {facts['round']} of {path} was saved"
         advice = "put it back or start a new run"
         now = json.loads(json.dumps(self.config))  # with the key types that JSON has
-        for key, old, new in changes(with_new_names(facts["config"]), now):
+        for key, old, new in changes(facts["config"], now):
             if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, new in changes(facts["data"], self.data):
@@ -82,8 +81,6 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     facts = read_json(path / FACTS, dict)
     with reading(path / FACTS):
-        if facts["format"] == UNSEALED:
-            return facts
         if facts["format"] != FORMAT:
             raise DamagedError(f"format {facts['format']!r}, this version reads {FORMAT}")
         sealed = facts.pop("seals")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rayfed.objective import metric_of
-from rayfed.record.layout import COMPARE, rows_file
+from rayfed.record.layout import COMPARE, ROWS
 from rayfed.report import style
 from rayfed.report.run_tables import RunTables, span
 
@@ -18,7 +18,7 @@ def comparison(run: RunTables) -> style.Drawing | None:
     listed = run.config.get("compare") or []
     names = [listed] if isinstance(listed, str) else listed
     folders = {name: run.path / COMPARE / name for name in names}
-    others = {name: [folder] for name, folder in folders.items() if rows_file(folder).exists()}
+    others = {name: [folder] for name, folder in folders.items() if (folder / ROWS).exists()}
     if not others:
         return None
     return compare_runs({run.config["algorithm"]: [run.path], **others})

@@ -48,8 +48,6 @@ FILES = {
     "environment.json": "versions of all packages, digests of the data, the commands",
     "partition.parquet": "who has which example, and in which split",
     "rounds.jsonl": "one JSON object for each round; scores are fractions",
-    "result.json": "the same, from an earlier version",
-    "progress.csv": "the same as CSV",
     "rounds.parquet": "the same as a Parquet table",
     "clients.parquet": "scores and losses of every client and domain in every round",
     "transfers.parquet": "bytes that were sent and received in every exchange",

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfed.experiment.simulate import Result
 from rayfed.record.marker import MARKER
-from rayfed.record.ownership import NAMES, names_of
-from rayfed.record.readers import read_rows
+from rayfed.record.ownership import NAMES
 from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running
-from rayfed.view import main as view_main
 from tests.conftest import ROOT
 from tests.rayfed.record.claims import TREES, pictured, plant, unchanged
 
@@ -262,37 +259,3 @@ def test_a_cache_keeps_what_is_not_a_prepared_data_set(tmp_path):
     (tmp_path / "cache" / f"{name}.17.tmp").write_text("half")
     assert prepare_main(["--clean", "--cache", str(tmp_path / "cache")]) == 0
     assert pictured(tmp_path) == {**before, f"cache/{name}.lock": b""}
-
-
-def with_former_rows(run):
-    """The folder as a version left it that wrote the rounds into result.json."""
-    (run / "rounds.jsonl").rename(run / "result.json")
-    names = run / NAMES
-    names.write_text(names.read_text().replace("rounds.jsonl", "result.json"))
-
-
-def test_a_run_with_its_rounds_in_result_json_is_read_and_continued(cache, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert command(run, cache, "rounds=2", "--quiet") == 0
-    whole = Result(run, "").metrics
-    with_former_rows(run)
-    assert Result(run, "").metrics == whole
-    assert view_main([str(run), "--json"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    assert resume_main([str(run), "--quiet"]) == 0  # nothing to run: tables and report only
-    assert (run / "result.json").exists()
-    assert not (run / "rounds.jsonl").exists()
-    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
-    assert not (run / "result.json").exists()
-    assert [row["round"] for row in read_rows(run)] == [1, 2, 3]
-    assert names_of(run).has("rounds.jsonl")
-    assert not names_of(run).has("result.json")
-
-
-def test_a_file_result_json_of_others_is_left_alone(cache, tmp_path):
-    run = tmp_path / "run"
-    assert command(run, cache, "rounds=1", "--quiet") == 0
-    (run / "result.json").write_text("mine")
-    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
-    assert (run / "result.json").read_text() == "mine"
-    assert [row["round"] for row in read_rows(run)] == [1, 2]

@@ -7,6 +7,8 @@ import yaml
 
 from rayfed.config.compose import compose, folder
 from rayfed.config.schema import Config, ConfigError, build_parts, load_config, to_dict
+from rayfed.executors.failures import Policy
+from tests.conftest import refused
 
 
 def test_the_default_experiment():
@@ -109,3 +111,23 @@ SURFACE = (
 
 def test_the_surface_grows_on_purpose_only():
     assert tuple(f.name for f in dataclasses.fields(Config)) == SURFACE
+
+
+def test_the_policy_of_failures_is_the_section():
+    config = load_config(["failures.on_client_error=drop", "failures.retries=5", "failures.watchdog=null"])
+    assert config.failures == Policy(on_client_error="drop", retries=5, watchdog=None)
+    assert load_config([]).failures == Policy()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("failures.on_client_error=ignore", "failures.on_client_error: 'ignore'"),
+        ("failures.retries=-1", "failures.retries: -1"),
+        ("failures.client_timeout=0", "failures.client_timeout: 0"),
+        ("failures.watchdog=-5", "failures.watchdog: -5"),
+        ("failures.patience=0", "failures.patience: 0"),
+    ],
+)
+def test_a_policy_out_of_range_is_refused(override, words):
+    assert words in refused(override)

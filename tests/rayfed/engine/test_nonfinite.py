@@ -57,7 +57,6 @@ def test_a_run_whose_loss_is_not_finite(tmp_path, cache, capsys, caplog):
     assert {"c0-plain", "c4-fonts"} <= {e["client"] for e in events}
     assert "not finite: " in (run / "report.md").read_text()
     strict((run / "environment.json").read_text())
-    assert "nan" not in (run / "progress.csv").read_text().lower()
     losses = [r for r in pq.read_table(run / "clients.parquet").to_pylist() if r["metric"] == "loss"]
     assert any(r["value"] is None for r in losses)
 

@@ -1,8 +1,6 @@
 """The rows of the rounds: appended, the same bytes as if all were written at once."""
 
-import csv
 import json
-from itertools import pairwise
 
 from rayfed.record.history import History
 from rayfed.record.round_rows import RoundRows
@@ -28,27 +26,20 @@ def added(run, rows, begin=0):
     return inodes
 
 
-def test_rows_are_appended_and_only_a_new_column_writes_the_files_anew(tmp_path):
+def test_rows_are_appended_to_one_file(tmp_path):
     inodes = added(tmp_path, ROWS)
-    assert [i == j for i, j in pairwise(inodes)] == [True, False, True]
+    assert len(set(inodes)) == 1
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == ROWS
-    with (tmp_path / "progress.csv").open() as file:
-        table = list(csv.DictReader(file))
-    assert list(table[0]) == ["round", "loss", "note", "missing"]
-    assert [row["missing"] for row in table] == ["", "", "4", "0"]
-    assert [row["loss"] for row in table] == ["0.30000000000000004", "", "1e-30", ""]
 
 
-def test_a_continued_run_has_the_files_of_one_that_was_never_interrupted(tmp_path):
+def test_a_continued_run_has_the_file_of_one_that_was_never_interrupted(tmp_path):
     added(tmp_path, ROWS)
-    names = ("rounds.jsonl", "progress.csv")
-    whole = [(tmp_path / name).read_bytes() for name in names]
-    for name in names:
-        file = tmp_path / name
-        file.write_bytes(file.read_bytes()[:-3])  # as a crash may leave it
+    file = tmp_path / "rounds.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])  # as a crash may leave it
     added(tmp_path, ROWS, begin=2)
-    assert [(tmp_path / name).read_bytes() for name in names] == whole
+    assert file.read_bytes() == whole
 
 
 def test_a_file_that_is_changed_during_the_run_is_mended_by_the_next_round(tmp_path):
@@ -58,11 +49,9 @@ def test_a_file_that_is_changed_during_the_run_is_mended_by_the_next_round(tmp_p
         history.write(row["round"], row, {})
         written.add(row)
         (tmp_path / "rounds.jsonl").write_text("")
-        (tmp_path / "progress.csv").unlink()
     written.begin()
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 4
     history.write(5, {"round": 5}, {})
-    (tmp_path / "progress.csv").unlink()
+    (tmp_path / "rounds.jsonl").unlink()
     written.add({"round": 5})
     assert [json.loads(line)["round"] for line in (tmp_path / "rounds.jsonl").open()] == [1, 2, 3, 4, 5]
-    assert len((tmp_path / "progress.csv").read_text().splitlines()) == 6
