@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from rayfed.errors import ConfigError
 
 T = TypeVar("T")
+K = TypeVar("K")
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
 HOST = torch.device("cpu")
@@ -22,9 +24,10 @@ HOST = torch.device("cpu")
 def moved(value: T, device: torch.device) -> T:
     """A nested value with its tensors on a device; the value itself where they are there already.
 
-    All tensors of a data type travel as one packed tensor, and are views of it afterwards. A tensor without
-    dimensions moves to the CPU only: operations of a device take such numbers from the CPU, and optimizers
-    count their steps there.
+    All tensors of a data type travel as one packed tensor, and are views of it afterwards. Those that go to a
+    device are packed in pinned memory, if it can read that while the CPU goes on. A tensor without dimensions
+    moves to the CPU only: operations of a device take such numbers from the CPU, and optimizers count their
+    steps there.
 
     Args:
         value: Tensors and anything else, in dicts, lists and tuples.
@@ -43,9 +46,45 @@ def moved(value: T, device: torch.device) -> T:
 
 def _moved_together(tensors: Mapping[int, Tensor], device: torch.device) -> dict[int, Tensor]:
     """The tensors on the device, by the same keys; all have one data type."""
-    packed = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).to(device)
+    flat = [tensor.detach().reshape(-1) for tensor in tensors.values()]
+    if any(part.device != HOST for part in flat) or not can_pin(device):
+        return _unpacked(torch.cat(flat).to(device), tensors)
+    staging = torch.empty(sum(map(len, flat)), dtype=flat[0].dtype, pin_memory=True)
+    return _unpacked(torch.cat(flat, out=staging).to(device, non_blocking=True), tensors)
+
+
+def _unpacked(packed: Tensor, tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Views of a packed tensor in the shapes of the tensors, by the same keys."""
     parts = packed.split([tensor.numel() for tensor in tensors.values()])
     return {key: part.view(tensor.shape) for (key, tensor), part in zip(tensors.items(), parts, strict=True)}
+
+
+def cloned(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Detached copies of tensors, by the same keys, where the tensors are.
+
+    On a device those of a data type are made in one operation, and are views of one packed tensor.
+    """
+    copies = {key: value.detach().clone() for key, value in tensors.items() if value.device == HOST}
+    alike: dict[tuple[torch.device, torch.dtype], dict[K, Tensor]] = {}
+    for key, value in tensors.items():
+        if key not in copies:
+            alike.setdefault((value.device, value.dtype), {})[key] = value.detach()
+    for some in alike.values():
+        copies |= _unpacked(torch.cat([value.reshape(-1) for value in some.values()]), some)
+    return {key: copies[key] for key in tensors}
+
+
+@cache
+def can_pin(device: torch.device) -> bool:
+    """Whether memory of the CPU can be pinned, so that the device copies it while the CPU goes on."""
+    if device == HOST:
+        return False
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device.type
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -2,9 +2,10 @@
 
 It has the rules of a GPU and no hardware: an operation on tensors of two devices raises, `.numpy()` raises, a
 random generator of the CPU is refused for tensors of the device, and it starts with its first tensor: before
-that, statistics of its memory raise or are 0. It counts what costs time on a GPU: copies
-to the device (`down`), copies from it (`up`), and synchronisations (`waits`), where the processor waits for a
-value. Everything is computed by the CPU kernels, so results must be those of the CPU.
+that, statistics of its memory raise or are 0. It counts what costs time on a GPU: copies to the device
+(`down`), copies from it (`up`), and synchronisations (`waits`), where the processor waits: for a value, for a
+copy from the device, and for a copy to it unless that is made from pinned memory with `non_blocking=True`.
+Everything is computed by the CPU kernels, so results must be those of the CPU.
 
     from tests.pretended import pretended
 
@@ -52,6 +53,9 @@ INDEXING = {
 }
 """Operations that take indices of the CPU, which they copy to the device."""
 
+SHAPING = {aten._unsafe_view.default, aten.detach.default, aten.empty.memory_format, aten.empty_like.default}
+"""Operations besides those that torch calls views for which a GPU has nothing to compute."""
+
 JOINING = {aten.cat.default, aten.stack.default}
 """Operations that do not take even a single number from another device."""
 
@@ -66,6 +70,7 @@ class Counts:
         waits: Synchronisations.
         operations: Operations of the device.
         resets: Calls of `reset_peak_memory_stats`.
+        kernels: Those of them that a GPU computes, which are all but views; also copies within the device.
     """
 
     down: int = 0
@@ -73,6 +78,7 @@ class Counts:
     waits: int = 0
     operations: int = 0
     resets: int = 0
+    kernels: int = 0
 
     def clear(self) -> None:
         vars(self).update(vars(Counts()))
@@ -116,7 +122,8 @@ def pretended() -> Iterator[Device]:
     COUNTS.clear()
     RUNTIME.started = False
     fused = patch.object(F, "scaled_dot_product_attention", attention)
-    with _Operations(), _Functions(), fused, patch.object(torch._VF, "lstm", lstm):
+    pinned = patch.object(torch, "empty", _empty)
+    with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm):
         yield Device(COUNTS)
 
 
@@ -197,6 +204,17 @@ class _Functions(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+REAL_EMPTY = torch.empty
+
+
+def _empty(*size: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+    """torch.empty, which pretends to pin memory of the CPU; threads that collect batches call it too."""
+    made = REAL_EMPTY(*size, **kwargs)
+    if pin_memory:
+        made.pretended_pinned = True
+    return made
+
+
 def _is_ours(device: Any) -> bool:
     return device is not None and torch.device(device).type == TYPE
 
@@ -212,12 +230,14 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if func is aten._to_copy.default:
         return _copied(func, args, kwargs)
     if func is aten.copy_.default:
-        _count_copy(isinstance(args[1], OnDevice), isinstance(args[0], OnDevice))
+        goes_on = (args[2] if len(args) > 2 else kwargs.get("non_blocking")) and _is_pinned(args[1])
+        _count_copy(isinstance(args[1], OnDevice), isinstance(args[0], OnDevice), goes_on)
         func(_inner(args[0]), _inner(args[1]), *args[2:], **kwargs)
         return args[0]
     if not ours and not _is_ours(asked):
         return func(*args, **kwargs)
     COUNTS.operations += 1
+    COUNTS.kernels += not func.is_view and func not in SHAPING
     _check_generators(flat)
     _check_one_device(func, args, flat)
     if func in WAITS or (func in INDEXING and _has_mask(args[1])):
@@ -243,18 +263,27 @@ def _copied(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     asked = kwargs.get("device")
     before = isinstance(args[0], OnDevice)
     after = before if asked is None else _is_ours(asked)
-    _count_copy(before, after)
+    _count_copy(before, after, kwargs.get("non_blocking") and _is_pinned(args[0]))
     result = func(_inner(args[0]), **{**kwargs, **({} if asked is None else {"device": "cpu"})})
     if before != after and result is _inner(args[0]):
         result = result.clone()
     return OnDevice(result) if after else result
 
 
-def _count_copy(before: bool, after: bool) -> None:
+def _count_copy(before: bool, after: bool, goes_on: Any) -> None:
+    """Count a copy: `goes_on` if the processor need not wait for one to the device."""
     if after and not before:
         COUNTS.down += 1
+        COUNTS.waits += not goes_on
     elif before and not after:
         COUNTS.up += 1
+        COUNTS.waits += 1
+    COUNTS.kernels += before and after
+
+
+def _is_pinned(value: Any) -> bool:
+    whole = value if value._base is None else value._base
+    return getattr(whole, "pretended_pinned", False)
 
 
 def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
@@ -267,6 +296,7 @@ def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
         others = [value for value in others if value.dim() or value is written]
     if others and func in INDEXING and isinstance(args[0], OnDevice):
         COUNTS.down += 1
+        COUNTS.waits += 1
         return
     if others:
         raise RuntimeError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfed.data.row_table import Indices, RowTable, Splits
-from rayfed.devices import HOST, free_memory, moved
+from rayfed.devices import HOST, can_pin, free_memory, moved
 
 Array: TypeAlias = npt.NDArray[Any]
 Stored: TypeAlias = tuple[Tensor, Tensor]
@@ -127,7 +127,7 @@ class Streamed(Mapped):
         """Args: as of `choose`."""
         super().__init__(inputs, targets, splits)
         self.device = device
-        self._pinned = _can_pin(device)
+        self._pinned = can_pin(device)
         module = torch.get_device_module(device) if self._pinned else None
         self._module = module if hasattr(module, "Stream") and hasattr(module, "current_stream") else None
         self._stream = self._module.Stream(device) if self._module is not None else None
@@ -211,13 +211,3 @@ def rows_of(splits: Mapping[str, Splits]) -> Indices:
         return splits.used()
     every = [rows for own in splits.values() for rows in own.values()]
     return np.unique(np.concatenate([np.empty(0, np.int64), *every]))
-
-
-def _can_pin(device: torch.device) -> bool:
-    """Whether memory of the CPU can be pinned, so that the device copies it while the CPU goes on."""
-    try:
-        torch.empty(1, pin_memory=True)
-    except (RuntimeError, NotImplementedError, AssertionError):
-        return False
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == device.type

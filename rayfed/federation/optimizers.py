@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -28,14 +28,26 @@ def make_optimizer(
         lr: Learning rate; None: that of the config.
     """
     params = list(parameters)
-    # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
-    foreach = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
-    rest: Any = {"lr": config.lr if lr is None else lr, "foreach": foreach}
+    rest: Any = {"lr": config.lr if lr is None else lr}
+    if _is_fused(config, params):
+        rest["fused"] = True
+    else:
+        # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
+        rest["foreach"] = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
     rest["weight_decay"] = config.weight_decay
     if config.optimizer == "sgd":
         return torch.optim.SGD(params, momentum=config.momentum, **rest)
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(params, betas=config.betas, eps=config.eps, **rest)
+
+
+def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:
+    """Whether an optimizer steps all tensors in one kernel of CUDA.
+
+    Fused Adam counts its steps on the GPU, so that each kept count would have to be copied there on its own.
+    """
+    counts = config.keep_optimizer and config.optimizer != "sgd"
+    return not counts and all(parameter.device.type == "cuda" for parameter in params)
 
 
 def states_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> States:

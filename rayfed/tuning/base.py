@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rayfed.devices import HOST, moved
+from rayfed.devices import HOST, cloned, moved
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
@@ -77,7 +77,7 @@ def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
 
 def copies(model: Backbone, buffers: bool = True) -> Params:
     """Detached copies of the tensors of `held`, on the device of the model."""
-    return {name: value.detach().clone() for name, value in _held(model, buffers).items()}
+    return cloned(_held(model, buffers))
 
 
 def export(model: Backbone, buffers: bool = True) -> Params:
@@ -110,8 +110,8 @@ def load(model: Backbone, params: Mapping[str, Tensor]) -> None:
         if targets[name].shape != value.shape:
             shapes = f"{tuple(value.shape)}, the model's has {tuple(targets[name].shape)}"
             raise ValueError(f"{name!r} has shape {shapes}")
-    for name, value in params.items():
-        targets[name].copy_(value)
+    if params:
+        torch._foreach_copy_(list(targets.values()), list(params.values()))
 
 
 def train_mode(model: Backbone) -> None:

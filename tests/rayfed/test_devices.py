@@ -5,6 +5,7 @@ import torch
 
 from rayfed.devices import (
     HOST,
+    cloned,
     free_memory,
     moved,
     numbers,
@@ -28,7 +29,7 @@ NESTED = {
 def test_a_nested_value_goes_there_and_back_in_one_copy_for_each_type():
     with pretended() as device:
         there = moved(NESTED, torch.device(device.name))
-        assert device.counts.down == 2  # float32 and int64
+        assert (device.counts.down, device.counts.waits) == (2, 0)  # float32 and int64, from pinned memory
         assert {str(there["a"].device), str(there["b"][0].device), str(there["c"][0].device)} == {device.name}
         assert there["c"][1][0].device == HOST  # a number
         back = moved(there, HOST)
@@ -46,8 +47,9 @@ def test_a_nested_value_goes_there_and_back_in_one_copy_for_each_type():
 def test_a_number_of_a_device_comes_back_with_the_rest():
     with pretended() as device:
         there = torch.ones(3).to(device.name)
+        device.counts.clear()
         back = moved({"x": there, "n": there.sum(), "again": there}, HOST)
-        assert (device.counts.up, device.counts.waits) == (1, 0)
+        assert (device.counts.up, device.counts.waits) == (1, 1)
     assert back["n"].item() == 3
     assert back["n"].shape == ()
     assert back["again"] is back["x"]
@@ -55,6 +57,27 @@ def test_a_number_of_a_device_comes_back_with_the_rest():
 
 def test_on_the_cpu_nothing_is_copied():
     assert moved(NESTED, HOST) is NESTED
+
+
+def test_copies_on_a_device_are_made_together():
+    with pretended() as device:
+        there = {name: torch.full((2, 3), value).to(device.name) for name, value in enumerate((1.0, 2.0, 3))}
+        there["few"] = there[0][:1, 1:].requires_grad_()
+        device.counts.clear()
+        found = cloned(there)
+        assert device.counts.kernels == 2  # float32 and int64
+        assert list(found) == list(there)
+        assert all(found[name].tolist() == value.tolist() for name, value in there.items())
+        assert not found["few"].requires_grad
+        found[0].zero_()
+        assert there[0].sum().item() == 6
+
+
+def test_copies_on_the_cpu_are_tensors_of_their_own():
+    given = {"a": torch.ones(2), "b": torch.ones(3)}
+    found = cloned(given)
+    assert [value.untyped_storage().nbytes() for value in found.values()] == [8, 12]
+    assert found["a"] is not given["a"]
 
 
 def test_gradients_do_not_travel():
@@ -66,6 +89,7 @@ def test_gradients_do_not_travel():
 def test_numbers_are_read_with_one_wait():
     with pretended() as device:
         x = torch.tensor([0.1, 0.2]).to(device.name)
+        device.counts.clear()
         found = numbers([x[0], 2, x[1].requires_grad_(), 0.5])
         assert device.counts.waits == 1
     assert found == [torch.tensor(0.1).item(), 2.0, torch.tensor(0.2).item(), 0.5]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from rayfed.config.schema import load_config, load_run
 from rayfed.engine.loop import run_rounds
@@ -25,6 +26,16 @@ def steps(optimizer, params, num):
 
 def named():
     return {name: nn.Parameter(torch.linspace(1, 2, n)) for name, n in (("a", 3), ("b", 2))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_optimizer_of_cuda_is_one_kernel_unless_it_keeps_counts_of_steps(kind, keeps):
+    config = TrainConfig(optimizer=kind, lr=0.1, keep_optimizer=keeps)
+    with FakeTensorMode():
+        there = make_optimizer(config, [nn.Parameter(torch.ones(3, device="cuda"))])
+    assert bool(there.defaults["fused"]) == (kind == "sgd" or not keeps)
+    assert not make_optimizer(config, named().values()).defaults["fused"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

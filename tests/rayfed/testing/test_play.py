@@ -209,15 +209,15 @@ def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     batches = sum(len(client.train) for client in clients)
     assert quiet["down"] == 2 * visits  # the parameters, and the order of the examples
     assert quiet["up"] == visits
-    assert quiet["waits"] == 0
+    assert quiet["waits"] == visits  # for the answer alone, so that the next visit can be queued before
     scored = counted([*settings, "evaluation.every=1"], tmp_path / "scored", cache)
     assert scored["down"] - quiet["down"] == visits  # the parameters; both test sets in each round
     assert scored["up"] == quiet["up"]
-    assert scored["waits"] == visits
+    assert scored["waits"] == quiet["waits"] + visits
     streamed = counted([*settings, "evaluation.every=0", "data.resident=false"], tmp_path / "streamed", cache)
     assert streamed["down"] == visits + batches
     assert streamed["up"] == visits
-    assert streamed["waits"] == 0
+    assert streamed["waits"] == visits
 
 
 def test_streamed_and_resident_examples_give_the_same(tmp_path, cache):
@@ -240,11 +240,23 @@ def test_the_device_refuses_what_a_gpu_refuses():
         with pytest.raises(RuntimeError, match="device type for generator"):
             torch.randperm(3, generator=torch.Generator(), device=device.name)
         assert (there * torch.tensor(2.0)).tolist() == [2, 2]  # numbers may come from the CPU
-        assert (device.counts.down, device.counts.up, device.counts.waits) == (1, 0, 1)
+        assert (device.counts.down, device.counts.up, device.counts.waits) == (1, 0, 2)
         assert float(there.sum()) == 2
         assert there.cpu().sum().item() == 2
         assert there[there > 0].shape == (2,)
-        assert (device.counts.up, device.counts.waits) == (1, 3)
+        assert (device.counts.up, device.counts.waits) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "goes_on", "waits"), [(True, True, 0), (True, False, 1), (False, True, 1)]
+)
+def test_the_device_waits_for_a_copy_of_memory_that_is_not_pinned(pinned, goes_on, waits):
+    with pretended() as device:
+        here = torch.empty(4, pin_memory=pinned)[1:].view(3, 1)
+        there = here.to(device.name, non_blocking=goes_on)
+        assert (device.counts.down, device.counts.waits) == (1, waits)
+        there.copy_(here, non_blocking=goes_on)
+        assert (device.counts.down, device.counts.waits) == (2, 2 * waits)
 
 
 def test_no_method_moves_a_tensor_itself():

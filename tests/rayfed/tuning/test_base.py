@@ -10,6 +10,7 @@ from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import (
     TUNINGS,
     apply_tuning,
+    copies,
     export,
     freeze,
     held,
@@ -21,6 +22,7 @@ from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head
 from rayfed.tuning.lora import Lora
 from rayfed.tuning.visual_prompt import VisualPrompt
+from tests.pretended import pretended
 from tests.rayfed.models.small import images, small
 
 HEAD = {"head.weight", "head.bias"}
@@ -51,6 +53,16 @@ def ids(value):
 
 def tuned(kind, tuning, seed=0):
     return apply_tuning(small(kind), tuning, seed)
+
+
+def test_values_are_written_and_copied_together_on_a_device():
+    with pretended() as device:
+        model = tuned("vit", Lora(rank=2)).to(device.name)
+        own = copies(model)
+        device.counts.clear()
+        load(model, copies(model))
+        assert device.counts.kernels == 2  # of 18 tensors
+        assert all((copies(model)[name] == value).all() for name, value in own.items())
 
 
 @pytest.mark.parametrize(("kind", "tuning", "names"), SCHEMES, ids=ids)
