@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -188,6 +189,26 @@ def free_memory(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where torch cannot say."""
     query = getattr(_started(device), "mem_get_info", None)
     return None if query is None else int(query(device)[0])
+
+
+def give_back(device: torch.device) -> None:
+    """Give memory of a device back that this process does not use; nothing is done for the CPU.
+
+    Raises:
+        RuntimeError: The device has failed, now or in an operation that was not waited for.
+    """
+    if device == HOST:
+        return
+    hidden = gc.get_freeze_count()
+    gc.unfreeze()  # objects that a client actor leaves out of garbage collection may hold tensors
+    gc.collect()
+    if hidden:
+        gc.freeze()
+    module = _module(device)
+    if hasattr(module, "synchronize"):
+        module.synchronize(device)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
 
 
 def reset_peak(device: torch.device) -> None:

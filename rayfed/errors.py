@@ -70,6 +70,12 @@ class DeviceMemoryError(ClientError):
     kind: ClassVar[str] = "device_memory"
 
 
+class DeviceError(ClientError):
+    """The device of a client failed, and its process cannot use it any more."""
+
+    kind: ClassVar[str] = "device_failed"
+
+
 class NonFiniteError(RayFedError):
     """A loss or a global tensor is NaN or infinite, and on_nonfinite=raise; exit code 1."""
 

@@ -12,8 +12,7 @@ from rayfed.executors.actors import LaneExecutor
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane
-from rayfed.executors.metrics import Memory
-from rayfed.executors.worker import Worker, World
+from rayfed.executors.worker import World
 from rayfed.federation.executor import Call
 from rayfed.types import Update
 
@@ -32,10 +31,6 @@ class Stage:
     weights: Any
     labels: Mapping[str, str] | None = None
 
-    def worker(self, device: str) -> Worker:
-        """A new worker of this process for these clients."""
-        return Worker(self.world, self.weights, device)
-
 
 class TrialClient(ClientActor):
     """Client actor that can change to another seed or trial without a new process."""
@@ -50,25 +45,28 @@ class TrialClient(ClientActor):
         """
         stage: Stage = ray.get(stages[chosen])
         super().__init__(name, stage.world, stage.weights, stage.labels)
-        self._device = str(self._worker.device)
         self._stages = stages
-        self._workers = {chosen: self._worker}
+        self._workers = {chosen: self._held}
 
     def become(self, stages: list[Any]) -> None:
         """Change to another trial and its first seed."""
         self._stages = stages
-        self._workers = {}
+        self._workers.clear()
         self.choose(0)
 
     def choose(self, index: int) -> None:
-        """Run clients of this seed from now on."""
+        """Run clients of this seed from now on.
+
+        A GPU holds the model and the examples of one seed only. On the CPU those of a former seed are kept:
+        their frozen weights and examples are mapped memory, which all processes share.
+        """
         if index not in self._workers:
-            del self._worker  # if the next lines fail, no call may run with another seed's worker
+            if self._device != "cpu":
+                self._workers.clear()
             stage: Stage = ray.get(self._stages[index])
-            self._workers[index] = stage.worker(self._device)
-            if stage.labels:
-                self._memory = Memory(stage.labels, self._device)
-        self._worker = self._workers[index]
+            self._hold(stage.world, stage.weights, stage.labels)
+            self._workers[index] = self._held
+        self._held = self._workers[index]
 
     def where(self) -> dict[str, Any]:
         """Node, process and GPUs of this lane."""

@@ -6,13 +6,15 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 import torch
 
-from rayfed.errors import RayFedError, ResourceError
-from rayfed.executors.failed_call import out_of_memory
+from rayfed.devices import give_back
+from rayfed.errors import DeviceError, RayFedError, ResourceError
+from rayfed.executors.failed_call import is_out_of_memory, out_of_memory
 from rayfed.executors.lane import Slot, WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.trim import SLACK, Trim, keep_freed_memory, leave_out_of_garbage_collection
@@ -47,19 +49,33 @@ class ClientActor:
         self._hold(world, weights, labels)
 
     def _hold(self, world: World, weights: Weights, labels: Mapping[str, str] | None) -> None:
-        self._failed: ResourceError | None = None
+        """Build the model of an experiment; the one before is given up first, as two may not fit."""
+        self._held: Worker | ResourceError = ResourceError("the actor has no model")
+        give_back(torch.device(self._device))
         try:
-            self._worker = Worker(world, weights, self._device, self._share)
-        except torch.OutOfMemoryError as err:  # `where` raises it: Ray hides what a constructor raises
-            self._failed = ResourceError(f"cluster.gpus_per_actor: {out_of_memory(err, self._share, [])}")
+            self._held = Worker(world, weights, self._device, self._share)
+        except RuntimeError as err:  # `worker` raises it: Ray hides what a constructor raises
+            if not is_out_of_memory(err):
+                raise
+            self._held = ResourceError(f"cluster.gpus_per_actor: {out_of_memory(err, self._share, [])}")
         self._memory = Memory(labels, self._device) if labels else None
         leave_out_of_garbage_collection()
+
+    @property
+    def worker(self) -> Worker:
+        """The model of the present experiment.
+
+        Raises:
+            ResourceError: The device has no memory for it.
+        """
+        if isinstance(self._held, ResourceError):
+            raise self._held
+        return self._held
 
     def change(
         self, world: World, weights: Weights, labels: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Run the clients of another experiment from now on; returns `where()`."""
-        del self._worker  # two models may not fit, and no call may run with the former one
         self._hold(world, weights, labels)
         return self.where()
 
@@ -71,36 +87,46 @@ class ClientActor:
 
         Returns:
             The list of answers: for each call an update, the bytes of the client's store (None: it keeps
-            none), and the seconds it took, or its error. Then the store of each client as a value of its own,
+            none), and the seconds it took, or its error; None for calls that were not run, because the device
+            had failed in one before. Then the store of each client as a value of its own,
             so that large stores stay in the object store and are not sent to the driver.
         """
-        answers: list[tuple[PackedUpdate, int | None, float] | RayFedError] = []
+        answers: list[tuple[PackedUpdate, int | None, float] | RayFedError | None] = []
         stores: list[Any] = []
         received = Received(args)
+        failed = False
         for unit in units:
-            for answer, store in self._unit(unit, received):
+            results = iter([(None, None)] * len(unit)) if failed else self._unit(unit, received)
+            for answer, store in results:
                 answers.append(answer)
                 stores.append(store)
+                failed = failed or isinstance(answer, DeviceError)
         self._trim.now_and_then()
-        if self._memory is not None:
+        if self._memory is not None and not failed:
             self._memory.measure()
         return answers, *stores
 
     def _unit(self, unit: list[WireCall], received: Received) -> Iterator[tuple[Any, Any]]:
         """The answer and the store of each call of a unit; if one fails, all are run alone."""
+        worker = self.worker
         calls = [received.call(wire) for wire in unit]
         began = time.perf_counter()
         done = None
         if len(unit) > 1:
-            done = self._worker.call_group(calls, [received.store(wire) for wire in unit])
+            done = worker.call_group(calls, [received.store(wire) for wire in unit])
         if done is not None:
             yield from self._encoded(done, (time.perf_counter() - began) / len(unit))
             return
+        failed = False
         for wire, call in zip(unit, calls, strict=True):
+            if failed:
+                yield None, None
+                continue
             began = time.perf_counter()
             try:
-                update, store = self._worker.call(call, received.store(wire))
+                update, store = worker.call_anew(call, partial(received.store, wire))
             except RayFedError as err:
+                failed = isinstance(err, DeviceError)
                 yield err, None
             else:
                 yield from self._encoded([(update, store)], time.perf_counter() - began)
@@ -119,8 +145,7 @@ class ClientActor:
         Raises:
             ResourceError: The device has no memory for its model.
         """
-        if self._failed is not None:
-            raise self._failed
+        _ = self.worker  # or what it raises
         context = ray.get_runtime_context()
         return {
             "name": self._name,

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import exceptions
 
-from rayfed.errors import ClientError, ClusterError, LostStoreError, RayFedError, StoppedError
+from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.failures import action_for, event_of
 from rayfed.executors.lane import Job, Lane, Pool, Slot, WireCall
 from rayfed.executors.outbox import Outbox
@@ -178,9 +178,14 @@ class Exchange:
         job.lane.busy -= 1
         job.lane.since = now
         waited = max(0.0, now - job.began - sum(seconds.values())) / len(job.indices)
+        if any(isinstance(answer, DeviceError) for answer in answers):
+            self._end(job.lane)
         updates = iter(decode_updates([a[0] for a in answers if isinstance(a, tuple)]))
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
-            if isinstance(answer, ClientError):
+            if answer is None:
+                self._tries[i] -= 1
+                self._enqueue([i])
+            elif isinstance(answer, ClientError):
                 self._fail(i, answer, answer.kind)
             elif isinstance(answer, RayFedError):
                 raise answer
@@ -192,7 +197,7 @@ class Exchange:
                 self._pool.on_visit(Visit(call.client, call.tag, worked, waited))
 
     def _fail(self, i: int, err: ClientError, kind: str) -> None:
-        if self._is_repeated(i, err, kind):
+        if self._is_repeated(i, err, kind, lost=isinstance(err, DeviceError)):
             self._enqueue([i])
 
     def _fail_unit(self, unit: list[int], kind: str, cause: str, trace: str) -> None:
@@ -268,19 +273,23 @@ class Exchange:
         return not ray.wait([lane.starting], timeout=0)[0]  # it may have started since
 
     def _time_out(self, lane: Lane, limit: float) -> None:
-        """End the actor of a client that takes too long; chunks that waited there go to other actors."""
-        refs = [ref for ref, job in self._running.items() if job.lane is lane]
-        late, *waiting = (self._running.pop(ref) for ref in refs)
-        ray.kill(lane.actor)
-        self._pool.replace(lane)
-        for unit in (unit for job in waiting for unit in job.units):
-            for i in unit:
-                self._tries[i] -= 1
-            self._enqueue(unit)
+        """End the actor of a client that takes too long."""
+        late = self._running.pop(next(ref for ref, job in self._running.items() if job.lane is lane))
+        self._end(lane)
         for i in late.indices:
             call = self._calls[i]
             cause = f"no answer within client_timeout={limit:g} s"
             self._fail(i, ClientError(call.client, call.sent.round, call.tag, cause), "timeout")
+
+    def _end(self, lane: Lane) -> None:
+        """End an actor and start another one in its place; chunks that waited there go to any actor."""
+        waiting = [ref for ref, job in self._running.items() if job.lane is lane]
+        ray.kill(lane.actor)
+        self._pool.replace(lane)
+        for unit in (unit for ref in waiting for unit in self._running.pop(ref).units):
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
 
     def _retire(self, lane: Lane, why: str) -> None:
         self._pool.retire(lane)

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from rayfed.devices import HOST
-from rayfed.errors import ClientError, StoppedError
+from rayfed.errors import ClientError, DeviceError, StoppedError
 from rayfed.executors.failures import Policy, action_for, event_of
 from rayfed.executors.worker import Weights, Worker, World
 from rayfed.federation.executor import Call, Event, Kept, Visit, units
@@ -59,8 +60,7 @@ class InlineExecutor:
     def _together(self, calls: Sequence[Call]) -> list[Update] | None:
         """Answers of calls that share their passes; None if one failed, which then has to be found."""
         began = self._begin()
-        kept = [self._stores.get(call.client) for call in calls]
-        done = self.worker.call_group(calls, [copy.deepcopy(k.value) if k else {} for k in kept])
+        done = self.worker.call_group(calls, [self._copy(call.client) for call in calls])
         if done is None:
             return None
         seconds = (time.perf_counter() - began) / len(calls)
@@ -80,11 +80,11 @@ class InlineExecutor:
     def _answer(self, call: Call) -> Update | None:
         for attempt in itertools.count(1):
             began = self._begin()
-            kept = self._stores.get(call.client)
             try:
-                update, store = self.worker.call(call, copy.deepcopy(kept.value) if kept else {})
+                update, store = self.worker.call_anew(call, partial(self._copy, call.client))
             except ClientError as err:
-                action = action_for(self.policy, attempt)
+                failed = isinstance(err, DeviceError)  # and this process has no other device
+                action = "raise" if failed else action_for(self.policy, attempt)
                 self.on_event(event_of(err, err.kind, action, attempt))
                 if action == "raise":
                     raise
@@ -95,6 +95,11 @@ class InlineExecutor:
                 self.on_visit(Visit(call.client, call.tag, time.perf_counter() - began))
                 return update
         raise AssertionError
+
+    def _copy(self, client: str) -> dict[str, Any]:
+        """A new copy of the store of a client."""
+        kept = self._stores.get(client)
+        return copy.deepcopy(kept.value) if kept else {}
 
     def stores(self) -> dict[str, Kept]:
         return dict(self._stores)

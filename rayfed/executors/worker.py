@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +20,10 @@ from rayfed.data.client_data import ClientData, Normalizer
 from rayfed.data.examples import Resident, choose
 from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, moved, set_products
-from rayfed.errors import RayFedError
+from rayfed.devices import HOST, give_back, moved, set_products
+from rayfed.errors import DeviceError, DeviceMemoryError, RayFedError
 from rayfed.executors.adjust_trunk import adjust_trunk
-from rayfed.executors.failed_call import failed_call
+from rayfed.executors.failed_call import failed_call, is_fault
 from rayfed.executors.features import FeatureCache, FeatureFolder, feature_folder
 from rayfed.executors.transfer import arrived, check_finite, check_shapes, left
 from rayfed.federation.client import Client
@@ -38,6 +40,8 @@ from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
+
+log = logging.getLogger(__name__)
 
 Weights = Mapping[str, npt.NDArray[Any]]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
@@ -199,22 +203,57 @@ class Worker:
 
         Raises:
             ClientError: The task failed, or its update has a tensor of a wrong shape or that is not finite.
+                Nothing of the call stays on the device.
+            DeviceError: The device failed; this process cannot run another call.
         """
-        world = self._world
-        with seeded(derive(world.seed, call.tag, call.sent.round, call.client)) as rng:
-            try:
-                ((sent, own),) = arrived([(call.sent, store)], self._device)
-                sent = self._load(sent, own)
-                client = self._client(call, self._model, own, rng)
-                update = self._answer(call, client, sent)
-                self._keep_buffers(client)
-                ((update, kept),) = left([(update, client.store)], self._device)
-                check_finite([update])
-            except RayFedError:
-                raise
-            except Exception as err:
-                raise failed_call(call, err, world.smaller, world.splits, self._share) from err
+        try:
+            return self._run(call, store)
+        except Exception as err:
+            failed = self._failure(call, err)
+        try:
+            give_back(self._device)
+        except RuntimeError as err:
+            if is_fault(err) and not isinstance(failed, DeviceError):
+                failed = self._failure(call, err)
+        raise failed  # here, where it has no context, whose frames would hold the tensors of the call
+
+    def call_anew(self, call: Call, store: Callable[[], Mapping[str, Any]]) -> tuple[Update, dict[str, Any]]:
+        """Run a call as `call` does, and once more if the device was short of memory.
+
+        The second time the failed call has given back what it had, and neighbours on a GPU may have as well.
+        It gives the same result as the first one would have.
+
+        Args:
+            call: As of `call`.
+            store: Makes a new copy of the private store of the client before the call.
+        """
+        try:
+            return self.call(call, store())
+        except DeviceMemoryError as err:
+            log.warning("%s; running it once more", err)
+        return self.call(call, store())
+
+    def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
+        with seeded(derive(self._world.seed, call.tag, call.sent.round, call.client)) as rng:
+            ((sent, own),) = arrived([(call.sent, store)], self._device)
+            sent = self._load(sent, own)
+            client = self._client(call, self._model, own, rng)
+            update = self._answer(call, client, sent)
+            self._keep_buffers(client)
+            ((update, kept),) = left([(update, client.store)], self._device)
+            check_finite([update])
             return update, kept
+
+    def _failure(self, call: Call, err: Exception) -> RayFedError:
+        """The error of a call, without the frames of `err`, which hold the tensors of the call."""
+        world = self._world
+        if isinstance(err, RayFedError):
+            failed = err
+        else:
+            failed = failed_call(call, err, world.smaller, world.splits, self._share)
+        _drop_frames(err)
+        self._model.forget()
+        return failed.with_traceback(None)
 
     def call_group(
         self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
@@ -296,3 +335,15 @@ class Worker:
         if self._float_buffers and not client.buffers_travel:
             values = copies(self._model)
             client.store[BUFFERS] = {n: values[n] for n in sorted(self._float_buffers & values.keys())}
+
+
+def _drop_frames(err: BaseException) -> None:
+    """Clear the frames that an error and its causes came through, and end the chain."""
+    chain: list[BaseException] = []
+    following: BaseException | None = err
+    while following is not None and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    for each in chain:
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = each.__cause__ = each.__context__ = None

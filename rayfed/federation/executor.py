@@ -133,8 +133,9 @@ class Event:
     """A failure during a run; one row of events.parquet.
 
     Attributes:
-        kind: error (client code raised an exception), timeout, actor_lost, out_of_memory, lane_lost (an actor
-            was lost and not replaced), store_lost, silence (the watchdog saw no progress), tracker_lost (the
+        kind: error (client code raised an exception), timeout, device_memory, device_failed (the process of
+            the client cannot use its device any more), actor_lost, out_of_memory, lane_lost (an actor was
+            lost and not replaced), store_lost, silence (the watchdog saw no progress), tracker_lost (the
             tracking server does not answer), nonfinite (a loss or a tensor is NaN or infinite).
         action: What was done: retry, drop, raise, restart (the round is run again), or empty.
         round: Round index, from 0; -1: outside the rounds.

@@ -129,6 +129,11 @@ class Backbone(nn.Module):
                 return features
         return None
 
+    def forget(self) -> None:
+        """Drop what calls leave behind: gradients, and the features of the last batches."""
+        self.zero_grad()
+        self._frozen_cache.clear()
+
     def remember_frozen_features(self, x: Tensor, features: Tensor) -> None:
         """Store the features that `frozen_features` returns for this tensor object, without computing them.
 
@@ -291,7 +296,12 @@ class Backbone(nn.Module):
     def _modes(self) -> tuple[list[nn.Module], list[nn.Module]]:
         flags = tuple(entry.is_trained for entry in self.tensors().values())
         if self._mode_plan is None or self._mode_plan[0] != flags:
-            self._mode_plan = (flags, list(self.modules()), trained_modules(self))
+            # Without the model itself, which would be part of a cycle and stay in memory after its last use.
+            every, trained = (
+                [module for module in modules if module is not self]
+                for modules in (self.modules(), trained_modules(self))
+            )
+            self._mode_plan = (flags, every, trained)
         return self._mode_plan[1:]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -48,6 +48,8 @@ def trouble(client, sent, what, marker=None):
 def fail(what):
     if what == "raise":
         raise ZeroDivisionError("boom")
+    if what == "fault":
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "sleep":
@@ -64,6 +66,7 @@ SAYS = {
     "nan": ("nonfinite", "is not finite"),
     "shape": ("error", "has shape"),
     "stranger": ("error", "no.such.tensor"),
+    "fault": ("device_failed", "illegal memory access"),
     "sleep": ("timeout", "no answer within client_timeout=3 s"),
     "kill": ("actor_lost", "its actor was lost"),
 }
@@ -124,7 +127,7 @@ def limit(what):
     return {"client_timeout": 3.0} if what == "sleep" else {}
 
 
-@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill")))
+@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill", "fault")))
 def test_drop_leaves_out_one_client_and_nobody_else(what, setup, pool, undisturbed):
     policy = {"on_client_error": "drop", "retries": 0, **limit(what)}
     found = metrics(ask(pool, setup, partial(trouble, what=what), **policy))
@@ -148,6 +151,16 @@ def test_retry_gives_what_would_have_come_without_the_failure(what, setup, pool,
     assert found == undisturbed
     event = next(e for e in pool.events if e.client == VICTIM)
     assert (event.kind, event.action, event.attempt) == (SAYS[what][0], "retry", 1)
+
+
+def test_a_process_whose_device_failed_runs_no_other_call(setup, pool, undisturbed, tmp_path):
+    pool.wait_until_up()
+    before = [lane.actor for lane in pool.lanes]
+    marker = str(tmp_path / "once")
+    found = metrics(ask(pool, setup, partial(trouble, what="fault", marker=marker)))
+    assert found == undisturbed  # the call is repeated by another process, whatever the policy says
+    assert [e.action for e in pool.events] == ["retry"]
+    assert sum(lane.actor is not actor for lane, actor in zip(pool.lanes, before, strict=True)) == 1
 
 
 @pytest.mark.parametrize("what", ["raise", "sleep", pytest.param("kill", marks=pytest.mark.slow)])

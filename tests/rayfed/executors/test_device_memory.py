@@ -1,0 +1,294 @@
+"""What a failed call, a former model and resident examples take of the memory of a device."""
+
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+
+from rayfed.engine.loop import run_rounds
+from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
+from rayfed.executors import client_actor
+from rayfed.executors.client_actor import ClientActor
+from rayfed.executors.failed_call import is_fault, is_out_of_memory
+from rayfed.executors.failures import Policy
+from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.worker import Worker
+from rayfed.federation.executor import Call
+from rayfed.models.backbone import Backbone
+from rayfed.models.sharing import checksum
+from rayfed.testing.play import play
+from rayfed.testing.small import SMALL, small_setup
+from rayfed.types import Broadcast, Update
+from tests.pretended import TYPE, pretended
+from tests.pretended_memory import memory
+from tune.lanes import Stage, TrialClient
+
+FEW = ("data.domains=[plain]", "model.options={depth: 2}", "data.test=2", "data.val=0", "train.group=1")
+FAULT = (
+    "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress` in https://x\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call."
+)
+
+
+def task(client, sent, fail=None, seen=None):
+    """Train for a batch, and fail while the activations of another one are in use."""
+    (x, _), *_ = client.data.batches("train", None, 4)
+    client.model(x).sum().backward()
+    hidden = client.model(x)
+    if seen is not None:
+        seen.append(weakref.ref(hidden))
+    if fail is not None:
+        raise fail
+    return Update(client=client.id, num_examples=1)
+
+
+def call_of(setup, **how):
+    (cid, *_) = setup.experiment.clients
+    return Call(cid, partial(task, **how), "fit", Broadcast(round=0, params=setup.start))
+
+
+@pytest.mark.parametrize("kind", [ValueError, torch.OutOfMemoryError, ClientError])
+def test_nothing_of_a_failed_call_stays_on_the_device(kind):
+    setup = small_setup("tuning=lora", *FEW)
+    seen = []
+    error = ClientError("c", 0, "fit", "own") if kind is ClientError else kind("none")
+    gc.disable()
+    try:
+        with pretended() as device, memory(10**9) as its:
+            worker = Worker(setup.world, setup.weights, device.name)
+            rest = its.live
+            with pytest.raises(ClientError) as caught:
+                worker.call(call_of(setup, fail=error, seen=seen), {})
+            assert seen[0]() is None  # while the error is held
+            assert its.live == rest
+            assert its.reserved == its.live
+            assert its.emptied
+            assert caught.value.__context__ is None
+            worker.call(call_of(setup), {})  # the next client can be run
+    finally:
+        gc.enable()
+    assert "in task" in caught.value.trace or kind is ClientError
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("tuning=lora",),
+        ("tuning=full",),
+        ("tuning=head",),
+        ("model=clip_mini", "tuning=text_prompt", "model.options={}"),
+        ("model=test_resnet", "tuning=full", "model.options={}", "model.size=64"),
+        ("algorithm=fedgcr",),
+    ],
+    ids=str,
+)
+def test_a_model_that_ran_is_gone_with_its_last_use(overrides):
+    """Without a collection of garbage: objects that an actor leaves out of it would stay for ever."""
+    setup = small_setup(*FEW, "rounds=1", *overrides)
+    gc.collect()
+    gc.disable()
+    try:
+        executor = InlineExecutor(setup.world, setup.weights)
+        list(run_rounds(setup.experiment, executor, setup.start))
+        model = weakref.ref(executor.worker._model)
+        assert isinstance(model(), Backbone)
+        del executor
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    models = []
+
+    class Watching(Worker):
+        def __init__(self, *args):
+            assert not any(model() for model in models)
+            super().__init__(*args)
+            self.call(call_of(setup), {})
+            models.append(weakref.ref(self._model))
+
+    monkeypatch.setattr(client_actor, "Worker", Watching)
+    monkeypatch.setattr(ClientActor, "where", dict)
+    actor = ClientActor("a", setup.world, setup.weights)
+    actor.change(setup.world, setup.weights)
+    assert [model() is not None for model in models] == [False, True]
+    gc.unfreeze()
+
+
+FACES = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://x"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("CUDA driver error: out of memory"),
+    torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for it"),
+    RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
+]
+
+
+@pytest.mark.parametrize("error", FACES, ids=lambda e: str(e)[:60])
+def test_every_face_of_a_lack_of_memory_is_advised(error, monkeypatch):
+    assert is_out_of_memory(error)
+    assert not is_fault(error)
+    setup = small_setup("tuning=lora", *FEW)
+    worker = Worker(setup.world, setup.weights, share=0.25)
+    with pytest.raises(DeviceMemoryError) as caught:
+        worker.call(call_of(setup, fail=error), {})
+    alone = "busy" in str(error)
+    assert ("cluster.gpus_per_actor=1, or" if alone else "cluster.gpus_per_actor=0.5 (now 0.25)") in str(
+        caught.value
+    )
+    assert ("train.batch_size" in str(caught.value)) != alone
+    assert "\n" not in str(caught.value)
+
+    def full(*args):
+        raise error
+
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(client_actor, "Worker", full)
+    actor = ClientActor("a", setup.world, setup.weights)
+    for ask in (actor.where, partial(actor.run, [[None]])):  # Ray hides what a constructor raises
+        with pytest.raises(ResourceError, match=r"^cluster\.gpus_per_actor: .*(what needs less|would fit)"):
+            ask()
+    gc.unfreeze()
+
+
+def test_other_errors_are_no_lack_of_memory():
+    assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+    assert not is_fault(RuntimeError("CUDA error"))
+    assert is_fault(torch.AcceleratorError(FAULT))
+
+
+def test_a_fault_that_nobody_waited_for_is_found_after_a_failure(monkeypatch):
+    setup = small_setup("tuning=lora", *FEW)
+
+    def synchronize(_):
+        raise torch.AcceleratorError(FAULT)
+
+    with pretended() as device, memory(10**9):
+        monkeypatch.setattr(torch.get_device_module(device.name), "synchronize", synchronize, raising=False)
+        worker = Worker(setup.world, setup.weights, device.name)
+        with pytest.raises(DeviceError, match="an illegal memory access was encountered") as caught:
+            worker.call(call_of(setup, fail=ValueError("odd")), {})
+    assert "asynchronously" not in str(caught.value)
+    assert caught.value.kind == "device_failed"
+
+
+def test_a_fault_in_this_process_ends_the_run_whatever_the_policy():
+    setup = small_setup(*FEW)
+    executor = InlineExecutor(setup.world, setup.weights, Policy(on_client_error="drop"))
+    events = []
+    executor.on_event = events.append
+    with pytest.raises(DeviceError):
+        executor.map([call_of(setup, fail=torch.AcceleratorError(FAULT))])
+    assert [event.action for event in events] == ["raise"]
+
+
+def test_a_call_that_was_short_of_memory_is_repeated_once_with_the_same_result():
+    """A neighbour on the GPU has used its memory for a moment; Adam counts its steps on the CPU."""
+    kept = (*SMALL, *FEW, "algorithm=fedavg", "tuning=lora", "tuning.dropout=0")
+    kept += ("train.optimizer=adam", "train.keep_optimizer=true")
+    with pretended() as device:
+        whole = play(kept, device.name)
+    passes = []
+    forward = Backbone.forward
+
+    def scarce(self, x, *args, **kwargs):
+        passes.append(len(x))
+        if torch.is_grad_enabled() and len(passes) in (2, 8):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, x, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, pretended() as device, memory(10**9) as its:
+        patch.setattr(Backbone, "forward", scarce)
+        again = play(kept, device.name)
+        assert its.emptied >= 1
+    assert len(passes) > 8
+    assert again.sha256 == whole.sha256
+
+
+def test_a_lack_of_memory_that_stays_is_an_error():
+    setup = small_setup("tuning=lora", *FEW)
+    with pretended() as device, memory(10**9) as its:
+        executor = InlineExecutor(setup.world, setup.weights, device=device.name)
+        its.most = its.live + 100_000
+        with pytest.raises(DeviceMemoryError, match=r"capacity of 1000000000 B .*; what needs less: train"):
+            executor.map([call_of(setup)])
+        assert its.asked == 2
+        its.most = float("inf")
+        executor.map([call_of(setup)])
+    assert checksum(executor.worker._model)
+
+
+def test_units_after_a_fault_are_not_run(monkeypatch):
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    actor = ClientActor("a", setup.world, setup.weights)
+    done = []
+
+    class Faulty:
+        def call_anew(self, call, store):
+            done.append(call)
+            raise DeviceError("c", 0, "fit", "gone")
+
+    actor._held = Faulty()
+    monkeypatch.setattr(client_actor.Received, "call", lambda self, wire: wire)
+    answers, *stores = actor.run([[1], [2], [3]])
+    assert [type(answer) for answer in answers] == [DeviceError, type(None), type(None)]
+    assert (done, stores) == ([1], [None] * 3)
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(("on_gpu", "held"), [(True, [1, 1, 1, 1]), (False, [1, 2, 2, 1])])
+def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
+    seeds = [small_setup(*FEW, f"seed={seed}") for seed in range(2)]
+    stages = [Stage(world=setup.world, weights=setup.weights) for setup in seeds]
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(client_actor.ray, "get", lambda value: value)
+    models = []
+
+    class Watching(Worker):
+        def __init__(self, world, weights, *_):
+            super().__init__(world, weights)
+            models.append(weakref.ref(self._model))
+
+    monkeypatch.setattr(client_actor, "Worker", Watching)
+    actor = TrialClient("a", stages, 0)
+    if on_gpu:
+        actor._device = f"{TYPE}:0"
+    found = []
+    for change in (partial(actor.choose, 0), partial(actor.choose, 1), partial(actor.choose, 0)):
+        change()
+        found.append(sum(model() is not None for model in models))
+        assert actor.worker._world.seed == (len(found) == 2)
+    actor.become(stages)
+    found.append(sum(model() is not None for model in models))
+    assert found == held
+    gc.unfreeze()
+
+
+def test_a_trial_whose_model_does_not_fit_says_so(monkeypatch):
+    setup = small_setup(*FEW)
+    stage = Stage(world=setup.world, weights=setup.weights)
+
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(client_actor.ray, "get", lambda value: value)
+    actor = TrialClient("a", [stage, stage], 0)
+    monkeypatch.setattr(client_actor, "Worker", full)
+    actor.choose(1)
+    with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
+        actor.run([[None]])
+    actor = TrialClient("a", [stage], 0)
+    with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
+        actor.where()
+    gc.unfreeze()
