@@ -23,5 +23,9 @@ def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> t
     at_client = config.privacy.noise_at == "client"
     seed = config.seed
     channel = Channel.of(config.channel, at_client=at_client, expected=float(expected), seed=seed)
-    check_private(parts.server, parts.local, channel, config.sampling, expected == clients)
-    return channel, guarantee(config.privacy, channel, clients, expected / clients)
+    everyone = expected == clients
+    check_private(parts.server, parts.local, channel, config.sampling, everyone, config.train)
+    privacy = guarantee(config.privacy, channel, clients, expected / clients)
+    if privacy is not None:
+        privacy.check(config.rounds)
+    return channel, privacy

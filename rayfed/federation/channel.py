@@ -152,7 +152,8 @@ class Channel:
         With the sum S of the n changes and m expected clients, that mean is S / m plus Gaussian noise of
         standard deviation noise x clip / m in each entry (McMahan et al., Learning Differentially Private
         Recurrent Language Models, ICLR 2018 [mcmahan2018dp], Algorithm 1, the estimator with a fixed
-        denominator).
+        denominator). A tensor that was sent and that an answer leaves out counts as unchanged, so that every
+        tensor gets noise in every round, as in a round in which nobody answers (`noise_alone`).
 
         Args:
             sent: The message to each client, by id.
@@ -161,10 +162,11 @@ class Channel:
         if not self.noisy_mean:
             return answers
         factor = len(answers) / self.expected
-        first = next(iter(answers.values()))
-        noise = self._draw(sent[first.client].round, first.params)
+        held = {cid: sent[cid].params for cid in answers}
+        first = next(iter(answers))
+        noise = self._draw(sent[first].round, held[first])
         return {
-            cid: replace(update, params=_moved(update.params, sent[cid].params, factor, noise))
+            cid: replace(update, params=_moved(held[cid] | update.params, held[cid], factor, noise))
             for cid, update in answers.items()
         }
 
@@ -217,6 +219,9 @@ def _through(client: Client, sent: Broadcast, task: Task, channel: Channel) -> U
 def leave(channel: Channel, client: Client, sent: Broadcast, update: Update) -> Update:
     """The answer as it leaves the client; measures the norm of its change before clipping.
 
+    With `clip`, an answer that holds NaN or infinity counts as no change: nothing bounds its norm otherwise.
+    Its norm is measured as it is, so that the round records it as not finite.
+
     Args:
         channel: The channel.
         client: The client, whose store keeps what `top_k` does not send.
@@ -227,7 +232,9 @@ def leave(channel: Channel, client: Client, sent: Broadcast, update: Update) -> 
     if channel.clip < math.inf:
         size = change_norm(update.params, start)
         client.measure(change_norm=size)
-        if size > channel.clip:
+        if not math.isfinite(size):
+            update = replace(update, params=_unchanged(update.params, start))
+        elif size > channel.clip:
             update = replace(update, params=_moved(update.params, start, channel.clip / size, {}))
         if channel.noise and channel.at_client:
             scale = channel.noise * channel.clip
@@ -249,6 +256,14 @@ def change_norm(params: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> fl
 
 def _change(value: Tensor, name: str, start: Mapping[str, Tensor]) -> Tensor:
     return value - start[name] if name in start else value
+
+
+def _unchanged(params: Params, start: Mapping[str, Tensor]) -> Params:
+    """Values as they were sent, and zero where none was sent; statistics are kept."""
+    return {
+        name: value if is_statistic(name) else start.get(name, torch.zeros_like(value)).clone()
+        for name, value in params.items()
+    }
 
 
 def _moved(

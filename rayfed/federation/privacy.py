@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Gt, Lt
@@ -20,9 +21,13 @@ from rayfed.federation.channel import Channel
 from rayfed.federation.cohort import Sampling
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.types import Params, is_statistic
 
 AccountantName: TypeAlias = Literal["rdp", "prv"]
+
+MOST_BY_PRV = 500
+"""Largest epsilon, by `rdp`, up to which `prv` is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,36 @@ class Privacy:
         """Epsilon after this many rounds, of the Poisson-sampled Gaussian mechanism."""
         accountant = _accountants().create_accountant(self.accountant)
         accountant.history = [(self.multiplier, self.rate, rounds)]
-        return float(accountant.get_epsilon(delta=self.delta))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Opacus, that a bound by Renyi divergences could be tighter
+            return float(accountant.get_epsilon(delta=self.delta))
+
+    def check(self, rounds: int) -> None:
+        """Check before a run that its privacy loss can be counted.
+
+        The numbers that `prv` computes with overflow beyond `MOST_BY_PRV`, after minutes or gigabytes.
+
+        Args:
+            rounds: Number of rounds of the run.
+
+        Raises:
+            ConfigError: The noise is so small that it cannot.
+        """
+        try:
+            largest = replace(self, accountant="rdp").epsilon(rounds)
+        except ArithmeticError:
+            largest = math.inf
+        if not math.isfinite(largest):
+            raise ConfigError(
+                f"channel: noise is too small: epsilon would be infinite after {rounds} rounds; set a larger "
+                f"noise, or leave it out"
+            )
+        if self.accountant == "prv" and largest > MOST_BY_PRV:
+            raise ConfigError(
+                f"privacy.accountant: prv cannot count an epsilon of more than {MOST_BY_PRV}, and that of "
+                f"{rounds} rounds is about {largest:.3g}; set a larger noise in channel, fewer rounds, or "
+                f"privacy.accountant=rdp"
+            )
 
 
 def _accountants() -> Any:
@@ -89,10 +123,15 @@ def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float
         rate: Probability with which a client takes part in a round.
 
     Raises:
-        ConfigError: The norm is not limited, or compression may change it after that; delta is too large, or
-            Opacus is not installed.
+        ConfigError: The norm is not limited, or compression may change it after that; delta is too large,
+            Opacus is not installed, or the section is set and there is no noise.
     """
     if not channel.noise:
+        if given := [name for name, value in vars(config).items() if value != vars(PrivacyConfig())[name]]:
+            raise ConfigError(
+                f"privacy: {given[0]} has no effect without noise in the channel; leave it out, or add it, "
+                f"as in channel='[{{clip: 1.0}}, {{noise: 1.0}}]'"
+            )
         return None
     if not math.isfinite(channel.clip):
         raise ConfigError(
@@ -118,15 +157,23 @@ def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float
     return Privacy(channel.noise, rate, delta, config.accountant)
 
 
-def check_private(server: Server, local: Local, channel: Channel, sampling: Sampling, everyone: bool) -> None:
-    """Refuse what breaks the guarantee of noise that the server adds to the mean.
+def check_private(
+    server: Server,
+    local: Local,
+    channel: Channel,
+    sampling: Sampling,
+    everyone: bool,
+    train: TrainConfig,
+) -> None:
+    """Refuse what breaks the guarantee of noise.
 
     Args:
         server: The driver half.
         local: The client half.
         channel: The channel.
         sampling: How cohorts are drawn.
-        everyone: Whether all clients take part in every round.
+        everyone: Whether as many clients as there are take part in every round.
+        train: Settings of local optimisation.
 
     Raises:
         ConfigError: Names the key and what can be set instead.
@@ -138,8 +185,17 @@ def check_private(server: Server, local: Local, channel: Channel, sampling: Samp
             f"channel: noise protects the trained values only, and the client half {type(local).__name__} "
             f"also sends other values; use algorithm=fedavg, or leave noise out"
         )
-    if channel.at_client:
-        return
+    if train.local_steps == "min_over_clients_plus_one":
+        raise ConfigError(
+            f"train.local_steps: with {train.local_steps} the smallest client sets the steps of all others, "
+            f"which the noise of channel does not hide; set train.local_steps=full_epoch or a number"
+        )
+    if not channel.at_client:
+        _check_server(server)
+        _check_sampling(sampling, everyone)
+
+
+def _check_server(server: Server) -> None:
     if not vars(type(server)).get("uses_mean_only", False):
         raise ConfigError(
             f"channel: noise is for the mean of the answers, and the server half {type(server).__name__} "
@@ -155,10 +211,13 @@ def check_private(server: Server, local: Local, channel: Channel, sampling: Samp
             f"server.lora_agg: {server.lora_agg} uses more than the noisy mean of the factors; set "
             f"server.lora_agg=factor_mean"
         )
-    if not everyone and sampling != "poisson":
+
+
+def _check_sampling(sampling: Sampling, everyone: bool) -> None:
+    if sampling == "one_per_domain" or (not everyone and sampling != "poisson"):
         raise ConfigError(
             f"sampling: with {sampling} the privacy loss is not that of the accountant; set "
-            f"sampling=poisson, or clients_per_round=all"
+            f"sampling=poisson, or sampling=uniform with clients_per_round=all"
         )
 
 

@@ -26,5 +26,6 @@ def privacy_notes(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]
     at = f" at delta {delta:.3g}" if delta is not None else ""
     yield (
         f"differential privacy of clients: epsilon {epsilon:.3g}{at} after round {history[-1]['round']}; "
-        f"{WHERE[section['noise_at']]}; counted by {section['accountant']}"
+        f"{WHERE[section['noise_at']]}; counted by {section['accountant']}; of this run alone, "
+        f"and only towards those who do not know its seed: the noise is drawn from it"
     )

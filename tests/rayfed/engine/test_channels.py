@@ -1,6 +1,7 @@
 """Runs with a channel: bits, bytes, noise from the seed, epsilon, Poisson sampling, and resume."""
 
 import json
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -12,6 +13,8 @@ from algorithms.fedavgm import FedAvgM
 from rayfed.engine.loop import advance, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.federation.channel import Channel
+from rayfed.federation.local import Local
+from rayfed.federation.method import Method
 from rayfed.federation.server import Server
 from rayfed.record.readers import read_yaml
 from rayfed.report.comparison import table_of_methods
@@ -69,6 +72,29 @@ def test_a_run_is_continued_with_what_top_k_did_not_send(tmp_path):
     assert play([*SHORT, sparse, f"output={tmp_path / 'part'}"], resume=True).sha256 == whole
 
 
+class Diverged(Local):
+    def train(self, client, sent):
+        update = super().train(client, sent)
+        if client.id == "c0-plain":
+            update.params["head.weight"][0, 0] = math.nan
+        return update
+
+
+DIVERGED = Method(local=Diverged)
+
+
+def test_a_client_that_diverges_is_counted_and_changes_nothing_else(small):
+    done = small(
+        *(f"algorithm={__name__}:DIVERGED", "server.weighting=uniform", "rounds=1"),
+        "channel=[{clip: 0.5},{noise: 1.0}]",
+    )
+    assert all(torch.isfinite(value).all() for value in done.params.values())
+    [event] = pd.read_parquet(done.path / "events.parquet").to_dict("records")
+    assert (event["kind"], event["client"]) == ("nonfinite", "c0-plain")
+    assert event["message"] == "change_norm is not finite"
+    assert done.history["nonfinite"].tolist() == [1]
+
+
 @pytest.mark.parametrize("server", [Server, FedAvgM, FedAdam])
 def test_a_round_without_answers_is_one_in_which_the_mean_did_not_move(server):
     """The noise goes the way of the mean: otherwise the parameters would tell that nobody was drawn."""
@@ -107,6 +133,20 @@ def test_poisson_draws_each_client_with_the_same_probability():
         (["channel=[{top_k: 2}]"], r"^channel\.0\.top_k: 2 is not allowed; it must be at most 1$"),
         (["channel={fp16: 1}"], r"^channel: {'fp16': 1} is not a list; write channel=\[{'fp16': 1}\]$"),
         (["channel=[{clip: 1},{noise: 1}]", "clients_per_round=2"], "clients_per_round=all"),
+        (["channel=[{clip: 1},{noise: 1}]", "sampling=one_per_domain"], "sampling: with one_per_domain"),
+        (
+            ["channel=[{clip: 1},{noise: 1}]", "train.local_steps=min_over_clients_plus_one"],
+            "train.local_steps: with min_over",
+        ),
+        (
+            ["channel=[{clip: 1},{noise: 0.001}]", "privacy.accountant=prv"],
+            "privacy.accountant: prv cannot count",
+        ),
+        (["privacy.delta=0.01"], "privacy: delta has no effect without noise"),
+        (
+            ["channel=[{clip: 1}]", "privacy.accountant=prv"],
+            "privacy: accountant has no effect without noise",
+        ),
     ],
 )
 def test_a_wrong_channel_is_one_line(tmp_path, settings, message):

@@ -87,6 +87,27 @@ def test_noise_at_the_client_is_that_of_one_answer():
     assert channel.noise_alone(0, out.params) is out.params
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at_client", [False, True])
+def test_an_answer_that_is_not_finite_counts_as_no_change(value, at_client):
+    """Nothing else bounds its norm: the mean would tell with certainty that the client took part."""
+    one = client()
+    channel = Channel(clip=3.0, noise=float(at_client), at_client=at_client)
+    out = leave(channel, one, sent(), update(w=torch.tensor([1.0, value]), new=torch.tensor([value])))
+    check_finite([out])
+    assert not math.isfinite(one.measured["change_norm"])
+    if not at_client:
+        assert {name: v.tolist() for name, v in out.params.items()} == {"w": [0.0, 0.0], "new": [0.0]}
+
+
+def test_a_tensor_that_an_answer_leaves_out_gets_its_noise_too():
+    channel = Channel(clip=2.0, noise=0.5, expected=1.0, seed=1)
+    message = Broadcast(round=4, params={"w": torch.zeros(2), "b": torch.ones(3)})
+    [out] = channel.with_noise({"a": message}, {"a": update(w=torch.zeros(2))}).values()
+    alone = channel.noise_alone(4, message.params)
+    assert all(torch.equal(out.params[name], alone[name]) for name in message.params)
+
+
 @pytest.mark.parametrize("codes", [(), ("fp16",), ("int8",), ("top_k", "int8")])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_compressed_answer_that_is_not_finite_is_found(codes, value):

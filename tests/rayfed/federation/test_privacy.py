@@ -1,5 +1,6 @@
 """The guarantee of privacy: epsilon is the accountant's, and settings that break it are refused."""
 
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from rayfed.federation.channel import Channel
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import Privacy, PrivacyConfig, check_private, check_values, guarantee
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 
 NOISY = Channel(clip=1.0, noise=1.1)
 UNIFORM = Server(weighting="uniform")
@@ -55,6 +57,8 @@ def test_a_guarantee_without_meaning_is_refused(config, channel, message):
     [
         (Server(), Local(), "poisson", False, "server.weighting"),
         (UNIFORM, Local(), "uniform", False, "sampling=poisson"),
+        (UNIFORM, Local(), "one_per_domain", False, "sampling=poisson"),
+        (UNIFORM, Local(), "one_per_domain", True, "sampling=poisson"),
         (Subclass(weighting="uniform"), Local(), "poisson", False, "uses more than the mean"),
         (FairServer(), Local(), "poisson", False, "uses more than the mean"),
         (UNIFORM, ScaffoldLocal(), "poisson", False, "also sends other values"),
@@ -62,11 +66,42 @@ def test_a_guarantee_without_meaning_is_refused(config, channel, message):
     ],
 )
 def test_what_breaks_the_guarantee_is_refused(server, local, sampling, everyone, message):
-    check_private(UNIFORM, Local(), NOISY, "poisson", everyone=False)
-    check_private(UNIFORM, Local(), NOISY, "uniform", everyone=True)
-    check_private(server, local, Channel(clip=1.0), sampling, everyone)  # without noise nothing is promised
+    check_private(UNIFORM, Local(), NOISY, "poisson", False, TrainConfig())
+    check_private(UNIFORM, Local(), NOISY, "uniform", True, TrainConfig())
+    check_private(
+        server, local, Channel(clip=1.0), sampling, everyone, TrainConfig()
+    )  # without noise nothing is promised
     with pytest.raises(ConfigError, match=message):
-        check_private(server, local, NOISY, sampling, everyone)
+        check_private(server, local, NOISY, sampling, everyone, TrainConfig())
+
+
+@pytest.mark.parametrize("at_client", [False, True])
+def test_steps_that_depend_on_other_clients_are_refused(at_client):
+    """The smallest client sets the steps of all others (docs/channel.md)."""
+    train = TrainConfig(local_steps="min_over_clients_plus_one")
+    noisy = Channel(clip=1.0, noise=1.1, at_client=at_client)
+    check_private(UNIFORM, Local(), Channel(clip=1.0), "poisson", False, train)
+    with pytest.raises(ConfigError, match=r"train\.local_steps: .*set train\.local_steps=full_epoch"):
+        check_private(UNIFORM, Local(), noisy, "poisson", False, train)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize(
+    ("accountant", "noise", "message"),
+    [
+        ("prv", 0.01, r"privacy\.accountant: prv cannot count"),
+        ("prv", 1e-3, r"privacy\.accountant: prv cannot count"),
+        ("prv", 1e-200, "channel: noise is too small"),
+        ("rdp", 1e-200, "channel: noise is too small"),
+    ],
+)
+def test_noise_too_small_to_count_is_refused_at_once(accountant, noise, rate, message):
+    """`prv` computed for minutes, or wanted 69 GB, and ended with NumPy's error."""
+    started = time.perf_counter()
+    with pytest.raises(ConfigError, match=message):
+        Privacy(noise, rate, 0.01, accountant).check(10)
+    assert time.perf_counter() - started < 10
+    Privacy(1.0, rate, 0.01, accountant).check(10)
 
 
 def test_compression_is_only_of_what_has_its_noise():

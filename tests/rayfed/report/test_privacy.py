@@ -5,6 +5,7 @@ import pytest
 from rayfed.report.privacy import privacy_notes
 
 EARLIER = {"round": 4, "epsilon": 3.0, "delta": 0.01}
+ONLY = "; of this run alone, and only towards those who do not know its seed: the noise is drawn from it"
 LAST = {"round": 5, "epsilon": 4.5512, "delta": 1 / 150}
 
 
@@ -22,7 +23,9 @@ LAST = {"round": 5, "epsilon": 4.5512, "delta": 1 / 150}
 def test_it_says_epsilon_and_delta_after_the_last_round_and_where_the_noise_was_added(where, words):
     config = {"privacy": {"noise_at": where, "accountant": "prv"}}
     [note] = privacy_notes(config, [EARLIER, LAST])
-    assert note == f"differential privacy of clients: epsilon 4.55 at delta 0.00667 after round 5; {words}"
+    assert (
+        note == f"differential privacy of clients: epsilon 4.55 at delta 0.00667 after round 5; {words}{ONLY}"
+    )
     [older] = privacy_notes(config, [{"round": 1, "epsilon": 2.0}])
     assert "epsilon 2 after round 1" in older
 

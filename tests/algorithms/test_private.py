@@ -1,0 +1,216 @@
+"""Privacy of every method: which tensors move tells nothing, and attacks find no more than epsilon says."""
+
+import math
+from dataclasses import replace
+from functools import cache as remember
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+
+from rayfed.clients import ClientTable
+from rayfed.config.schema import build_parts, load_config
+from rayfed.engine.loop import Experiment, advance, make_cohort
+from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.channel import Channel, leave
+from rayfed.federation.cohort import ClientInfo
+from rayfed.federation.local import Local
+from rayfed.federation.method import METHODS
+from rayfed.federation.privacy import Privacy
+from rayfed.federation.server import Server
+from rayfed.testing.small import DOMAINS, small_setup
+from rayfed.types import Update
+from tests.conftest import quickly
+
+NOISY = (
+    *("channel=[{clip: 0.5},{noise: 1.0}]", "sampling=poisson", "clients_per_round=1"),
+    *("server.weighting=uniform", "train.batch_norm=local", DOMAINS),
+)
+QUICK = ("fedavg", "fedra", "rolora", "scaffold")
+ALLOWED = (
+    *(
+        "bgp",
+        "centralized",
+        "ditto",
+        "fed_sb",
+        "fedadagrad",
+        "fedadam",
+        "fedavg",
+        "fedavgm",
+        "fedbn",
+        "fedclip",
+    ),
+    *(
+        "fedit",
+        "fedotp",
+        "fedper",
+        "fedpgp",
+        "fedprox",
+        "fedrep",
+        "fedsa_lora",
+        "fedsam",
+        "fedtpg",
+        "fedyogi",
+    ),
+    *("ffa_lora", "moon", "perfedavg", "pfedmma", "promptfl", "rolora"),
+)
+"""Methods that may be used with noise at the server."""
+
+
+@pytest.mark.parametrize("name", quickly(METHODS.names(), QUICK))
+def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
+    """Every method with noise is refused, or moves each tensor in each round, also where nobody is drawn."""
+    settings = (f"algorithm={name}", *NOISY, f"data.cache={cache}")
+    if name not in ALLOWED:
+        with pytest.raises(ConfigError):
+            small_setup(*settings)
+        return
+    setup = small_setup(*settings)
+    executor = InlineExecutor(setup.world, setup.weights)
+    experiment = setup.experiment
+    state = experiment.server.start(setup.start)
+    for round in range(2):
+        for ids in ((), ("c0-plain",), tuple(experiment.clients)):
+            cohort = replace(make_cohort(experiment, executor, round), ids=ids)
+            after = advance(experiment, replace(state, round=round), cohort)
+            still = [n for n, v in after.params.items() if torch.equal(v, state.params[n])]
+            assert not still, f"round {round + 1} of {ids or 'nobody'} leaves {still[0]} as it was"
+        state = after
+
+
+CLIENTS = ClientTable.of({cid: ClientInfo(domain="d", num_examples=1) for cid in ("a", "b", "target")})
+WITHOUT = ClientTable.of({cid: CLIENTS[cid] for cid in ("a", "b")})
+NAMES = ("l.lora_A", "l.lora_B", "head.weight")
+START = {name: torch.zeros(2) for name in NAMES}
+TRIALS = 800
+DELTA = 0.02
+SURE = 1e-4
+"""Probability with which a bound on a probability may be wrong."""
+
+
+class Canaries:
+    """An executor whose target answers with a large change of one entry, and whose others change nothing.
+
+    Args:
+        channel: Channel of the experiment.
+        names: Names of the tensors that a client sends in even and in odd rounds.
+    """
+
+    def __init__(self, channel, names):
+        self.channel = channel
+        self.names = names
+
+    def map(self, calls):
+        return [self._answer(call) for call in calls]
+
+    def _answer(self, call):
+        held = {name: call.sent.params[name] for name in self.names[call.sent.round % 2]}
+        if call.client == "target":
+            held["head.weight"] = held["head.weight"] + torch.tensor([100.0, 0.0])
+        client = SimpleNamespace(store={}, rng=None, measure=lambda **_: None)
+        return leave(self.channel, client, call.sent, Update(client=call.client, params=held, num_examples=1))
+
+
+def traces(server, channel, names, clients, rate, rounds):
+    """What an attacker sees in TRIALS runs, shape (TRIALS, 2): the way of the canary, and odd rounds.
+
+    A round is odd if it leaves some tensor as it was.
+    """
+    seen = np.zeros((TRIALS, 2))
+    executor = Canaries(channel, names)
+    for trial in range(TRIALS):
+        experiment = Experiment(
+            server=server,
+            local=Local(),
+            clients=clients,
+            sets=(),
+            seed=trial,
+            rounds=rounds,
+            clients_per_round=rate * len(clients),
+            sampling="poisson",
+            capacity=dict.fromkeys(clients, 0),
+            channel=replace(channel, seed=trial),
+        )
+        executor.channel = experiment.channel
+        state = server.start(START)
+        for round in range(rounds):
+            cohort = make_cohort(experiment, executor, round)
+            after = advance(experiment, replace(state, round=round), cohort)
+            moves = {n: after.params[n] - state.params[n] for n in NAMES}
+            seen[trial, 0] += float(moves["head.weight"][0])
+            seen[trial, 1] += any(not move.any() for move in moves.values())
+            state = after
+    return seen
+
+
+def epsilon_from_below(without, with_target, delta):
+    """The largest epsilon that a threshold test proves, which is chosen on one half of the runs.
+
+    Of a mechanism that is (epsilon, delta)-private, P[test | one] <= e^epsilon P[test | other] + delta.
+    Clopper-Pearson bounds of both probabilities, each wrong with probability SURE.
+
+    Args:
+        without: Values of a statistic in runs without the target, shape (n,).
+        with_target: The same in runs with it.
+        delta: Delta of the guarantee.
+    """
+    half = len(without) // 2
+    found = []
+    for one, other in ((with_target, without), (without, with_target)):
+        for sign in (1, -1):
+            tests = [
+                (level, sign) for level in np.unique(np.quantile(sign * one[:half], np.arange(0, 1, 0.02)))
+            ]
+            best = max(tests, key=lambda test: _proves(one[:half], other[:half], *test, delta))
+            found.append(_proves(one[half:], other[half:], *best, delta))
+    return max(found)
+
+
+def _proves(one, other, level, sign, delta):
+    n = len(one)
+    hits, errors = int((sign * one >= level).sum()), int((sign * other >= level).sum())
+    least = beta.ppf(SURE, hits, n - hits + 1) if hits else 0.0
+    most = beta.ppf(1 - SURE, errors + 1, n - errors) if errors < n else 1.0
+    return math.log((least - delta) / most) if least > delta else -math.inf
+
+
+@remember
+def attack(server, channel, names, rate, rounds):
+    """The largest epsilon that an attack by the canary or by odd rounds proves."""
+    tables = (WITHOUT, CLIENTS)
+    without, with_target = (traces(server, channel, names, t, rate, rounds) for t in tables)
+    return max(epsilon_from_below(without[:, i], with_target[:, i], DELTA) for i in range(2))
+
+
+def sent_in(name, cache):
+    """Which of NAMES a client of a method sends in even and in odd rounds, by a call of the real method."""
+    setup = small_setup(f"algorithm={name}", *NOISY, f"data.cache={cache}")
+    executor = InlineExecutor(setup.world, setup.weights)
+    found = []
+    for round in range(2):
+        cohort = replace(make_cohort(setup.experiment, executor, round), ids=("c0-plain",), channel=Channel())
+        state = replace(setup.experiment.server.start(setup.start), round=round)
+        server = setup.experiment.server
+        [answer] = cohort.run(server.visit(setup.experiment.local), server.send(state, cohort), tag="fit")
+        absent = {n.rpartition(".")[2] for n in setup.start} - {n.rpartition(".")[2] for n in answer.params}
+        found.append(tuple(n for n in NAMES if n.rpartition(".")[2] not in absent))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("rate", "noise", "rounds"), [(1.0, 1.0, 1), (1 / 3, 10.0, 8)])
+@pytest.mark.parametrize("name", quickly(ALLOWED, ("rolora",)))
+def test_no_attack_finds_more_than_epsilon(name, rate, noise, rounds, cache):
+    channel = Channel(clip=0.5, noise=noise, expected=rate * 2)
+    claimed = Privacy(noise, rate, DELTA).epsilon(rounds)
+    server = build_parts(load_config([f"algorithm={name}", *NOISY])).server
+    assert attack(server, channel, sent_in(name, cache), rate, rounds) <= claimed
+
+
+def test_the_attack_notices_too_little_noise():
+    """Otherwise the test above could not fail. For answers that leave tensors out, RoLoRA shows it."""
+    server = Server(weighting="uniform")
+    weak = Channel(clip=0.5, noise=0.3, expected=2.0)
+    assert attack(server, weak, (NAMES, NAMES), 1.0, 1) > Privacy(1.0, 1.0, DELTA).epsilon(1)
