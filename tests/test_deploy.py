@@ -98,7 +98,9 @@ COMMANDS = {
     "srun": (
         'printf "%s | %s %s\\n" "$*" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" >> "$LOG"\n'
         'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; *rayfed.run*) exit 7;; '
-        "*) cat > /dev/null;; esac"
+        # The wait for all nodes ends when the lines of the nodes that start in the background are written.
+        "*) cat > /dev/null\n"
+        'until [ "$(grep -c "ray start" "$LOG")" = "$SLURM_JOB_NUM_NODES" ]; do sleep 0.1; done;; esac'
     ),
 }
 """Stand-ins for the commands that deploy/slurm.sh calls; srun writes down its arguments."""
@@ -116,7 +118,8 @@ def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path,
         "SLURM_JOB_NUM_NODES": str(nodes),
     }
     script = ROOT / "deploy" / "slurm.sh"
-    done = subprocess.run([script, "algorithm=fedra", "output=a b"], env=environment, timeout=30, check=False)
+    command = [script, "algorithm=fedra", "output=a b"]
+    done = subprocess.run(command, env=environment, timeout=300, check=False)
     assert done.returncode == 7
     lines = (tmp_path / "log").read_text().splitlines()
     heads = [line for line in lines if "ray start --head" in line]

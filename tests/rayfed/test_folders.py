@@ -203,7 +203,7 @@ def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
     assert command(run, cache, "rounds=1", "--quiet") == 0
     plant(run.parent, {"model": "file"})
     processes = [started(run, cache, f"overwrite={str(o).lower()}") for o in overwrites]
-    until = time.monotonic() + 200
+    until = time.monotonic() + 300
     while sum(process.poll() is None for process in processes) > 1:
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -229,7 +229,7 @@ def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
 def test_overwrite_never_clears_a_folder_that_is_being_written(cache, tmp_path, capsys):
     run = tmp_path / "run"
     process = started(run, cache)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not (run / "rounds.jsonl").exists():
         assert process.poll() is None
         assert time.monotonic() < until

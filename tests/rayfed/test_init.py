@@ -16,7 +16,7 @@ HEAVY = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "hydra", "
 
 def python(script):
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, timeout=300
     )
     return done.stdout.strip()
 
@@ -24,7 +24,7 @@ def python(script):
 def test_a_python_without_the_libraries_says_which_one_to_use():
     for code, arguments in ((2, ["-m", "rayfed.run"]), (1, ["-c", "import rayfed"])):
         command = [sys.executable, "-S", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
         assert done.returncode == code
         *before, last = done.stderr.splitlines()
         assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs them" in last

@@ -27,7 +27,7 @@ MODULES = {
 
 def call(*arguments, module="rayfed"):
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=300
     )
 
 
@@ -65,7 +65,7 @@ def test_the_help_of_each_verb_shows_an_example_and_loads_no_torch(verb):
         "print([m for m in ('torch', 'ray', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True, timeout=300
     )
     text, _, loaded = done.stdout.strip().rpartition("\n")
     assert loaded == "[]"

@@ -48,7 +48,7 @@ def killed(arguments, folder, rows):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     result = folder / "rounds.jsonl"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 300
     while not (result.exists() and len(result.read_text().splitlines()) >= rows):
         assert process.poll() is None
         assert time.monotonic() < deadline

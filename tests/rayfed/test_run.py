@@ -162,7 +162,7 @@ def test_ray_job_submit(tmp_path, cache):
         return subprocess.run([*command, *overrides], cwd=ROOT, env=node.env, capture_output=True, text=True)
 
     with head_node() as node:
-        for _ in range(30):
+        for _ in range(100):
             done = submit(*overrides)
             said = done.stdout + done.stderr
             if "Failed to connect" not in said and "No available agent" not in said:  # it is up

@@ -161,7 +161,7 @@ def start_preparing(root, cache, **options):
     return process
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited too long"
@@ -173,7 +173,7 @@ def test_two_at_once_do_the_work_once(root, cache, tmp_path):
     log = tmp_path / "log"
     both = [start_preparing(root, cache, log=str(log), seconds=0.1) for _ in range(2)]
     for process in both:
-        process.join(30)
+        process.join(120)
     assert [process.exitcode for process in both] == [0, 0]
     assert sorted(log.read_text().split()) == sorted(folder(root).scan().keys)
     assert_right(open_dataset(prepare(folder(root, BlindFolder), SIZE, cache)), root)
@@ -181,23 +181,23 @@ def test_two_at_once_do_the_work_once(root, cache, tmp_path):
 
 def test_killed_midway_and_the_waiting_one_takes_over(root, cache, tmp_path):
     log = tmp_path / "log"
-    first = start_preparing(root, cache, log=str(log), seconds=60)
+    first = start_preparing(root, cache, log=str(log), seconds=600)
     wait_for(lambda: list(cache.glob("*.tmp")))
     second = start_preparing(root, cache, log=str(log))
     time.sleep(0.1)
     os.kill(first.pid, signal.SIGKILL)
-    first.join(10)
-    second.join(30)
+    first.join(120)
+    second.join(120)
     assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, 0)
     assert sorted(path.suffix for path in cache.iterdir()) == [".arrow", ".lock"]
     assert_right(open_dataset(prepare(folder(root, BlindFolder), SIZE, cache)), root)
 
 
 def test_killed_alone_then_run_again(root, cache, tmp_path):
-    process = start_preparing(root, cache, log=str(tmp_path / "log"), seconds=60)
+    process = start_preparing(root, cache, log=str(tmp_path / "log"), seconds=600)
     wait_for(lambda: list(cache.glob("*.tmp")))
     os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    process.join(120)
     assert list(cache.glob("*.tmp"))
     assert not list(cache.glob("*.arrow"))
     assert_right(open_dataset(prepare(folder(root), SIZE, cache)), root)

@@ -1,5 +1,4 @@
 import pickle
-import time
 from pathlib import Path
 
 import numpy as np
@@ -84,9 +83,7 @@ def resident_bytes(path: Path) -> int:
 def test_pacs_opens_without_reading_images(cache):
     source = ImageFolder(name="pacs", root=str(PACS))
     path = prepare(source, 64, cache)
-    began = time.perf_counter()
     dataset = open_dataset(prepare(source, 64, cache))
-    assert time.perf_counter() - began < 0.5
     assert resident_bytes(path) < dataset.images.nbytes / 20
     assert len(dataset.keys) == len(dataset) == len(source.scan().keys)
     dataset.images.sum(dtype=np.int64)

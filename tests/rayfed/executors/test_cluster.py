@@ -2,10 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -104,10 +104,23 @@ def test_bundle():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
 def test_an_address_that_does_not_answer(address):
-    began = time.monotonic()
     with pytest.raises(ConfigError, match="no Ray cluster answers"):
         probe(address, timeout=5)
-    assert time.monotonic() - began < 6
+
+
+def test_a_server_that_never_answers_is_waited_for_as_long_as_was_asked(monkeypatch):
+    connect, given = socket.create_connection, []
+
+    def noted(address, timeout):
+        given.append(timeout)
+        return connect(address, timeout=timeout)
+
+    monkeypatch.setattr(socket, "create_connection", noted)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and says nothing
+        for timeout in (0.1, 0.2):
+            with pytest.raises(ConfigError, match=r"no Ray cluster answers at .*timed out"):
+                probe(f"127.0.0.1:{silent.getsockname()[1]}", timeout)
+    assert given == [0.1, 0.2]
 
 
 def python(script, timeout=240, **env):
@@ -240,12 +253,12 @@ def test_an_interrupt_leaves_nothing_running(number, tmp_path, cache):
     started = children_of(process.pid)
     assert started
     process.send_signal(number)
-    assert process.wait(60) == 130
+    assert process.wait(240) == 130
     run = tmp_path / "run"
     assert process.stderr.read() == (
         f"interrupted; finished rounds are kept; continue with: python -m rayfed.resume {run}\n"
     )
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=120)
     assert not alive
     rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(rows) >= 2
@@ -260,5 +273,5 @@ def test_a_sigterm_before_the_first_round_ends_quietly_with_one_line(moment, tmp
     process = launched(tmp_path, cache)
     assert any(line.startswith(moment) for line in process.stdout)
     process.terminate()
-    assert process.wait(60) == 130
+    assert process.wait(240) == 130
     assert process.stderr.read() == "interrupted; no round was finished; run the same command again\n"

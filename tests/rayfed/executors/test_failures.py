@@ -207,10 +207,8 @@ def test_the_watchdog_names_who_is_waited_for_and_what_it_does(setup, pool, capl
 
 def test_a_request_to_stop_ends_the_exchange_under_way(setup, pool):
     threading.Timer(1.5, pool.stop).start()
-    began = time.monotonic()
-    with pytest.raises(StoppedError):
+    with pytest.raises(StoppedError):  # without it, the test ends by its own time limit
         ask(pool, setup, partial(trouble, what="sleep"))
-    assert time.monotonic() - began < 30
     for lane in list(pool.lanes):  # what hangs is still hanging
         import ray
 

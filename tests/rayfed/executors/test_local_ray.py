@@ -22,16 +22,19 @@ LISTENING = """
         def pools(self):
             return os.environ["MALLOC_ARENA_MAX"]
 
-    found = {}
+    found, until = {}, time.monotonic() + 180
     with connection(None, num_cpus=2, num_gpus=0, dashboard=True) as link:
         actor = ray.remote(Actor).remote()
         pools = ray.get(actor.pools.remote())
-        time.sleep(5)  # the agents open their ports a moment after the node is up
         own = psutil.Process()
-        for process in [own, *own.children(recursive=True)]:
-            for one in process.net_connections("inet"):
-                if one.status == psutil.CONN_LISTEN:
-                    found.setdefault(process.name(), []).append(one.laddr.ip)
+        # The agents open their ports a moment after the node is up.
+        while len(found) < 6 and time.monotonic() < until:
+            time.sleep(1)
+            found.clear()
+            for process in [own, *own.children(recursive=True)]:
+                for one in process.net_connections("inet"):
+                    if one.status == psutil.CONN_LISTEN:
+                        found.setdefault(process.name(), []).append(one.laddr.ip)
         mode = os.environ["RAY_AUTH_MODE"]
     print(json.dumps({"found": found, "mode": mode, "pools": pools}))
 """

@@ -14,10 +14,10 @@ def test_the_daemon_is_found_while_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(pipes))
     program = tmp_path / DAEMON
     shutil.copy(shutil.which("sleep") or pytest.fail("no sleep"), program)
-    with subprocess.Popen([program, "60"]) as daemon:
+    with subprocess.Popen([program, "600"]) as daemon:
         assert not mps_runs()  # it serves another folder
         pipes.mkdir()
-        for _ in range(100):
+        for _ in range(6000):
             if mps_runs():
                 break
             time.sleep(0.02)

@@ -1,6 +1,6 @@
 """Frozen linear layers: torch's own bits, whether or not oneDNN computes them."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,17 +159,18 @@ def test_a_product_that_saves_no_time_is_left_to_torch(saved, used, monkeypatch)
 
 
 def test_trials_say_which_product_takes_less_time(monkeypatch):
-    own = F.linear
+    own, clock = F.linear, [0.0]
+    monkeypatch.setattr(frozen_linear, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def slow(x, weight, bias=None):
-        time.sleep(0.01)
+        clock[0] += 0.01
         return own(x, weight, bias)
 
     monkeypatch.setattr(frozen_linear, "_onednn", slow)
-    assert seconds_saved(16, 8, 64, True, True, 1) < -0.005
+    assert seconds_saved(16, 8, 64, True, True, 1) == pytest.approx(-0.01)
     monkeypatch.setattr(frozen_linear, "_onednn", own)
     monkeypatch.setattr(frozen_linear.F, "linear", slow)
-    assert seconds_saved(16, 8, 64, True, False, 1) > 0.005
+    assert seconds_saved(16, 8, 64, True, False, 1) == pytest.approx(0.01)
 
 
 def test_trials_have_the_layout_of_the_weight_and_no_more_rows_than_allowed(monkeypatch):

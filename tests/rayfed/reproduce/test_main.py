@@ -14,8 +14,6 @@ from rayfed.reproduce.__main__ import small_scale_named
 from rayfed.reproduce.job import make_job
 from tests.conftest import ROOT
 
-QUARTER_HOUR = 15 * 60.0
-
 
 def start(output, cache):
     place = [f"output={output}", f"data.cache={cache}"]
@@ -48,11 +46,9 @@ def test_missing_data_of_a_paper_are_answered_with_the_scale_that_needs_none(sca
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
-def test_a_table_ends_in_time_and_after_a_kill_is_the_same(tmp_path, cache):
+def test_a_table_ends_and_after_a_kill_is_the_same(tmp_path, cache):
     whole = tmp_path / "whole"
-    began = time.monotonic()
     assert start(whole, cache).wait(2000) == 0
-    assert time.monotonic() - began < QUARTER_HOUR
 
     killed = tmp_path / "killed"
     assert ended(start(killed, cache), killed, 1, signal.SIGINT) == 130

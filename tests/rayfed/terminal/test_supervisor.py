@@ -41,7 +41,7 @@ def start(body):
 def ended(body):
     """Exit code, standard output and standard error of a command."""
     command = start(body)
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=300)
     return command.returncode, out, err
 
 
@@ -83,10 +83,8 @@ def test_what_c_writes_is_kept_in_a_file_and_not_on_the_screen(tmp_path, monkeyp
 
 @pytest.mark.parametrize(("lost", "other"), [(True, "END_PATIENCE"), (False, "LOST_PATIENCE")])
 def test_a_child_that_does_not_end_after_its_reason_is_ended(lost, other):
-    body = f"supervisor.{other} = 600.0; note_ending('its cluster is gone', lost={lost}); time.sleep(600)"
-    began = time.monotonic()
+    body = f"supervisor.{other} = 6000.0; note_ending('its cluster is gone', lost={lost}); time.sleep(6000)"
     code, _, err = ended(body)
-    assert time.monotonic() - began < 30
     assert (code, err) == (1, "error: its cluster is gone; continue with: this\n")
 
 
@@ -120,9 +118,9 @@ def test_all_processes_end_when_one_of_the_three_is_killed(killed):
     three = {"the command": command, "the supervisor": processes[0], "the worker": processes[1]}
     assert len({command.pid, *(process.pid for process in processes)}) == 5
     three[killed].kill()
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     assert not alive
-    _, err = command.communicate(timeout=10)
+    _, err = command.communicate(timeout=120)
     if killed == "the command":
         assert err == ""
     else:
@@ -147,17 +145,24 @@ def test_a_signal_reaches_the_child_once(number):
     command = start(body)
     assert command.stdout.readline() == "ready\n"
     os.killpg(command.pid, number)  # as a terminal does with Ctrl-C: to the whole group
-    out, _ = command.communicate(timeout=30)
+    out, _ = command.communicate(timeout=300)
     assert (command.returncode, out) == (130, f"[{int(number)}]\n")
 
 
-def test_ctrl_z_stops_all_and_fg_wakes_all():
-    command = start("print(os.getppid(), os.getpid(), flush=True); time.sleep(1); return 0")
+def test_ctrl_z_stops_all_and_fg_wakes_all(tmp_path):
+    body = f"""
+        print(os.getppid(), os.getpid(), flush=True)
+        while not os.path.exists({str(tmp_path / "woken")!r}):
+            time.sleep(0.05)
+        return 0
+    """
+    command = start(body)
     pids = [command.pid, *map(int, command.stdout.readline().split())]
     command.send_signal(signal.SIGTSTP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while {psutil.Process(pid).status() for pid in pids} != {psutil.STATUS_STOPPED}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    (tmp_path / "woken").touch()
     command.send_signal(signal.SIGCONT)
-    assert command.wait(30) == 0
+    assert command.wait(120) == 0

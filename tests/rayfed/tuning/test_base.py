@@ -1,4 +1,4 @@
-import time
+import sys
 
 import pytest
 import torch
@@ -262,7 +262,7 @@ def test_unknown_schemes_are_refused(name, message):
         TUNINGS.load(name)
 
 
-def test_bookkeeping_of_a_call_costs_less_than_a_millisecond_each():
+def test_bookkeeping_of_a_call_takes_few_steps():
     model = build_backbone(ModelConfig(name="vit_mini", pretrained=False), 10, 0)
     apply_tuning(model, Lora(rank=4), 0)
     sent = export(model)
@@ -273,11 +273,16 @@ def test_bookkeeping_of_a_call_costs_less_than_a_millisecond_each():
         lambda: load(model, sent),
         lambda: train_mode(model),
     ):
-        best = min(_seconds(work) for _ in range(50))  # the minimum: other processes share the machine
-        assert best < 1e-3
+        work()  # the first time fills caches
+        assert _steps(work) < 3000  # about a millisecond
 
 
-def _seconds(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def _steps(work):
+    """Number of calls of functions, in Python and in C, which does not depend on what else runs."""
+    steps = []
+    sys.setprofile(lambda _, event, __: steps.append(0) if event in ("call", "c_call") else None)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return len(steps)

@@ -1,8 +1,7 @@
-import time
-
 import numpy as np
 import pytest
 
+from rayfed.data.partition import dealing
 from rayfed.data.partition.dealing import (
     deal_by_dirichlet,
     deal_by_quantity,
@@ -52,12 +51,13 @@ def test_even_deal_and_stratified_order_are_permutations():
         assert abs((strata[order[:length]] == 0).sum() - 0.9 * length) <= 2
 
 
-def test_large_domains_take_bounded_time():
-    labels = np.arange(60_000) % 345
-    began = time.perf_counter()
+def test_large_domains_take_a_bounded_number_of_draws(monkeypatch):
+    labels, draw, drawn = np.arange(60_000) % 345, dealing._draw_parts, []
+    monkeypatch.setattr(dealing, "_draw_parts", lambda *args: drawn.append(0) or draw(*args))
     # Only equal parts satisfy the smallest size, so all draws fail and the best one is repaired.
-    deal_by_dirichlet(labels, 5, 0.001, 12_000, generator(0))
-    assert time.perf_counter() - began < 20
+    parts = deal_by_dirichlet(labels, 5, 0.001, 12_000, generator(0))
+    assert [len(part) for part in parts] == [12_000] * 5
+    assert len(drawn) == dealing.MAX_TRIES
 
 
 class Fixed:

@@ -70,7 +70,7 @@ class Tab:
                 assert "error" not in found, found
                 return found["result"]
 
-    def _next(self, patience=60):
+    def _next(self, patience=300):
         until = time.monotonic() + patience
         while b"\0" not in self._held:
             ready, _, _ = select.select([self._of], [], [], max(0, until - time.monotonic()))
@@ -155,4 +155,4 @@ def browsing():
             os.close(to)
             os.close(of)
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=120)
