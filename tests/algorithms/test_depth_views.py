@@ -12,7 +12,7 @@ from rayfed.tuning.lora import Lora
 from rayfed.types import block_of
 from tests.conftest import STEADY
 
-SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false"]
+SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false", "figures=false"]
 
 
 def run(folder, name, *overrides):

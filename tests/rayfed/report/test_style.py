@@ -25,12 +25,14 @@ def drawn(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("figures") / "run"
     write_run(path, clients=FEW[request.param], rounds=1 if request.param == "one" else 12)
     run = RunTables(path)
-    return request.param, {title: figure(run) for title, figure in FIGURES.items()}
+    figures = {title: figure(run) for title, figure in FIGURES.items()}
+    for drawing in filter(None, figures.values()):
+        drawing.figure.draw_without_rendering()  # places everything, once for all tests
+    return request.param, figures
 
 
 def texts(figure):
-    """Visible texts of a figure with their boxes, in pixels."""
-    figure.draw_without_rendering()
+    """Visible texts of a figure that was drawn, with their boxes, in pixels."""
     found = [
         *figure.texts,
         *(t for legend in figure.legends for t in [*legend.get_texts(), legend.get_title()]),
@@ -79,7 +81,6 @@ def test_legends_and_names_stand_outside_the_panels(drawn):
     _, figures = drawn
     for title, drawing in figures.items():
         figure = drawing.figure
-        figure.draw_without_rendering()
         panels = [axes.get_window_extent() for axes in figure.axes if axes.axison]
         for legend in figure.legends:
             assert not legend.get_window_extent().count_overlaps(panels), title
@@ -92,7 +93,6 @@ def test_legends_and_names_stand_outside_the_panels(drawn):
 def test_rounds_groups_and_blocks_are_whole_numbers(drawn):
     case, figures = drawn
     for title, drawing in figures.items():
-        drawing.figure.draw_without_rendering()
         for axes in drawing.figure.axes:
             if axes.axison and axes.get_xlabel() == "round":
                 low, high = axes.get_xlim()
