@@ -14,7 +14,7 @@ run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox round
 test: $(VENV)/.tested  ## all tests that are not slow, in three processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
-test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, placement, recovery, two nodes, docs
+test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, every cell of the papers, placement, recovery, two nodes, docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and steady"
 
 mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of which their tests must notice; minutes

@@ -57,6 +57,8 @@ def test_there_are_commands_of_every_kind():
     assert len(EXPERIMENTS) > 30
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.parametrize(("page", "words"), EXPERIMENTS, ids=named(EXPERIMENTS))
 def test_an_experiment_that_is_shown_can_be_run(page, words, saved, cache):
     overrides = [word for word in words if "=" in word and not word.startswith(READERS_FILES)]
@@ -77,6 +79,8 @@ def finished(tmp_path_factory, cache):
     return rayfed.simulate([*SMALL, "rounds=1", *place]).path
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.parametrize(("page", "module", "words"), OTHERS, ids=named(OTHERS))
 def test_what_else_is_shown_does_what_it_says(page, module, words, finished, capsys, tmp_path, monkeypatch):
     if module == "tune.run":

@@ -137,6 +137,8 @@ def test_ray_actors_import_what_is_written_from_the_page(own_folder):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_local_loss_of_the_page_is_fedprox(own_folder):
     same = (*SMALL, "local.mu=0.5", "train.epochs=2")  # the pull is zero in the first step of a round
     shipped = rayfed.simulate(["algorithm=fedprox", "output=shipped", *same])

@@ -12,19 +12,33 @@ from rayfed.testing.method import (
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,
     same_tensors_on_actors,
+    says_what_it_is,
     survives_a_client_with_one_example,
 )
 from rayfed.testing.small import DOMAINS, small_setup
 from tests.conftest import ROOT, quickly
 
 NAMES = METHODS.names()
-SEPARATE = (survives_a_client_with_one_example, repeats_itself_after_an_interruption)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("check", [c for c in METHOD_CHECKS if c not in SEPARATE], ids=lambda c: c.__name__)
-def test_contract(check, name, cache):
-    check(name, [f"data.cache={cache}"])
+def test_it_says_what_it_is(name):
+    says_what_it_is(name)
+
+
+@pytest.mark.parametrize("name", quickly(NAMES))
+def test_leaves_messages_and_frozen_weights_alone(name, cache):
+    leaves_messages_and_frozen_weights_alone(name, [f"data.cache={cache}"])
+
+
+def test_no_check_is_forgotten_here():
+    """`check_method` runs these four; each has a test in this file."""
+    assert (
+        says_what_it_is,
+        leaves_messages_and_frozen_weights_alone,
+        survives_a_client_with_one_example,
+        repeats_itself_after_an_interruption,
+    ) == METHOD_CHECKS
 
 
 @pytest.mark.parametrize("name", quickly(NAMES))
