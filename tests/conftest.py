@@ -16,6 +16,7 @@ from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.simulate import Result
 from tests.fuzz.outcomes import pytest_terminal_summary as pytest_terminal_summary  # counts of tests/fuzz
+from tests.gallery import Gallery, session_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray starts its workers with nice 15, so that beside other tests actors would get hardly any time.
@@ -38,7 +39,7 @@ SMALL = (
 
 
 STEADY = (pytest.mark.slow, pytest.mark.steady)
-"""Marks of a test that `make test` leaves out to stay under ten minutes; CI and `make test-steady` run it."""
+"""Marks of a test of documentation, or of one of many alike, that `make test-steady` and CI run."""
 
 QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", "fedex_lora", "fedbuff")
 """Methods that `make test` plays in every way: one for each kind of message and store."""
@@ -98,6 +99,18 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"RAYFED_SHARED: no folder {folder} with real data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    return Gallery(session_folder(tmp_path_factory))
+
+
+@pytest.fixture
+def gallery(all_runs: Gallery) -> Iterator[Gallery]:
+    """Finished runs of the session; fails a test that changes one."""
+    yield all_runs
+    all_runs.check()
 
 
 @pytest.fixture

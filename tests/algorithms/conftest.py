@@ -7,6 +7,7 @@ import pytest
 
 import rayfed
 from rayfed.experiment.simulate import Result
+from tests.gallery import Gallery
 
 SHORT = (
     *("data.partition.scheme=by_domain", "train.optimizer=sgd", "train.lr=0.02"),
@@ -20,13 +21,30 @@ SHORT = (
 )
 
 
+WATCHING = frozenset({"monkeypatch", "caplog", "capsys", "capfd"})
+"""Fixtures of tests that look at a run while it runs, or change what it does: these run their own."""
+
+
 @pytest.fixture
-def short(tmp_path: Path, cache: Path) -> Callable[..., Result]:
-    """Run a method by name for three rounds on a few images; later overrides win."""
+def short(
+    tmp_path: Path, cache: Path, gallery: Gallery, request: pytest.FixtureRequest
+) -> Callable[..., Result]:
+    """Run a method by name for three rounds on a few images; later overrides win.
+
+    Tests that ask for the same overrides read one run. Asked twice by one test, it runs again.
+    """
+    own = WATCHING & {*request.fixturenames}
     made = iter(range(1000))
 
     def run(algorithm: str, *overrides: str) -> Result:
-        places = (f"data.cache={cache}", f"output={tmp_path / f'short{next(made)}'}")
-        return rayfed.simulate([f"algorithm={algorithm}", *SHORT, *places, *overrides])
+        asked = [f"algorithm={algorithm}", *overrides]
+
+        def make(output: Path) -> Result:
+            places = (f"data.cache={cache}", f"output={output}")
+            return rayfed.simulate([asked[0], *SHORT, *places, *overrides])
+
+        if own:
+            return make(tmp_path / f"short{next(made)}")
+        return gallery.get(asked, make)
 
     return run
