@@ -13,6 +13,19 @@ InnerOptimizer: TypeAlias = Literal["client", "plain_sgd"]
 Loss: TypeAlias = Callable[[], Tensor]
 
 
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Compute attention and LSTMs by kernels with second derivatives, which the fused ones do not have."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        cudnn.enabled = before
+
+
 def meta_step(
     optimizer: torch.optim.Optimizer,
     first: Loss,
@@ -111,7 +124,7 @@ def _put(params: list[Tensor], values: list[Tensor]) -> None:
 def _subtract_curvature(params: list[Tensor], first: Loss, rate: float) -> None:
     """Subtract rate * H g from the gradients g, where H is the Hessian of the first loss at `params`."""
     live = [p for p in params if p.grad is not None]
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+    with twice_differentiable():
         slopes = torch.autograd.grad(
             first(), live, create_graph=True, allow_unused=True, materialize_grads=True
         )

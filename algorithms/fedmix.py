@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from algorithms._meta import twice_differentiable
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local, logits
@@ -72,9 +72,8 @@ class MeanAugmented(Local):
         return state.share(**{IMAGES: images[chosen], LABELS: labels[chosen]})
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        # The fused attention kernels have no second derivative. Without mixup they are used all the same, so
-        # that results equal FedAvg's.
-        with sdpa_kernel(SDPBackend.MATH) if self.lam else nullcontext():
+        # Without mixup the fused kernels are used, so that results equal FedAvg's.
+        with twice_differentiable() if self.lam else nullcontext():
             super().step(client, sent, batch, optimizer)
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rayfed.errors import ConfigError
 T = TypeVar("T")
 K = TypeVar("K")
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+Deterministic: TypeAlias = Literal["auto"] | bool
 
 HOST = torch.device("cpu")
 """Where messages between processes, stores of clients and the state of the server are."""
@@ -169,6 +171,27 @@ def set_products(device: torch.device, precision: Precision) -> None:
         fast = precision == "tf32"
         torch.set_float32_matmul_precision("high" if fast else "highest")
         torch.backends.cudnn.allow_tf32 = fast
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums stay in float32
+
+
+def set_deterministic(device: torch.device, wanted: Deterministic) -> None:
+    """Choose, for this process, whether every operation must give the same bits each time it is run.
+
+    On a GPU attention is computed by flash attention, memory-efficient attention or plain products, in this
+    order. cuDNN's attention is left out: some versions of torch put it first on some GPUs.
+
+    Args:
+        device: Device of the model.
+        wanted: True: an operation without such a kernel raises. `auto`: True on a GPU, False on the CPU.
+    """
+    on = device != HOST if wanted == "auto" else wanted
+    if device != HOST:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if on != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(on)
 
 
 def _module(device: torch.device) -> Any:
@@ -183,6 +206,12 @@ def _started(device: torch.device) -> Any:
     """
     torch.empty(0, device=device)
     return _module(device)
+
+
+def kind_of(device: torch.device) -> str:
+    """Name of the hardware of a device, as far as results depend on it, such as `NVIDIA H100 80GB HBM3`."""
+    query = getattr(_started(device), "get_device_name", None)
+    return device.type if query is None else str(query(device))
 
 
 def free_memory(device: torch.device) -> int | None:

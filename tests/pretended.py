@@ -1,8 +1,10 @@
 """A pretended accelerator: tensors that say they are on another device, and hold memory of the CPU.
 
 It has the rules of a GPU and no hardware: an operation on tensors of two devices raises, `.numpy()` raises, a
-random generator of the CPU is refused for tensors of the device, and it starts with its first tensor: before
-that, statistics of its memory raise or are 0. It counts what costs time on a GPU: copies to the device
+random generator of the CPU is refused for tensors of the device, which has another one, so that its dropout
+differs, and it starts with its first tensor: before that, statistics of its memory raise. An operation that
+has no deterministic kernel on CUDA raises where `torch.use_deterministic_algorithms` is on, and so does the
+second derivative of an LSTM while cuDNN is on. It counts what costs time on a GPU: copies to the device
 (`down`), copies from it (`up`), and synchronisations (`waits`), where the processor waits: for a value, for a
 copy from the device, and for a copy to it unless that is made from pinned memory with `non_blocking=True`.
 Everything is computed by the CPU kernels, so results must be those of the CPU.
@@ -17,7 +19,7 @@ Everything is computed by the CPU kernels, so results must be those of the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -56,6 +58,24 @@ INDEXING = {
 
 SHAPING = {aten._unsafe_view.default, aten.detach.default, aten.empty.memory_format, aten.empty_like.default}
 """Operations besides those that torch calls views for which a GPU has nothing to compute."""
+
+UNORDERED = {
+    aten._adaptive_avg_pool2d_backward.default,
+    aten.adaptive_max_pool2d_backward.default,
+    aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.grid_sampler_2d_backward.default,
+    aten._ctc_loss_backward.default,
+    aten.nll_loss2d_forward.default,
+    aten.histc.default,
+    aten.median.dim,
+    aten.scatter_reduce.two,
+}
+"""Operations that have no deterministic kernel on CUDA (documentation of use_deterministic_algorithms);
+`nll_loss2d_forward` has one without a reduction."""
 
 JOINING = {aten.cat.default, aten.stack.default}
 """Operations that do not take even a single number from another device."""
@@ -104,9 +124,39 @@ class Runtime:
 
     Attributes:
         started: A tensor of the device was made in this block.
+        state: State of the generator of the device.
+        unordered: Operations without a deterministic kernel that were run although these are refused.
     """
 
-    started = False
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """What a new process finds."""
+        self.started = False
+        self.unordered: list[str] = []
+        self.manual_seed_all(0)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Called by torch.manual_seed; another stream than that of the CPU with this seed."""
+        self.state = torch.Generator().manual_seed(seed ^ 0xD1CE).get_state()
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return self.state.clone()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        self.state = state.clone()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Kernels of the CPU draw from the generator of the device within the block."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+        try:
+            yield
+        finally:
+            self.state = torch.get_rng_state()
+            torch.set_rng_state(before)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         if not self.started:
@@ -121,11 +171,16 @@ RUNTIME = Runtime()
 def pretended() -> Iterator[Device]:
     """Use the pretended device within the block, which starts it anew; counts begin at 0."""
     COUNTS.clear()
-    RUNTIME.started = False
+    RUNTIME.begin()
     fused = patch.object(F, "scaled_dot_product_attention", attention)
     pinned = patch.object(torch, "empty", _empty)
     with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm):
         yield Device(COUNTS)
+    if RUNTIME.unordered:
+        raise RuntimeError(
+            f"{RUNTIME.unordered[0]} does not have a deterministic implementation, but you set "
+            f"'torch.use_deterministic_algorithms(True)'."
+        )
 
 
 def _register(wanted: str) -> str:
@@ -142,6 +197,10 @@ def _register(wanted: str) -> str:
     module = getattr(torch, wanted)
     module.get_amp_supported_dtype = list  # torch.utils.checkpoint asks for it, also on the CPU
     module.reset_peak_memory_stats = RUNTIME.reset_peak_memory_stats
+    module.manual_seed_all = RUNTIME.manual_seed_all
+    module.get_rng_state = RUNTIME.get_rng_state
+    module.set_rng_state = RUNTIME.set_rng_state
+    module._is_in_bad_fork = bool
     return wanted
 
 
@@ -251,7 +310,9 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _computed(func: Any, args: Any, kwargs: Mapping[str, Any], ours: list[OnDevice]) -> Any:
     """The result of an operation, by the kernel of the CPU."""
     there = {**kwargs, "device": "cpu"} if "device" in kwargs else dict(kwargs)
-    result = func(*tree_map(_inner, args), **tree_map(_inner, there))
+    _check_order(func, args)
+    with RUNTIME.drawing() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
+        result = func(*tree_map(_inner, args), **tree_map(_inner, there))
     known = {id(value.inner): value for value in ours}  # an operation in place gives back its argument
 
     def outer(value: Any) -> Any:
@@ -306,6 +367,16 @@ def _check_one_device(func: Any, args: Any, flat: list[Any]) -> None:
             f"Expected all tensors to be on the same device, but found at least two devices, pretended:0 and "
             f"cpu! ({func}, shapes on the CPU: {[tuple(value.shape) for value in others]})"
         )
+
+
+def _check_order(func: Any, args: Any) -> None:
+    """Note an operation that adds in any order, where CUDA raises an error.
+
+    It is raised at the end of the block: a backward pass on an unknown device ends the process instead.
+    """
+    summed = func is not aten.nll_loss2d_forward.default or args[3]
+    if torch.are_deterministic_algorithms_enabled() and func in UNORDERED and summed:
+        RUNTIME.unordered.append(str(func))
 
 
 def _check_generators(flat: list[Any]) -> None:

@@ -31,6 +31,20 @@ def attention(
 LSTM = torch._VF.lstm
 
 
+class Once(torch.autograd.Function):
+    """The identity, whose gradient cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the derivative for '_cudnn_rnn_backward' is not implemented")
+        return grad
+
+
 def lstm(x: Any, states: Any, weights: Any, biases: bool, layers: int, *rest: Any) -> Any:
     """An LSTM, batch first, in one direction; for unknown devices torch calls a kernel of CUDA."""
     if x.device.type == "cpu":
@@ -48,4 +62,5 @@ def lstm(x: Any, states: Any, weights: Any, biases: bool, layers: int, *rest: An
             outputs.append(h)
         x = torch.stack(outputs, 1)
         ends.append((h, c))
+    x = Once.apply(x) if torch.backends.cudnn.enabled else x
     return x, torch.stack([h for h, _ in ends]), torch.stack([c for _, c in ends])

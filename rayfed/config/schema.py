@@ -23,6 +23,7 @@ from rayfed.config.parse import UnknownKeyError, parse, plain
 from rayfed.config.paths import spelled_out
 from rayfed.config.sections import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
 from rayfed.data.config import DataConfig
+from rayfed.devices import Deterministic
 from rayfed.documents import check_run_folder, read_file
 from rayfed.errors import ConfigError, shown
 from rayfed.executors.failures import OnNonFinite, Policy
@@ -70,7 +71,7 @@ class Config:
             all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
             others in its compare/<name>; one table and one figure show all.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
-        deterministic: Refuse nondeterministic kernels.
+        deterministic: Refuse kernels whose results differ from run to run; auto: on a GPU (docs/gpu.md).
         protocol: Several runs with one table (docs/protocols.md): `leave_one_out`, one for each domain, which
             no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
             clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
@@ -105,7 +106,7 @@ class Config:
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
     faults: FaultsConfig = field(default_factory=FaultsConfig)
-    deterministic: bool = False
+    deterministic: Deterministic = "auto"
     protocol: ProtocolName = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failures: Policy = field(default_factory=Policy)

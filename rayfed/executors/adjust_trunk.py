@@ -7,6 +7,7 @@ import sys
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.frozen_linear import use_onednn
+from rayfed.models.pooling import use_mean_pooling
 from rayfed.models.trunk import use_checkpointing, use_compile
 
 
@@ -14,11 +15,13 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
     """Switch on the checkpointing and the compilation of the network that the config asks for.
 
     A network that is not compiled gets attention that is quicker, a last block that computes the class token
-    only, and linear layers that are quicker on a CPU.
+    only, and linear layers that are quicker on a CPU. On a GPU pooling has the same bits in every run.
 
     Raises:
         ConfigError: The network or the machine does not support it.
     """
+    if device != "cpu":
+        use_mean_pooling(model)
     if train.checkpointing:
         use_checkpointing(model)
     if train.compile:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, are_deterministic_algorithms_enabled
 
 from rayfed.data.row_table import Splits
+from rayfed.devices import HOST, kind_of
 
 FEATURES = "features"
 """Folder of the features, beside the prepared data, whose place is set by `data.cache`."""
@@ -173,9 +174,10 @@ def feature_folder(
     Args:
         shard: The file of the prepared data.
         splits: Row numbers by client and split.
-        device: Device of the worker.
+        device: Device of the worker; features of another kind of GPU, or of other kernels, differ.
         depends_on: Everything else that decides a bit of the features, such as a digest of the weights.
     """
-    parts = (*depends_on, str(device), shard.name, torch.__version__, REVISION)
+    computed_by = str(device) if device == HOST else (kind_of(device), are_deterministic_algorithms_enabled())
+    parts = (*depends_on, computed_by, shard.name, torch.__version__, REVISION)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
     return FeatureFolder(shard.parent / FEATURES / name[:32], splits, device)

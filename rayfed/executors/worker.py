@@ -20,7 +20,7 @@ from rayfed.data.client_data import ClientData, Normalizer
 from rayfed.data.examples import Resident, choose
 from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, give_back, moved, set_products
+from rayfed.devices import HOST, Deterministic, give_back, moved, set_deterministic, set_products
 from rayfed.errors import DeviceError, DeviceMemoryError, RayFedError
 from rayfed.executors.adjust_trunk import adjust_trunk
 from rayfed.executors.failed_call import failed_call, is_fault
@@ -69,7 +69,7 @@ class World:
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
         resident_bytes: Most bytes of examples that `resident=auto` copies.
         threads: torch threads of a process; equal in all processes, because it affects float sums.
-        deterministic: Refuse nondeterministic kernels.
+        deterministic: Refuse nondeterministic kernels; `auto`: on a GPU.
         features: Digest of the frozen weights, where frozen features may be kept on disk; empty: they are
             kept in memory only.
         shares_features: Write all frozen features to disk, for other experiments.
@@ -93,7 +93,7 @@ class World:
     resident: Resident = "auto"
     resident_bytes: float = 0.0
     threads: int = 1
-    deterministic: bool = False
+    deterministic: Deterministic = "auto"
     features: str = ""
     shares_features: bool = False
     smaller: Smaller = field(default_factory=lambda: Smaller(train=TrainConfig()))
@@ -140,11 +140,10 @@ class Worker:
             share: Share of the device that the process was given, for messages.
         """
         torch.set_num_threads(world.threads)
-        if world.deterministic:
-            torch.use_deterministic_algorithms(True)
         self._world = world
         self._share = share
         set_products(torch.device(device), world.train.precision)
+        set_deterministic(torch.device(device), world.deterministic)
         model = world.skeleton()
         attach(model, weights)
         self._model: Backbone = model.to(device)

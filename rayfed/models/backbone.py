@@ -155,7 +155,8 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        return computed(partial(self.exits.logits, self.net, self.head), x, self.mixed)
+        read = computed(partial(self.exits.features, self.net), x, self.mixed)
+        return self.exits.logits(read, self.head, self.active)
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
         """What `forward` returns with other values of some tensors, by global name; its own are kept."""

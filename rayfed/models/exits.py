@@ -50,20 +50,25 @@ class ExitHeads(nn.ModuleDict):
         """
         return outputs[-1] if self.last_only else torch.stack(outputs).mean(0)
 
-    def logits(self, net: Any, head: nn.Module, x: Tensor) -> list[Tensor]:
-        """Logits (B, C) of every exit, from the first to the last.
+    def features(self, net: Any, x: Tensor) -> list[Tensor]:
+        """Features (B, width) of every exit, from the first to the last, and of the network's head.
 
         Args:
             net: The network, whose blocks are a `BlockStack`.
-            head: The network's own head.
             x: A batch of images.
         """
         places = self.places(net.blocks.active)
         with net.blocks.tapped(set(places.values())) as tokens:
             features = net(x)
-        outputs = [
-            self[name](net.forward_head(net.norm(tokens[j]), pre_logits=True)) for name, j in places.items()
-        ]
-        if self.has_head:
-            outputs.append(head(features))
-        return outputs
+        return [*(net.forward_head(net.norm(tokens[j]), pre_logits=True) for j in places.values()), features]
+
+    def logits(self, features: list[Tensor], head: nn.Module, active: tuple[int, ...]) -> list[Tensor]:
+        """Logits (B, C) of every exit, from the first to the last.
+
+        Args:
+            features: What `features` returned.
+            head: The network's own head.
+            active: Indices of the blocks that computed them.
+        """
+        classifiers = [*(self[name] for name in self.places(active)), *([head] if self.has_head else [])]
+        return [classifier(z) for classifier, z in zip(classifiers, features, strict=False)]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from rayfed.models.named_tensors import global_name
@@ -53,13 +53,14 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
 
     Args:
         model: The model.
-        half: Round the frozen parameters of the network and of a text tower to bfloat16, except those of
-            BatchNorm. Their arrays are int16, because numpy has no such type.
+        half: Round the frozen weights of linear layers, attention and convolutions in the network and in a
+            text tower to bfloat16, in which their products are computed. Their arrays are int16, because
+            numpy has no such type.
     """
     arrays = {}
     for name, (module, leaf, tensor) in _tensors(model):
         value = tensor.detach().cpu()
-        if half and _is_trunk(name, module, leaf, tensor):
+        if half and _is_half_weight(name, module, tensor):
             arrays[name] = value.to(torch.bfloat16).view(torch.int16).numpy()
         else:
             arrays[name] = value.numpy().copy() if _is_private(module, leaf, tensor) else value.numpy()
@@ -83,7 +84,7 @@ def skeleton(build: Callable[[], M]) -> M:
 def attach(model: nn.Module, tensors: Arrays) -> None:
     """Set the values of a model to the arrays of `dump`, in place.
 
-    Frozen parameters become views of the arrays, without a copy, except vectors of bfloat16. Trainable
+    Frozen parameters become views of the arrays, without a copy. Trainable
     parameters and buffers are cloned, because a write into shared memory would change them in every process
     of the machine.
 
@@ -101,8 +102,6 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
         value = _as_tensor(tensors[name])
         if _is_half(old, tensors[name]):
             value = value.view(torch.bfloat16)
-            # Kernels of norms take their few weights in float32 only.
-            value = value.float() if value.ndim < 2 else value
         if leaf in module._buffers:
             module._buffers[leaf] = value.clone()
             continue
@@ -136,10 +135,13 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Place]]:
                 yield f"{prefix}.{leaf}" if prefix else leaf, (module, leaf, tensor)
 
 
-def _is_trunk(name: str, module: nn.Module, leaf: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a frozen parameter of the network or the text tower, but not of BatchNorm."""
-    frozen = leaf in module._parameters and not tensor.requires_grad and tensor.is_floating_point()
-    return frozen and name.startswith(TRUNKS) and not isinstance(module, _BatchNorm)
+def _is_half_weight(name: str, module: nn.Module, tensor: Tensor) -> bool:
+    """Whether a tensor is a frozen weight that is multiplied, in the network or the text tower.
+
+    What is added, such as positions and class tokens, stays in float32, and with it the sum over the blocks.
+    """
+    multiplied = isinstance(module, nn.Linear | _ConvNd | nn.MultiheadAttention) and tensor.ndim > 1
+    return multiplied and not tensor.requires_grad and name.startswith(TRUNKS)
 
 
 def _is_half(old: Tensor, array: npt.NDArray[Any]) -> bool:

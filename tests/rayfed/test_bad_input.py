@@ -43,7 +43,7 @@ CASES = {
     "several seeds": (["seeds=3"], ["seeds: no such key", "seed=1, seed=2"]),
     "a number in words": (["rounds=two"], ["rounds: 'two' is not a whole number"]),
     "neither": (["clients_per_round=some"], ["'some' is not 'all' or a whole number"]),
-    "not a switch": (["deterministic=perhaps"], ["'perhaps' is not true or false"]),
+    "not a switch": (["deterministic=perhaps"], ["'perhaps' is not 'auto' or true or false"]),
     "unknown model": (["model=resnet5000"], ["model.name", "'resnet5000'"]),
     "unknown tuning": (["tuning=loar"], ["tuning", "did you mean 'lora'"]),
     "missing folder": (["data=pacs", "data.root=/no/such/folder"], ["data.root", "/no/such/folder"]),

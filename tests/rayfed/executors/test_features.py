@@ -7,6 +7,7 @@ import torch
 from rayfed.executors import features
 from rayfed.executors.features import FeatureCache, FeatureFolder
 from rayfed.testing.small import small_setup
+from tests.pretended import TYPE, pretended
 
 KEYS = [("a", "train", (0,)), ("b", "train", (0,)), ("c", "train", (0,))]
 SPLITS = {name: {"train": np.array([i, i + 1])} for i, name in enumerate("abc")}
@@ -106,3 +107,18 @@ def test_features_that_were_computed_in_another_way_are_not_read(tmp_path, monke
     assert torch.equal(features.feature_folder(*place).read(KEYS[0]), ONE)
     monkeypatch.setattr(features, "REVISION", features.REVISION + 1)
     assert features.feature_folder(*place).read(KEYS[0]) is None
+
+
+@pytest.mark.parametrize("other", ["kind", "kernels"])
+def test_features_of_another_kind_of_gpu_are_not_read(other, tmp_path, monkeypatch):
+    place = (tmp_path / "data.arrow", SPLITS, torch.device(TYPE, 0), "digest")
+    module = getattr(torch, TYPE)
+    monkeypatch.setattr(module, "get_device_name", lambda device: "one kind", raising=False)
+    with pretended():
+        features.feature_folder(*place).write(KEYS[0], ONE)
+        assert features.feature_folder(*place).read(KEYS[0]) is not None
+        if other == "kind":
+            monkeypatch.setattr(module, "get_device_name", lambda device: "another kind")
+        else:
+            monkeypatch.setattr(features, "are_deterministic_algorithms_enabled", lambda: True)
+        assert features.feature_folder(*place).read(KEYS[0]) is None

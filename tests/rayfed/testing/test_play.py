@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rayfed.config.schema import load_config
+from rayfed.devices import same_draws, set_deterministic
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
@@ -66,7 +67,7 @@ OPTIONS = {
     "own statistics": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full "
     "train.batch_norm=local",
     "running losses": "algorithm=qffl server.loss=running",
-    "dropout": "algorithm=fedsam tuning=lora tuning.dropout=0.5 train.optimizer=adamw train.clip_norm=1",
+    "clipped AdamW": "algorithm=fedsam tuning=lora train.optimizer=adamw train.clip_norm=1",
     "two epochs": "algorithm=scaffold train.epochs=2 train.local_steps=3",
     "no cache": "algorithm=fedavg tuning=head train.cache_features=false",
     "fedgr, local model": "algorithm=fedgr server.rep_model=local server.rep_batches=1",
@@ -76,13 +77,16 @@ OPTIONS = {
 SLOW = {
     "maml",
     "running losses",
-    "dropout",
+    "clipped AdamW",
     "two epochs",
     "no cache",
     "fedgr, local model",
     "fedmix, all pairs",
 }
 """Options whose parts other tests play, too."""
+
+NOT_TRAINED = {"local", "zero_shot"}
+"""Methods that send nothing back, so that dropout changes no tensor of the run."""
 
 FAMILIES = {
     "mixer": "algorithm=fedavg model=mixer_mini model.options={num_blocks: 2} tuning=lora",
@@ -103,7 +107,12 @@ def played(overrides, tmp_path, cache, device=None, **options):
 
 
 def agree(overrides, tmp_path, cache, within=1e-5):
-    """Assert that the tensors and the scores of both devices agree; returns the result on the device."""
+    """Assert that the tensors and the scores of both devices agree; returns the result on the device.
+
+    Tunings with dropout play without it, because a device draws other numbers than the CPU.
+    """
+    drops = load_config(overrides).tuning.get("dropout")
+    overrides = [*overrides, "tuning.dropout=0"] if drops else overrides
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused kernel that torch has for the CPU only
     try:
@@ -124,6 +133,21 @@ def agree(overrides, tmp_path, cache, within=1e-5):
 @pytest.mark.parametrize("name", quickly(METHODS.names()))
 def test_a_method_plays_on_a_device_as_on_the_cpu(name, tmp_path, cache):
     agree([*TINY, f"algorithm={name}"], tmp_path, cache)
+
+
+@pytest.mark.parametrize("name", quickly(METHODS.names(), ["fedavg", "fedsam", "harmofl", "fedmix", "moon"]))
+def test_a_method_with_dropout_repeats_itself_on_a_device(name, tmp_path, cache):
+    settings = [*TINY, f"algorithm={name}"]
+    dropout = load_config(settings).tuning.get("dropout")
+    if dropout is not None:
+        settings += ["tuning.dropout=0.5"]
+    first, _ = played(settings, tmp_path / "first", cache, TYPE)
+    again, _ = played(settings, tmp_path / "again", cache, TYPE)
+    assert first.sha256 == again.sha256
+    assert all(value.isfinite().all() for value in first.params.values())
+    if dropout is not None and name not in NOT_TRAINED:
+        here, _ = played(settings, tmp_path / "here", cache)
+        assert here.sha256 != first.sha256
 
 
 @pytest.mark.parametrize(
@@ -257,6 +281,28 @@ def test_the_device_waits_for_a_copy_of_memory_that_is_not_pinned(pinned, goes_o
         assert (device.counts.down, device.counts.waits) == (1, waits)
         there.copy_(here, non_blocking=goes_on)
         assert (device.counts.down, device.counts.waits) == (2, 2 * waits)
+
+
+def test_the_device_draws_from_another_generator():
+    with pretended() as device:
+        torch.manual_seed(1)
+        there, here = torch.rand(4, device=device.name).tolist(), torch.rand(4).tolist()
+        torch.manual_seed(1)
+        assert torch.rand(4).tolist() == here != there
+        assert torch.rand(4, device=device.name).tolist() == there
+        with same_draws(torch.device(device.name)):
+            first = torch.rand(4, device=device.name).tolist()
+        assert torch.rand(4, device=device.name).tolist() == first
+
+
+def test_the_device_refuses_sums_in_any_order():
+    with (
+        pytest.raises(RuntimeError, match="does not have a deterministic implementation"),
+        pretended() as device,
+    ):
+        set_deterministic(torch.device(device.name), "auto")
+        image = torch.ones(1, 1, 7, 7).to(device.name).requires_grad_()
+        torch.nn.functional.adaptive_avg_pool2d(image, 6).sum().backward()
 
 
 def test_no_method_moves_a_tensor_itself():
