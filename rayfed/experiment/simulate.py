@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Result:
 
 
 def simulate(
-    config: Sequence[str] | Config = (),
+    config: Iterable[str] | Config = (),
     quiet: bool = True,
     *,
     as_json: bool = False,
@@ -91,9 +91,7 @@ def simulate(
     from rayfed.record import claim as folders
     from rayfed.record.tracking import check_trackers
 
-    if isinstance(config, str | Mapping):
-        raise ConfigError(f"config: {shown(config)} is no list, such as ['algorithm=fedprox', 'rounds=5']")
-    config = config if isinstance(config, Config) else load_config(config)
+    config = config if isinstance(config, Config) else load_config(_overrides(config))
     check_trackers(config.trackers)
     show = Show(quiet, as_json)
     if claim is not None:
@@ -109,6 +107,21 @@ def simulate(
             session.check(config.cluster, setup)  # before `claim` removes the earlier run
         with folders.claim(path, seen, config.overwrite) as own, session:  # Ray ends before the lock
             return Result(path, run(plan, own, show, False, session))
+
+
+def _overrides(given: object) -> list[str]:
+    """The overrides of a list, or of anything else that yields texts.
+
+    Raises:
+        ConfigError: It yields something else, or is one text or a dict.
+    """
+    listed = None if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
+    if listed is None:
+        raise ConfigError(f"config: {shown(given)} is no list, such as ['algorithm=fedprox', 'rounds=5']")
+    for each in listed:
+        if not isinstance(each, str):
+            raise ConfigError(f"config: {shown(each)} is no text, such as 'algorithm=fedprox'")
+    return listed
 
 
 def _new_folder(config: Config) -> Path:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MANIFEST = "job.json"
 CELLS = "cells"
+MOST_SEEDS = 1000
+METHOD = ("algorithm", "server", "local", "server.name", "local.name")
+"""Keys that say which method a row is."""
 KIND = "job"
 """The kind of a job's folder, in its marker."""
 
@@ -116,12 +119,15 @@ def make_job(
         raise ConfigError(f"--scale: {experiment} has no mini scale; leave it out, and set data.root")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds: {seeds} is not a number of seeds; write --seeds 1 or more")
+    if seeds is not None and seeds > MOST_SEEDS:
+        raise ConfigError(f"--seeds: {seeds} is more than {MOST_SEEDS} seeds; write --seeds 3, for example")
     own, output = _split(overrides)
     path = user_path(output, "output") if output else Path("runs") / _folder_name(table, scale, own)
     count = list(table.seeds)[:seeds]
     while len(count) < (seeds or 0):
         count.append(max(count) + 1)
     pairs = _pairs(table, scale, chosen)
+    _check_methods(table, pairs, own)
     cells = tuple(
         _cell(table, scale, row, setting, seed, own, path) for seed in count for row, setting in pairs
     )
@@ -196,6 +202,21 @@ def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
     return tuple(sorted(own)), output
 
 
+def _check_methods(table: papers.Table, pairs: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+    """Refuse overrides that would put another method, or another variant of it, beside a published number."""
+    for key in (text.partition("=")[0] for text in overrides):
+        rows = [row for row, _ in pairs if key in METHOD or (key in table.rows[row] and _is_of_method(key))]
+        if rows:
+            raise ConfigError(
+                f"{key}: row {rows[0]!r} of {table.name} sets its method, and the published numbers are "
+                f"those of that method; choose rows with --cells ROW, or use rayfed run"
+            )
+
+
+def _is_of_method(key: str) -> bool:
+    return key.startswith(("server.", "local."))
+
+
 def _folder_name(table: papers.Table, scale: str, overrides: Sequence[str]) -> str:
     """Name of the default folder: the same for the same results."""
     name = f"reproduce-{_slug(table.name)}-{scale}"
@@ -217,6 +238,8 @@ def _pairs(table: papers.Table, scale: str, chosen: Sequence[str]) -> list[tuple
     wanted = set()
     for text in chosen:
         row, _, setting = text.partition("@")
+        if not row and not setting:
+            raise ConfigError(f"--cells: {text!r} names no cell; write ROW, @SETTING or ROW@SETTING")
         if row and row not in table.rows:
             raise ConfigError(unknown("--cells", row, table.rows))
         if setting and setting not in settings:

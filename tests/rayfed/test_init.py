@@ -31,10 +31,18 @@ def test_a_python_without_the_libraries_says_which_one_to_use():
         assert not before or code == 1
 
 
-@pytest.mark.parametrize("config", ["algorithm=fedprox", {"algorithm": "fedprox"}])
+@pytest.mark.parametrize("config", ["algorithm=fedprox", {"algorithm": "fedprox"}, 5, None])
 def test_overrides_that_are_no_list_are_answered_with_one(config):
     with pytest.raises(ConfigError, match=r"is no list, such as \['algorithm=fedprox', 'rounds=5'\]"):
         rayfed.simulate(config)
+
+
+def test_overrides_from_a_generator_all_count_and_other_values_are_named():
+    """A generator was read once, and the default run began."""
+    with pytest.raises(ConfigError, match=r"^rounds: 0 is not allowed"):
+        rayfed.simulate(text for text in ("algorithm=fedprox", "rounds=0"))
+    with pytest.raises(ConfigError, match=r"^config: 1 is no text, such as 'algorithm=fedprox'"):
+        rayfed.simulate([1])
 
 
 def test_an_author_needs_no_other_module():

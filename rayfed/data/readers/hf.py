@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,9 +96,11 @@ class HuggingFace(ContentReader):
     def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
         split, place = self._image(index)
         value = self._splits[split][place][self._names["image"]]
+        if isinstance(value, str):
+            value = {"path": value}
         stored = value if isinstance(value, dict) else {"bytes": value}
         if not stored.get("bytes") and stored.get("path"):
-            return read_image(Path(stored["path"]), size, self.resize)
+            return read_image(self._inside(stored["path"], listing.keys[index]), size, self.resize)
         try:
             return decode_image(stored["bytes"], size, self.resize)
         except MemoryError:
@@ -106,6 +109,29 @@ class HuggingFace(ContentReader):
             raise BadImageError(
                 f"image {listing.keys[index]} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
             ) from err
+
+    def _inside(self, path: str, key: str) -> Path:
+        """A file that a row names, which must be in the folder of the data set, or in a cache of the library.
+
+        Raises:
+            DataError: It is elsewhere: a data set of strangers must not read other files of this machine.
+        """
+        if self.root:
+            root = self._path(self.root)
+            folders = [root if root.is_dir() else root.parent]
+        else:
+            from huggingface_hub import constants
+
+            folders = [Path(constants.HF_HUB_CACHE), Path(_library().config.HF_DATASETS_CACHE)]
+            folders += [self._path(self.cache) / "hf"] if self.cache else []
+        for folder in folders:
+            found = Path(os.path.normpath(folder / path))
+            if found.is_relative_to(folder) or found.is_relative_to(folder.resolve()):
+                return found
+        raise DataError(
+            f"image {key} of hf/{self.name} is in {path!r}, outside of {folders[0]}; put the images into "
+            f"the folder of the data set, and write their paths from there"
+        )
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
@@ -189,7 +215,12 @@ class HuggingFace(ContentReader):
         labels = [name for name, kind in features.items() if isinstance(kind, library.ClassLabel)]
         labels = labels or [name for name in features if name == "label"]
         image = self._images(features, library)
-        names = {"image": image, "label": self._column("label", features, labels)}
+        label = self._column("label", features, labels)
+        if image == label:
+            raise ConfigError(
+                f"data.columns.label: {label!r} is the column of the images, too; name another one"
+            )
+        names = {"image": image, "label": label}
         optional = [part for part in ("client", "domain") if part in (self.columns or {})]
         return names | {part: self._column(part, features, ()) for part in optional}
 
@@ -202,6 +233,8 @@ class HuggingFace(ContentReader):
             raise DataError(
                 f"data.columns.{part}: column {name!r} of hf/{self.name} has no value in {missing} rows"
             )
+        if part == "label":
+            _check_labels(rows, f"data.columns.label: column {name!r} of hf/{self.name}")
         return [kind.int2str(row) if hasattr(kind, "int2str") else str(row) for row in rows]
 
     @cached_property
@@ -226,6 +259,13 @@ class HuggingFace(ContentReader):
             domain=np.array([places[name] for name in domain], dtype=np.int64),
             owners=self._values("client") if "client" in self._names else None,
         )
+
+
+def _check_labels(values: Sequence[Any], column: str) -> None:
+    """Raise DataError unless all labels are whole numbers from 0, or text."""
+    for value in values:
+        if not isinstance(value, str | int) or (isinstance(value, int) and value < 0):
+            raise DataError(f"{column} has the label {value!r}; labels are whole numbers from 0, or text")
 
 
 def _in_order(name: str) -> tuple[int, str]:

@@ -83,3 +83,25 @@ def test_every_cell_of_every_table_has_a_folder_of_its_own():
         for scale in ("paper", "mini"):
             pairs = [(_slug(row), _slug(s)) for row in table.rows for s in table.scaled_settings(scale)]
             assert len(set(pairs)) == len(pairs), table.name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overrides": ["algorithm=fedavg"]}, "^algorithm: row 'FedRA' of fedra/table3 sets its method"),
+        ({"overrides": ["server.name=median"]}, r"^server\.name: row 'FedRA'"),
+        ({"overrides": ["local={name: fedprox}"]}, "^local: row 'FedRA'"),
+        ({"seeds": 99_999_999_999}, "^--seeds: 99999999999 is more than 1000 seeds"),
+        ({"chosen": [""]}, "^--cells: '' names no cell; write ROW, @SETTING or ROW@SETTING"),
+        ({"chosen": ["@"]}, "^--cells: '@' names no cell"),
+    ],
+)
+def test_what_would_fill_a_table_with_something_else_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_job("fedra/table3", "mini", **options)
+
+
+def test_an_option_that_rows_set_is_theirs_and_others_may_be_set():
+    with pytest.raises(ConfigError, match=r"^local\.lambda_mode: row 'FedGCR'"):
+        make_job("fedgcr/authors", "paper", 1, overrides=["local.lambda_mode=paper"])
+    assert make_job("fedra/table3", "mini", 1, overrides=["server.weighting=uniform"]).cells

@@ -4,6 +4,8 @@ import io
 import logging
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
@@ -111,6 +113,47 @@ def test_a_column_that_is_not_known_is_named(tmp_path, columns, message):
     rows(2, typed=False).to_parquet(tmp_path / "all.parquet")
     with pytest.raises(ConfigError, match=message):
         reader(tmp_path / "all.parquet", tmp_path, columns=columns).scan()
+
+
+def with_paths(path, *, typed, file):
+    value = {"bytes": None, "path": str(path)} if typed else str(path)
+    parquet.write_table(pyarrow.table({"image": [value] * 2, "label": [0, 1]}), file)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("outside", ["../secret.png", "{absolute}"])
+def test_an_image_that_has_only_a_path_is_read_from_the_folder_of_the_data_only(tmp_path, typed, outside):
+    """Otherwise a data set of strangers could read any image of the machine."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for file in (tmp_path / "secret.png", folder / "own.png"):
+        file.write_bytes(png(90)["bytes"])
+    columns = {"image": "image", "label": "label"}
+    with_paths(folder / "own.png" if typed else "own.png", typed=typed, file=folder / "rows.parquet")
+    data = reader(folder / "rows.parquet", tmp_path, columns=columns)
+    assert data.decode(data.scan(), 0, 6).shape == (6, 6, 3)
+    path = outside.format(absolute=tmp_path / "secret.png")
+    with_paths(path, typed=typed, file=folder / "rows.parquet")
+    data = reader(folder / "rows.parquet", tmp_path / "again", columns=columns)
+    with pytest.raises(DataError, match=r"outside of .*data; put the images into"):
+        data.decode(data.scan(), 0, 6)
+
+
+@pytest.mark.parametrize("labels", [[0, -1], [0.0, float("nan")], [0.0, 0.5], [[0], [1]]])
+def test_labels_that_are_no_classes_are_refused(tmp_path, labels):
+    datasets.Dataset.from_dict({"image": [png(1)["bytes"]] * 2, "label": labels}).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    data = reader(tmp_path / "a.parquet", tmp_path, columns={"image": "image", "label": "label"})
+    with pytest.raises(DataError, match="labels are whole numbers from 0, or text"):
+        data.scan()
+
+
+def test_one_column_is_not_both_image_and_label(tmp_path):
+    rows(2).to_parquet(tmp_path / "a.parquet")
+    data = reader(tmp_path / "a.parquet", tmp_path, columns={"image": "img", "label": "img"})
+    with pytest.raises(ConfigError, match=r"data\.columns\.label: 'img' is the column of the images, too"):
+        data.scan()
 
 
 def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
