@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossKind, LossWeighted, fit_watched
-from rayfed.devices import numbers, total
+from rayfed.devices import HOST, numbers, total
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING, Cohort
@@ -178,14 +178,21 @@ def centers(h: Matrix, labels: Any, at_least: int = 0) -> Tensor:
     return torch.from_numpy(np.stack(means)).float()
 
 
-def client_representation(h: Array, y: Array) -> Array:
+def client_representation(h: Array, y: Array, num_classes: int | None = None) -> Array:
     """Mean over the classes present of the mean over their examples; FedGCR, Eq. 4. Shape (D,).
 
     Args:
         h: One representation per row, shape (n, D).
         y: Labels, shape (n,).
+        num_classes: Number C of classes, with which a device is not waited for; none: they are looked for.
     """
     (rows, labels), back = to_tensors(h, y)
+    if num_classes is not None and rows.device != HOST:
+        known = torch.arange(num_classes, device=rows.device)
+        members = (labels == known[:, None]).to(rows.dtype)  # (C, n)
+        counts = members.sum(1, keepdim=True)
+        every = members @ rows / counts.clamp(min=1)
+        return back(every.sum(0) / (counts > 0).sum())
     means = [rows[labels == label].mean(0) for label in labels.unique()]
     return back(torch.stack(means).mean(0))
 
@@ -248,8 +255,8 @@ def loss_and_representation(client: Client, batches: int | None = None) -> tuple
     if batches is not None:
         order = torch.randperm(len(every), generator=client.rng)[: batches * client.config.batch_size]
         chosen = client.to_device(order)
-        representation = client_representation(every[chosen], classes[chosen])
+        representation = client_representation(every[chosen], classes[chosen], model.num_classes)
     else:
-        representation = client_representation(every, classes)
+        representation = client_representation(every, classes, model.num_classes)
     train_mode(model)
     return total(numbers(losses)) / len(classes), representation

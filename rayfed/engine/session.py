@@ -173,6 +173,8 @@ class Session:
         if self._gpus.sentence:
             notify(self._gpus.sentence)
         _announce(plan, link, notify)
+        if plan.gpus and (hint := cheaper_products(config)):
+            notify(hint)
         options = self._actors.enter_context(reserved(plan, config.cluster.connect_timeout, link.health))
         space = namespace()
         prefix = f"rayfed:clients:{name}"
@@ -230,6 +232,20 @@ def _streamed(results: Any, health: Health) -> Iterator[Any]:
 
 def _numbers(count: int) -> Iterator[str]:
     return (f"{i:02d}" for i in range(count))
+
+
+def cheaper_products(config: Config) -> str:
+    """What a lower precision would save on a GPU, as a sentence; empty: the config has one, or cannot.
+
+    The shares are NVIDIA's peak rates of an H100 SXM without sparsity: 67 TFLOP/s in float32, 494 in
+    TensorFloat-32 and 989 in bfloat16.
+    """
+    if config.train.precision != "fp32":
+        return ""
+    return (
+        "train.precision=fp32 multiplies matrices without the tensor cores of a GPU; on an H100 that is up to 7 "
+        "times as fast with train.precision=tf32, and 15 times with bf16, which also needs less memory"
+    )
 
 
 def _announce(plan: Plan, link: Connection, notify: Notify) -> None:

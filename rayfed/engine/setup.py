@@ -46,7 +46,7 @@ from rayfed.federation.method import Parts, check_task
 from rayfed.federation.privacy import check_values
 from rayfed.federation.stays import staying
 from rayfed.federation.train_config import TrainConfig
-from rayfed.heterogeneity.capacity import assign, assign_ranks
+from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.plan import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.config import ModelConfig
@@ -241,6 +241,11 @@ def _check_compile(config: Config, parts: Parts) -> None:
         raise ConfigError(
             f"train.compile: true cannot be used with the client half of {name}, whose steps need second "
             f"derivatives, which torch.compile does not have; leave it out"
+        )
+    if not isinstance(sizes_of(config.capacity, "blocks"), int | None):
+        raise ConfigError(
+            "train.compile: true cannot be used with capacity, because each choice of blocks would be compiled, "
+            "and after eight of them no more; leave out one of the two"
         )
 
 

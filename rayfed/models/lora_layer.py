@@ -109,9 +109,11 @@ def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
 class AdaptedLinear(Linear):
     """A linear layer of PEFT whose only adapter is a product of two factors, y = W x + b + scale B A x.
 
-    For one client the values are those of PEFT to the bit: what is left out is its choice among adapters in
-    every pass, and a product with a scale of 1. For several clients (`rayfed.models.stacked`), the products
-    of all of them are added at once.
+    For one client the values in float32 on a CPU are those of PEFT to the bit: what is left out is its choice
+    among adapters in every pass, and a product with a scale of 1. In mixed precision and on other devices the
+    products are added in place, and in mixed precision the input is rounded once, for W and A, and dropped
+    out as it is then; PEFT makes float32 of it first. For several clients (`rayfed.models.stacked`), the
+    products of all of them are added at once.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -125,10 +127,13 @@ class AdaptedLinear(Linear):
         first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
         a: Any = first.weight
         plain = isinstance(second, nn.Linear) and not (args or kwargs or self.disable_adapters or self.merged)
-        if not plain or x.dtype != a.dtype:
+        mixed = torch.is_autocast_enabled(x.device.type)
+        if not plain or (x.dtype != a.dtype and not mixed):
             output: Tensor = super().forward(x, *args, **kwargs)
             return output
         layer: Any = self.base_layer
+        if mixed:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         low = self.lora_dropout[ADAPTER](x)
         scale = self.scaling[ADAPTER]
         b: Any = second.weight
@@ -136,6 +141,12 @@ class AdaptedLinear(Linear):
         result: Tensor
         if stacked and low is x and type(layer) is FrozenLinear and layer.is_used_for(x):
             result = FrozenAndLowRank.apply(x, layer.weight, layer.bias, a.value, b.value, scale)
+            return result
+        if not stacked and (mixed or x.device.type != "cpu"):
+            rows = first(low.reshape(-1, low.shape[-1]))
+            # No view until the sum is made: a change in place of a view is copied in the backward pass.
+            sums = layer(x.reshape(-1, x.shape[-1])).addmm_(rows, b.to(rows.dtype).mT, alpha=scale)
+            result = sums.view(*x.shape[:-1], sums.shape[-1])
             return result
         y: Tensor = layer(x)
         if stacked:

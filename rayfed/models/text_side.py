@@ -52,6 +52,7 @@ class TextSide(nn.Module):
         self.prompter: nn.Module | None = None
         self.paired: Any = None
         self.adapter: nn.Module | None = None
+        self._stops: list[int] | None = None
 
     @property
     def is_live(self) -> bool:
@@ -144,7 +145,7 @@ class TextSide(nn.Module):
         x = parts.token_embedding(tokens)
         ends = tokens.argmax(-1)
         if learned is not None:
-            x = self._joined(x, learned, tokens)
+            x = self._joined(x, learned)
             ends = ends + learned.shape[1]
         x = self._through_blocks(x + parts.positional_embedding)
         x = parts.ln_final(x)[torch.arange(len(x), device=x.device), ends]
@@ -163,13 +164,13 @@ class TextSide(nn.Module):
             x = self.paired.text_block(block, partial(run, attn_mask=parts.attn_mask), j, x)
         return x
 
-    def _joined(self, words: Tensor, learned: Tensor, tokens: Tensor) -> Tensor:
+    def _joined(self, words: Tensor, learned: Tensor) -> Tensor:
         """Embeddings of the class names and the learned vectors in the order of `position`.
 
         Args:
-            words: Begin, name, full stop, end and padding, shape (N, length, text width).
+            words: Begin, name, full stop, end and padding, shape (N, length, text width); those of all C
+                classes one or several times.
             learned: Vectors, shape (N, M, text width).
-            tokens: Tokens of the words, shape (N, length).
 
         Returns:
             Shape (N, length, text width); M places of the padding are gone.
@@ -178,7 +179,9 @@ class TextSide(nn.Module):
         if self.position == "end":
             return torch.cat((words[:, :1], learned, words[:, 1:length]), dim=1)
         half = learned.shape[1] // 2 if self.position == "middle" else 0
-        stops = (tokens.argmax(-1) - 1).tolist()  # where the full stop is
+        if self._stops is None:  # where the full stop is; read once, because a device has to be waited for
+            self._stops = (self.name_tokens.argmax(-1) - 1).tolist()
+        stops = self._stops * (len(words) // len(self._stops))
         rows = [
             torch.cat((word[:1], own[:half], word[1:stop], own[half:], word[stop:length]))
             for word, own, stop in zip(words, learned, stops, strict=True)

@@ -7,12 +7,16 @@ import shutil
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.modes import is_trained_norm
+
+WORKERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Variable of torch's compiler; it is read when the compiler is first used."""
 
 
 def has_trained_norms(model: nn.Module) -> bool:
@@ -55,10 +59,14 @@ def _cannot_checkpoint(model: Backbone) -> str:
 def use_compile(model: Backbone, device: str) -> None:
     """Compile the network of a backbone at its first call.
 
+    The compiler starts as many processes as this process has threads, unless TORCHINDUCTOR_COMPILE_THREADS
+    says another number; torch's own default is up to 32 for each client actor.
+
     Raises:
         ConfigError: This machine has no compiler for the device.
     """
     check_compiler(device)
+    os.environ.setdefault(WORKERS, str(torch.get_num_threads()))
     model.net.compile()
 
 

@@ -15,6 +15,7 @@ from algorithms.fedgcr import (
 )
 from algorithms.fedgr import quantized
 from rayfed.errors import ClientError, ConfigError
+from tests.pretended import pretended
 from tests.vectors import vector
 
 V1 = vector("fedgcr", "V1")
@@ -109,6 +110,16 @@ def test_v3_client_representation():
     V3.matches(
         [client_representation(h[y == c], y[y == c]) for c in np.unique(y)], V3.expected["class_means"]
     )
+
+
+def test_a_representation_needs_no_wait_of_a_device():
+    h, y = torch.tensor(V3.inputs["h"]), torch.tensor(V3.inputs["labels"])
+    with pretended() as device:
+        there = h.to(device.name), y.to(device.name)
+        device.counts.clear()
+        found = client_representation(*there, int(y.max()) + 3)
+        assert device.counts.waits == 0
+    V3.matches(found.inner, V3.expected["representation"])
 
 
 def test_v3_every_class_that_is_present_counts_the_same():

@@ -20,6 +20,7 @@ from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head
 from rayfed.tuning.residual_adapter import ClipAdapter
 from rayfed.tuning.text_prompt import TextPrompt
+from tests.pretended import pretended
 from tests.rayfed.models.small import images
 
 NAMES = ("zero", "alarm_clock", "dog")
@@ -79,6 +80,15 @@ def test_a_context_of_the_templates_own_words_gives_the_template():
 
 
 @torch.no_grad()
+def test_a_device_is_waited_for_once_to_find_the_ends_of_class_names():
+    with pretended() as device:
+        model = apply_tuning(build(), TextPrompt(length=4, position="middle"), 0).eval().to(device.name)
+        model.class_features()
+        device.counts.clear()
+        model.class_features()
+        assert device.counts.waits == 0
+
+
 @pytest.mark.parametrize(
     ("position", "prompt"), [("middle", "a picture {} of a."), ("front", "{} a picture of a.")]
 )

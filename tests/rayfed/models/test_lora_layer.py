@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.federation.joint import bound
 from rayfed.models import lora_layer
@@ -10,6 +12,7 @@ from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.small import small_setup
+from tests.pretended import pretended
 
 CLIENTS = 3
 
@@ -31,6 +34,86 @@ def outputs_and_gradients(model, x, leaves):
     output = model(x)
     weights = torch.arange(output.numel(), dtype=output.dtype).view(output.shape).sin()
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), leaves)]
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of operations, but for views, and those with a large result in float32."""
+
+    def __init__(self, large):
+        super().__init__()
+        self.large = large
+        self.seen = []
+        self.wide = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.seen.append(func.overloadpacket.__name__)
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+                self.wide += [func] * (result.numel() >= self.large)
+        return result
+
+
+def one_layer(dropout, dtype):
+    net = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    options = LoraConfig(r=4, lora_alpha=6, lora_dropout=dropout, target_modules=["0"])
+    options._register_custom_module({torch.nn.Linear: AdaptedLinear})
+    torch.manual_seed(0)
+    inject_adapter_in_model(options, net)
+    torch.nn.init.normal_(net[0].lora_B["default"].weight)
+    net[0].base_layer.to(dtype)
+    return net[0].train()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_mixed_precision_casts_the_factors_and_never_the_input(dropout, monkeypatch):
+    layer = one_layer(dropout, torch.bfloat16)
+    x = torch.randn(2, 9, 64).bfloat16().requires_grad_()
+    leaves = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    results = []
+    for used in (AdaptedLinear.forward, Linear.forward):
+        monkeypatch.setattr(AdaptedLinear, "forward", used)
+        torch.manual_seed(1)
+        with Operations(x.numel()) as noted:
+            with torch.autocast("cpu", torch.bfloat16):
+                output = layer(x)
+            gradients = torch.autograd.grad(output.float().square().sum(), leaves)
+        results.append((noted, output, gradients))
+    (ours, output, gradients), (peft, other, others) = results
+    assert ours.wide == []
+    assert peft.wide
+    assert ours.seen.count("_to_copy") == 2 * 3  # A, B, the output for its sum of squares; and back
+    assert len(ours.seen) < len(peft.seen)
+    if not dropout:
+        for mine, theirs in zip((output, *gradients), (other, *others), strict=True):
+            assert (mine - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_an_input_in_float32_is_rounded_once_in_mixed_precision():
+    layer = one_layer(0.0, torch.bfloat16)
+    with torch.no_grad(), Operations(1) as noted, torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(2, 9, 64))
+    assert noted.seen.count("_to_copy") == 3  # the input, A and B
+
+
+@pytest.mark.parametrize("shape", [(9,), (2, 9), (2, 3, 3)])
+def test_a_device_adds_the_products_in_place(shape):
+    layer = one_layer(0.0, torch.float32)
+    x = torch.randn(*shape, 64)
+    leaves = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    here = layer(x)
+    wanted = torch.autograd.grad(here.sin().sum(), leaves)
+    with pretended() as device:
+        there = layer.to(device.name)
+        given = x.to(device.name)
+        device.counts.clear()
+        output = there(given)
+        assert device.counts.kernels == 3
+        leaves = [there.lora_A["default"].weight, there.lora_B["default"].weight]
+        found = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+        assert found[0].grad_fn is not None  # methods with second derivatives
+        for mine, theirs in zip((output, *found), (here, *wanted), strict=True):
+            torch.testing.assert_close(mine.detach().inner, theirs.detach(), rtol=1e-4, atol=1e-5)
 
 
 def with_peft(monkeypatch):

@@ -1,5 +1,6 @@
 """Activation checkpointing gives the same tensors with less memory; torch.compile compiles the network."""
 
+import os
 import shutil
 
 import pytest
@@ -97,12 +98,24 @@ def test_compiling_is_refused_where_it_cannot_work(monkeypatch):
     curved = ("algorithm=fedmix", "local.lam=0.2")
     with pytest.raises(ConfigError, match=r"train.compile: true cannot be used .* half of fedmix"):
         small_setup(*curved, "train.compile=true")
+    with pytest.raises(ConfigError, match=r"train.compile: true cannot be used with capacity"):
+        small_setup("algorithm=fedra", "capacity=[2,1]", "train.compile=true")
     monkeypatch.setattr(trunk, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package triton"):
         trunk.check_compiler("cuda")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match=r"train.compile: true needs a C\+\+ compiler"):
         small_setup("algorithm=fedavg", "train.compile=true")
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, str(torch.get_num_threads())), ("5", "5")])
+def test_the_compiler_starts_as_many_processes_as_there_are_threads(wanted, expected, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
+    monkeypatch.setenv(trunk.WORKERS, wanted or "")
+    if wanted is None:
+        monkeypatch.delenv(trunk.WORKERS)
+    trunk.use_compile(small("vit"), "cpu")
+    assert os.environ[trunk.WORKERS] == expected
 
 
 def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
