@@ -244,8 +244,8 @@ def _check_compile(config: Config, parts: Parts) -> None:
         )
     if not isinstance(sizes_of(config.capacity, "blocks"), int | None):
         raise ConfigError(
-            "train.compile: true cannot be used with capacity, because each choice of blocks would be compiled, "
-            "and after eight of them no more; leave out one of the two"
+            "train.compile: true cannot be used with capacity, because each choice of blocks would be "
+            "compiled, and after eight of them no more; leave out one of the two"
         )
 
 

@@ -17,6 +17,9 @@ from rayfed.models.stacked import Stacked
 ADAPTER = "default"
 """PEFT's name of the only adapter of a layer."""
 
+EXACT = ("cpu", "meta")
+"""Devices where a layer adds as PEFT does, to the bit; on the meta device its operations are counted."""
+
 
 class AddLowRank(torch.autograd.Function):
     """y + scale B A x for the rows of each client, with its own A and B; y is changed in place.
@@ -142,7 +145,7 @@ class AdaptedLinear(Linear):
         if stacked and low is x and type(layer) is FrozenLinear and layer.is_used_for(x):
             result = FrozenAndLowRank.apply(x, layer.weight, layer.bias, a.value, b.value, scale)
             return result
-        if not stacked and (mixed or x.device.type != "cpu"):
+        if not stacked and (mixed or x.device.type not in EXACT):
             rows = first(low.reshape(-1, low.shape[-1]))
             # No view until the sum is made: a change in place of a view is copied in the backward pass.
             sums = layer(x.reshape(-1, x.shape[-1])).addmm_(rows, b.to(rows.dtype).mT, alpha=scale)
