@@ -130,7 +130,7 @@ class AdaptedLinear(Linear):
         first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
         a: Any = first.weight
         plain = isinstance(second, nn.Linear) and not (args or kwargs or self.disable_adapters or self.merged)
-        mixed = torch.is_autocast_enabled(x.device.type)
+        mixed = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # which no meta device has
         if not plain or (x.dtype != a.dtype and not mixed):
             output: Tensor = super().forward(x, *args, **kwargs)
             return output

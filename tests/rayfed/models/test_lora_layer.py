@@ -10,6 +10,7 @@ from rayfed.federation.joint import bound
 from rayfed.models import lora_layer
 from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
+from rayfed.models.operations import step_operations
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.small import small_setup
 from tests.pretended import pretended
@@ -94,6 +95,14 @@ def test_an_input_in_float32_is_rounded_once_in_mixed_precision():
     with torch.no_grad(), Operations(1) as noted, torch.autocast("cpu", torch.bfloat16):
         layer(torch.randn(2, 9, 64))
     assert noted.seen.count("_to_copy") == 3  # the input, A and B
+
+
+def test_operations_are_counted_as_those_of_peft(monkeypatch):
+    model = small_setup("algorithm=fedavg", "data.domains=[plain]").world.skeleton()
+    found = step_operations(model, keeps_features=False)
+    with_peft(monkeypatch)
+    assert found == step_operations(model, keeps_features=False)
+    assert found[1] > 0
 
 
 @pytest.mark.parametrize("shape", [(9,), (2, 9), (2, 3, 3)])
