@@ -1,4 +1,5 @@
 # Everything a fresh machine needs is Python >= 3.11 and make.
+GIVEN := $(if $(filter undefined,$(origin PYTHON)),,$(PYTHON))
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -43,8 +44,10 @@ bench: $(VENV)/.tested  ## the overhead of the engine and the memory of shared w
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/shared_weights.py
 
-gpu-check: $(VENV)/.installed  ## this machine's GPU: results, speed, memory; DEVICE=cpu rehearses the same code
-	PYTHONPATH=. OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(BIN)/python benchmarks/gpu_check.py --device $(DEVICE)
+# An interpreter that is named, PYTHON=..., is used as it is: where no registry can be reached.
+gpu-check: $(if $(GIVEN),,$(VENV)/.installed)  ## this machine's GPU: results, speed, memory; DEVICE=cpu rehearses
+	PYTHONPATH=. OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(or $(GIVEN),$(BIN)/python) benchmarks/gpu_check.py \
+		--device $(DEVICE)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,48 +1,77 @@
 """Checks this machine's GPU in one command: the same results as the CPU, speed, memory, shares of the GPU.
 
-    make gpu-check               on the GPU, with ViT-B/16
-    make gpu-check DEVICE=cpu    a rehearsal of the same code with small models; about two minutes
+    make gpu-check                    on the GPU, with ViT-B/16
+    make gpu-check DEVICE=cpu         a rehearsal of the same code with small models; about two minutes
+    make gpu-check PYTHON=python3     with an interpreter that has torch and the other libraries; no network
 
-Every method plays one round on the CPU and on the device, and the largest relative difference of a tensor
-is noted. Then LoRA of a ViT trains one client with each precision, with resident and with streamed images,
-and in a plain PyTorch loop of the same work; and four clients train in 1, 2 and 4 actors that share the
-device. Needs no network: the images are the embedded digits, the weights are random. Writes a JSON file and,
-except for a rehearsal, the table in docs/gpu.md. The exit code is 1 if a method fails or differs by more than
-TOLERANCE.
+The parts, one after the other (`PARTS`):
+
+- methods: one round of every method on the CPU and on the device; the largest difference of a tensor.
+- bits: the same tensors twice, with `deterministic`, and with streamed and resident images.
+- bf16: the device's bf16 against the CPU's.
+- settings: checkpointing, compile, parts of batches and joint passes against a run without them.
+- training, plain: images a second and memory of one client, and of a plain PyTorch loop of the same work.
+- plan: the memory that is planned for a client actor against the peak.
+- memory: too little memory, its advice, and that nothing is left of the failed call.
+- actors: a default run, and four clients in 1, 2, 4 and the planned number of actors; needs Ray.
+
+The JSON file is written after every row. A part that fails is reported, and the others go on. At the end
+there is a block to paste into an issue, and, except for a rehearsal, the table in docs/gpu.md. The exit code
+is 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import platform
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products
+from rayfed.config.schema import load_config
+from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products, total_memory
 from rayfed.engine.gpu_plan import actors_on
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.measurement import largest_client
+from rayfed.engine.measurement import largest_client, measure
 from rayfed.engine.setup import Setup, prepare
-from rayfed.errors import RayFedError
+from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.mps import mps_runs
 from rayfed.federation.executor import Visit
 from rayfed.federation.method import METHODS
+from rayfed.models.backbone import Backbone
+from rayfed.models.sharing import attach
 from rayfed.testing.play import play
 
 Row: TypeAlias = dict[str, Any]
+"""What was found; `bad` says what is not as it should be, `skipped` why it was not tried."""
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gpu.md"
 TOLERANCE = 1e-3
 """Largest difference of a tensor, relative to its largest value, after one round in fp32."""
+
+DIVIDED = 1e-2
+"""The same where a step is divided by the root of its second moment.
+
+Then a difference of the mean update grows by up to lr / tau, which is 10 for FedAdam, FedYogi and FedAdagrad;
+Adam at the clients takes steps of full length also where a gradient is near zero."""
 
 TINY = (
     "model.options={depth: 2}",
@@ -65,10 +94,26 @@ LORA = (
     "data.val=0",
     "evaluation.every=0",
     "train.batch_size=32",
+    "tensorboard=false",
 )
 LARGE = ("model=vit_base_patch16_224", "data.limit=512")
 SMALL = ("model=vit_mini", "model.options={depth: 2}", "data.limit=64")
+ONE = ("data.domains=[plain]",)
+FEW = (*ONE, "data.limit=64")
+"""One client with two batches or fewer."""
+
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+LEFT = 10e6
+"""Bytes that may stay on the device after a failed call."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is checked: the device, the overrides of model and data, and the methods to play."""
+
+    device: torch.device
+    size: Sequence[str]
+    methods: Sequence[str] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,69 +122,204 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", help="a device of torch; cpu is a rehearsal")
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="where the results go")
     parser.add_argument("--methods", nargs="*", default=None, help="methods to play; all without it")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="all without it")
     chosen = parser.parse_args(arguments)
     device = torch.device(chosen.device)
     if device != HOST and not torch.get_device_module(device).is_available():
-        sys.exit(f"gpu_check: torch sees no {device.type} on this machine; DEVICE=cpu rehearses")
-    began = time.perf_counter()
-    size = SMALL if device == HOST else LARGE
-    names = METHODS.names() if chosen.methods is None else chosen.methods
-    found = {
-        "device": described(device),
-        "torch": torch.__version__,
-        "methods": {name: shown(compared(name, device)) for name in names},
-        "training": [shown(trained(device, size, p, r)) for p in PRECISIONS for r in (True, False)],
-        "plain": [shown(plain(device, size, precision)) for precision in PRECISIONS],
-        "actors": [shown(shared(device, size, number)) for number in (1, 2, 4)],
-    }
-    found["plan"] = shown(planned(device, size, found["training"][0]["peak_gigabytes"]))
-    found["seconds"] = round(time.perf_counter() - began, 1)
-    chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        sys.exit(
+            f"gpu_check: torch {torch.__version__} sees no {device.type} on this machine: {reason(device)}; "
+            f"DEVICE=cpu rehearses"
+        )
+    methods = METHODS.names() if chosen.methods is None else chosen.methods
+    place = Place(device, SMALL if device == HOST else LARGE, methods)
+    found = checked(place, [part for part in PARTS if part in chosen.parts], chosen.json)
     if device != HOST:
         PAGE.write_text(page(PAGE.read_text(), found))
-    bad = [name for name, row in found["methods"].items() if not row["difference"] <= TOLERANCE]
-    print(
-        f"{found['seconds']} s; {len(names) - len(bad)} of {len(names)} methods as on the CPU: {chosen.json}"
-    )
-    return 1 if bad else 0
+    print(f"\nto paste into an issue, with {chosen.json}:\n\n{summary(found)}")
+    return 1 if any(wrong(found).values()) else 0
 
 
-def shown(row: Row) -> Row:
-    print(row, flush=True)
-    return row
+def checked(place: Place, parts: Sequence[str], file: Path) -> Row:
+    """Everything that these parts found; the file holds it after every row."""
+    began = time.perf_counter()
+    found: Row = {"machine": described(place.device), "parts": {}}
+    for part in parts:
+        rows = found["parts"][part] = []
+        for row in caught(part, place):
+            print(part, row, flush=True)
+            rows.append(row)
+            found["seconds"] = round(time.perf_counter() - began, 1)
+            file.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
-def described(device: torch.device) -> str:
-    """Name of the device, as its maker calls it."""
+def caught(part: str, place: Place) -> Iterator[Row]:
+    """The rows of a part; its error, if it fails, is the last one."""
+    try:
+        yield from PARTS[part](place)
+    except Exception as err:  # whatever it is, the other parts can still say something
+        traceback.print_exc()
+        yield {"bad": f"{type(err).__name__}: {one_line(err)}"}
+    gc.collect()
+
+
+def reason(device: torch.device) -> str:
+    """Why torch cannot use a device, in torch's own words."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as err:
+        return one_line(err)
+    return "it gives no reason"
+
+
+def described(device: torch.device) -> Row:
+    """The machine: device, driver and versions."""
     name = getattr(torch.get_device_module(device), "get_device_name", None) if device != HOST else None
-    return str(name(device)) if name else device.type
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    smi = device.type == "cuda" and shutil.which("nvidia-smi")
+    driver = subprocess.run(ask, capture_output=True, text=True, check=False).stdout if smi else ""
+    return {
+        "device": str(name(device)) if name else device.type,
+        "driver": driver.partition("\n")[0].strip() or "unknown",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "ray": "installed" if has_ray() else "none",
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "mps": mps_runs(),
+    }
+
+
+def has_ray() -> bool:
+    return find_spec("ray") is not None
+
+
+# The same results
+
+
+def methods(place: Place) -> Iterator[Row]:
+    """One round of every method on the CPU and on the device."""
+    for name in place.methods:
+        yield compared(name, place.device)
 
 
 def compared(name: str, device: torch.device) -> Row:
     """The largest relative difference of a tensor after one round of a method on both devices."""
-    ours, theirs = (play_quietly([*TINY, "rounds=1", f"algorithm={name}"], where) for where in (HOST, device))
-    if isinstance(theirs, str) or isinstance(ours, str):
-        return {"method": name, "difference": float("inf"), "error": str(theirs)}
-    worst = [
+    try:
+        config = load_config([*TINY, f"algorithm={name}"])
+        without = ["tuning.dropout=0"] if "dropout" in config.tuning else []  # a device draws other numbers
+        overrides = [*TINY, "rounds=1", f"algorithm={name}", *without]
+        ours, theirs = (played(overrides, where)[0] for where in (HOST, device))
+    except Exception as err:  # of any kind: a method that fails must not end the list
+        return {"method": name, "difference": float("inf"), "bad": f"{type(err).__name__}: {one_line(err)}"}
+    server = METHODS.load(name).server
+    if getattr(server, "lora_agg", "") == "product_svd":  # whose factors have any signs
+        ours, theirs = products(ours), products(theirs)
+    divides = hasattr(server, "tau") or config.train.optimizer in ("adam", "adamw")
+    bar = DIVIDED if divides else TOLERANCE
+    row = {"method": name, "difference": difference(ours, theirs), "bar": bar}
+    return row | too_large(row["difference"], bar)
+
+
+def too_large(value: float, bar: float) -> Row:
+    return {} if value <= bar else {"bad": f"{value:.1e} is above {bar:.1e}"}
+
+
+def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """The largest difference of a tensor, relative to its largest value; infinite where one is not finite."""
+    if ours.keys() != theirs.keys():
+        return float("inf")
+    found = [
         float((ours[key] - theirs[key]).abs().max() / ours[key].abs().max().clamp_min(1e-6)) for key in ours
     ]
-    return {"method": name, "difference": max(worst, default=0.0)}
+    return max((value if value == value else float("inf") for value in found), default=0.0)
 
 
-def play_quietly(overrides: Sequence[str], device: torch.device) -> dict[str, Tensor] | str:
-    """Final tensors of an experiment, or its error."""
+def products(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with B A in place of the factors A and B of an adapter."""
+    result = dict(params)
+    for name in params:
+        if name.endswith("lora_A"):
+            site = name.removesuffix("lora_A")
+            result[f"{site}product"] = result.pop(f"{site}lora_B") @ result.pop(name)
+    return result
+
+
+def played(overrides: Sequence[str], device: torch.device) -> tuple[Mapping[str, Tensor], str]:
+    """Final tensors of an experiment and their digest."""
     with tempfile.TemporaryDirectory() as folder:
+        result = play([*overrides, f"output={folder}"], device)
+        return result.params, result.sha256
+
+
+def ran(place: Place, *overrides: str) -> tuple[Mapping[str, Tensor], str]:
+    """As `played`, one round of LoRA with few images."""
+    return played([*LORA, *place.size, *FEW, "rounds=1", *overrides], place.device)
+
+
+def bits(place: Place) -> Iterator[Row]:
+    """Runs that must have the same tensors to the last bit."""
+    for precision in ("fp32", "bf16"):
+        train = f"train.precision={precision}"
+        _, first = ran(place, train, "data.resident=true")
+        pairs = {
+            "a run twice": (first, "data.resident=true"),
+            "streamed and resident images": (first, "data.resident=false"),
+            "deterministic=true twice": (ran(place, train, "deterministic=true")[1], "deterministic=true"),
+        }
+        for what, (known, override) in pairs.items():
+            same = ran(place, train, override)[1] == known
+            yield {"what": what, "precision": precision, "same": same} | (
+                {} if same else {"bad": "the tensors differ"}
+            )
+
+
+def bf16(place: Place) -> Iterator[Row]:
+    """bf16 of the device against that of the CPU.
+
+    Both round, in different orders, so they may differ by twice what bf16 differs from fp32 on the CPU.
+    """
+    round_of = [*TINY, "rounds=1", "algorithm=fedavg", "tuning.dropout=0"]
+    exact, rounded = (played([*round_of, f"train.precision={p}"], HOST)[0] for p in ("fp32", "bf16"))
+    there, _ = played([*round_of, "train.precision=bf16"], place.device)
+    bar, found = 2 * difference(exact, rounded), difference(rounded, there)
+    yield {"difference": found, "bar": bar} | too_large(found, bar)
+
+
+def settings(place: Place) -> Iterator[Row]:
+    """Settings that may change rounding only."""
+    alone, four = "train.group=1", ("data.partition.clients_per_domain=4", "train.batch_size=8")
+    for override, common in (
+        ("train.checkpointing=true", (alone,)),
+        ("train.micro_batch=8", (alone,)),
+        ("train.group=4", four),
+        ("train.compile=true", (alone,)),
+    ):
+        reference, _ = ran(place, *common, alone)
         try:
-            return play([*overrides, f"output={folder}"], device).params
-        except (RayFedError, RuntimeError) as err:
-            return f"{type(err).__name__}: {err}".splitlines()[0]
+            found = difference(reference, ran(place, *common, override)[0])
+        except Exception as err:  # a setting that this machine cannot have does not end the others
+            yield {"setting": override, "bad": f"{type(err).__name__}: {one_line(err)}"}
+        else:
+            yield {"setting": override, "difference": found} | too_large(found, TOLERANCE)
 
 
-def trained(device: torch.device, size: Sequence[str], precision: Precision, resident: bool) -> Row:
+# Speed
+
+
+def training(place: Place) -> Iterator[Row]:
     """Images a second and memory of one client's training, in the engine."""
-    setup = lora(size, "data.domains=[plain]", f"train.precision={precision}", f"data.resident={resident}")
-    reset_peak(device)
-    executor = InlineExecutor(setup.world, setup.weights, device=device)
+    for precision in PRECISIONS:
+        for resident in (True, False):
+            yield trained(place, precision, resident)
+
+
+def trained(place: Place, precision: Precision, resident: bool) -> Row:
+    setup = lora(place, f"train.precision={precision}", f"data.resident={resident}")
+    gc.collect()
+    reset_peak(place.device)
+    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
     visits: list[Visit] = []
     executor.on_visit = visits.append
     list(run_rounds(setup.experiment, executor, setup.start))
@@ -148,25 +328,32 @@ def trained(device: torch.device, size: Sequence[str], precision: Precision, res
         "precision": precision,
         "images": "resident" if resident else "streamed",
         "images_per_second": round(images / visits[-1].seconds, 1),
-        "peak_gigabytes": peak(device),
+        "peak_gigabytes": peak(place.device),
     }
 
 
-def lora(size: Sequence[str], *overrides: str) -> Setup:
-    """Three rounds of LoRA; the first ones warm up."""
-    from rayfed.config.schema import load_config
-
-    return prepare(load_config([*LORA, *size, "rounds=3", *overrides]))
+def lora(place: Place, *overrides: str) -> Setup:
+    """Three rounds of LoRA with one client; the first ones warm up."""
+    return prepare(load_config([*LORA, *place.size, *ONE, "rounds=3", *overrides]))
 
 
-def plain(device: torch.device, size: Sequence[str], precision: Precision) -> Row:
+def plain(place: Place) -> Iterator[Row]:
     """Images a second of the same training in a loop of plain PyTorch, with all images on the device."""
-    setup = lora(size, "data.domains=[plain]")
+    for precision in PRECISIONS:
+        yield plainly_trained(place, precision)
+
+
+def plainly_trained(place: Place, precision: Precision) -> Row:
+    """One row of `plain`; in bf16 the network is stored and cast as the engine does it."""
+    device = place.device
+    setup = lora(place, f"train.precision={precision}")
     rows = next(iter(setup.partition.clients)).train
     pixels = torch.from_numpy(setup.dataset.images[rows]).to(device)
     labels = torch.from_numpy(setup.dataset.labels[rows]).to(device)
-    net = setup.world.build().to(device)
-    net.train()
+    net = setup.world.skeleton()
+    attach(net, setup.weights)
+    net.to(device).train()
+    net.mixed = precision == "bf16"
     set_products(device, precision)
     live = [p for p in net.parameters() if p.requires_grad]
 
@@ -174,8 +361,7 @@ def plain(device: torch.device, size: Sequence[str], precision: Precision) -> Ro
         optimizer = torch.optim.SGD(live, lr=0.02, momentum=0.9)
         for batch in torch.randperm(len(rows)).to(device).split(32):
             x = pixels[batch].permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                loss = torch.nn.functional.cross_entropy(net(x), labels[batch])
+            loss = torch.nn.functional.cross_entropy(net(x), labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -186,77 +372,235 @@ def plain(device: torch.device, size: Sequence[str], precision: Precision) -> Ro
     return {"precision": precision, "images_per_second": round(len(rows) / seconds(one_pass), 1)}
 
 
-def shared(device: torch.device, size: Sequence[str], actors: int) -> Row:
-    """Seconds of a round of four clients in actors that share the device."""
-    from rayfed.config.schema import load_config
-    from rayfed.engine.launch import launch
-
-    share = f"cluster.gpus_per_actor={0 if device == HOST else 1 / actors}"
-    where = ("cluster=local", f"cluster.actors={actors}", share, "cluster.dashboard=false")
-    clients = ("data.domains=[plain]", "data.partition.clients_per_domain=4", "rounds=3")
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config([*LORA, *size, *where, *clients, f"output={folder}"])
-        rows = [row for row in launch(prepare(config), config, Path(folder)) if "round" in row]
-    return {"actors": actors, "seconds_per_round": round(rows[-1]["seconds"], 3)}
-
-
-def planned(device: torch.device, size: Sequence[str], peak_gigabytes: float | None) -> Row:
-    """What `cluster.gpus_per_actor=auto` would plan for the client that `trained` trained.
-
-    Args:
-        device: The device.
-        size: Overrides of model and data.
-        peak_gigabytes: Peak of its training in fp32 with resident images; None on the CPU.
-    """
-    setup = lora(size, "data.domains=[plain]", "data.resident=true")
-    found = largest_client(setup.experiment, setup.world, device, setup.weights)
-    total = found.device_total
-    return {
-        "planned_gigabytes": round(found.device_bytes / 1e9, 3),
-        "peak_gigabytes": peak_gigabytes,
-        "actors_on_this_gpu": actors_on(total, found.device_bytes, mps_runs()) if total else None,
-        "mps": mps_runs(),
-    }
-
-
 def seconds(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
+# Memory
+
+
+def plan(place: Place) -> Iterator[Row]:
+    """What would be planned for a client actor, measured in a new process, and the peak of its training."""
+    known = trained(place, "fp32", resident=True)["peak_gigabytes"]
+    setup = lora(place, "data.resident=true")
+    found = measure(setup.experiment, setup.world, on_gpu=place.device.type == "cuda")
+    total, planned = found.device_total, round(found.device_bytes / 1e9, 3)
+    row = {
+        "planned_gigabytes": planned,
+        "peak_gigabytes": known,
+        "actors_on_this_gpu": actors_on(total, found.device_bytes, mps_runs()) if total else None,
+        "measured_on": found.device,
+    }
+    if place.device.type not in found.device:
+        row["bad"] = f"the client was measured on {found.device}"
+    elif known is not None and known > planned:
+        row["bad"] = "the peak is above the plan"
+    yield row
+
+
+def memory(place: Place) -> Iterator[Row]:
+    """Too little memory: the error, its advice, and what is left on the device afterwards."""
+    gc.collect()
+    reset_peak(place.device)
+    _, known = ran(place, "train.group=1")
+    gc.collect()
+    before, most = allocated(place.device), peak_memory(place.device)
+    said = ""
+    with short_of_memory(place.device, most):
+        try:
+            ran(place, "train.group=1")
+        except DeviceMemoryError as err:
+            said = one_line(err)
+    gc.collect()
+    left = None if before is None else (allocated(place.device) or 0) - before
+    row = {"what": "a call that fails", "message": said, "bytes_left": left}
+    if "what needs less: train.micro_batch" not in said:
+        row["bad"] = "no error that advises a smaller train.micro_batch"
+    elif left is not None and left > LEFT:
+        row["bad"] = "tensors of the failed call are still on the device"
+    yield row
+    again = ran(place, "train.group=1")[1] == known
+    yield {"what": "the same run afterwards", "same": again} | ({} if again else {"bad": "tensors differ"})
+    yield planned_short(place, most)
+
+
+def planned_short(place: Place, most: int | None) -> Row:
+    """What the plan advises where a whole device is too small for a client."""
+    setup = prepare(load_config([*LORA, *place.size, *FEW, "rounds=1", "train.group=1"]))
+    said = ""
+    with short_of_memory(place.device, most):
+        try:
+            largest_client(setup.experiment, setup.world, place.device, setup.weights)
+        except ResourceError as err:
+            said = one_line(err)
+    row = {"what": "a plan that does not fit", "message": said}
+    return row if "what would fit: train." in said else row | {"bad": "no setting that would fit is named"}
+
+
+@contextmanager
+def short_of_memory(device: torch.device, most: int | None) -> Iterator[None]:
+    """Let this process have three fifths of the memory that a run took.
+
+    Torch limits its own allocator on a GPU. On other devices training with more than 16 images raises.
+
+    Args:
+        device: The device.
+        most: Peak of the run in bytes; None: not known.
+    """
+    limit = getattr(torch.get_device_module(device), "set_per_process_memory_fraction", None)
+    if limit is not None and most and (total := total_memory(device)):
+        reset_peak(device)  # gives unused memory back, which would serve above the limit
+        limit(0.6 * most / total, device)
+        try:
+            yield
+        finally:
+            limit(1.0, device)
+        return
+    forward = Backbone.forward
+
+    def limited(self: Backbone, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and len(x) > 16:
+            raise torch.OutOfMemoryError("out of memory, as pretended")
+        return forward(self, x, *args, **kwargs)
+
+    with patch.object(Backbone, "forward", limited):
+        yield
+
+
+def allocated(device: torch.device) -> int | None:
+    """Bytes of all tensors on a device; None where torch cannot say."""
+    query = getattr(torch.get_device_module(device), "memory_allocated", None)
+    return None if query is None or device == HOST else int(query(device))
+
+
 def peak(device: torch.device) -> float | None:
     """Largest memory that torch reserved on the device since `reset_peak`, in gigabytes; None on the CPU."""
     there = peak_memory(device)
-    return None if there is None else round(there / 1e9, 2)
+    return None if there is None else round(there / 1e9, 3)
+
+
+# Client actors
+
+
+def actors(place: Place) -> Iterator[Row]:
+    """Rounds in client actors, whose number must not change a bit; the first is a default run."""
+    if not has_ray():
+        yield {"skipped": "Ray is not installed"}
+        return
+    yield {"actors": "a default run"} | shared(["data.limit=60", "rounds=1"])
+    gpus = f"cluster.num_gpus={0 if place.device == HOST else 1}"
+    clients = ("data.partition.clients_per_domain=4", "rounds=3", "cluster=local", gpus)
+    first = ""
+    for number in (1, 2, 4, "auto"):
+        share = "auto" if number == "auto" else 0 if place.device == HOST else 1 / float(number)
+        many = (f"cluster.actors={number}", f"cluster.gpus_per_actor={share}")
+        row = shared([*LORA, *place.size, *ONE, *clients, *many])
+        first = first or row["sha256"]
+        differs = {"bad": "the tensors are not those with 1 actor"} if row["sha256"] != first else {}
+        yield {"actors": number} | row | differs
+
+
+def shared(overrides: Sequence[str]) -> Row:
+    """Seconds of the last round of an experiment on Ray, its digest, and what the command said."""
+    from rayfed.engine.launch import launch
+
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config([*overrides, "cluster.dashboard=false", f"output={folder}"])
+        *rounds, last = launch(prepare(config), config, Path(folder), said.append)
+    row = {"seconds_per_round": round(rounds[-1]["seconds"], 3), "sha256": last["sha256"]}
+    return row | {"said": [text for text in said if not text.startswith("actors ready")]}
+
+
+PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
+    "methods": methods,
+    "bits": bits,
+    "bf16": bf16,
+    "settings": settings,
+    "training": training,
+    "plain": plain,
+    "plan": plan,
+    "memory": memory,
+    "actors": actors,
+}
+
+
+# What is shown at the end
+
+
+def wrong(found: Row) -> dict[str, list[str]]:
+    """What is not as it should be, by part."""
+    return {
+        part: [f"{name_of(row)}: {row['bad']}" for row in rows if "bad" in row]
+        for part, rows in found["parts"].items()
+    }
+
+
+def name_of(row: Row) -> str:
+    """What a row is about: its values before the first number that was found."""
+    known = ("method", "what", "setting", "precision", "images", "actors")
+    return " ".join(str(row[key]) for key in known if key in row) or "this part"
+
+
+def worst(found: Row) -> list[Row]:
+    """The five methods with the largest difference, beginning with the largest."""
+    rows = [row for row in found["parts"].get("methods", ()) if "difference" in row]
+    return sorted(rows, key=lambda row: -row["difference"])[:5]
+
+
+def summary(found: Row) -> str:
+    """The block for an issue: the machine, the verdict of each part, and the largest differences."""
+    lines = [f"{key}: {value}" for key, value in found["machine"].items()]
+    for part, bad in wrong(found).items():
+        rows = found["parts"][part]
+        skipped = [row["skipped"] for row in rows if "skipped" in row]
+        verdict = "; ".join(bad or skipped) or f"ok ({len(rows)})"
+        lines.append(f"{part}: {verdict}")
+    lines += [f"difference {row['difference']:.1e}: {row['method']}" for row in worst(found)]
+    return "\n".join(["```", f"gpu-check, {found.get('seconds', 0)} s", *lines, "```"])
 
 
 def page(text: str, found: Row) -> str:
     """The page with the results of this check."""
-    worst = max(found["methods"].values(), key=lambda row: row["difference"])
-    speed = {row["precision"]: row["images_per_second"] for row in found["plain"]}
+    parts, machine = found["parts"], found["machine"]
+    loop = [row for row in parts.get("plain", ()) if "precision" in row]
+    speed = {row["precision"]: row["images_per_second"] for row in loop}
     rows = [
         f"| {row['precision']} | {row['images']} | {row['images_per_second']} | "
         f"{row['images_per_second'] / speed[row['precision']]:.2f} | {row['peak_gigabytes']} |"
-        for row in found["training"]
+        for row in parts.get("training", ())
+        if row.get("precision") in speed
     ]
-    plan = found["plan"]
-    shares = ", ".join(f"{row['seconds_per_round']} s with {row['actors']}" for row in found["actors"])
-    block = "\n".join(
-        [
-            f"`make gpu-check` on {found['device']}, torch {found['torch']}, {found['seconds']} s.",
-            f"Largest relative difference of a tensor from the CPU after a round: {worst['difference']:.1e}",
-            f"({worst['method']}).",
-            f"A round of four clients: {shares} actors, {'with' if plan['mps'] else 'without'} MPS.",
-            f"Plan for one actor: {plan['planned_gigabytes']} GB, of which 0.6 GB are for CUDA itself; peak",
-            f"of torch in a run: {plan['peak_gigabytes']} GB; {plan['actors_on_this_gpu']} such actors fit.",
+    shares = [
+        f"{row['seconds_per_round']} s with {row['actors']}"
+        for row in parts.get("actors", ())[1:]
+        if "seconds_per_round" in row
+    ]
+    largest = [f"{row['method']} {row['difference']:.1e}" for row in worst(found)]
+    where = f"{machine['device']}, driver {machine['driver']}, torch {machine['torch']}"
+    lines = [f"`make gpu-check` on {where}."]
+    if largest:
+        lines.append(f"Largest relative differences of a tensor from the CPU: {', '.join(largest)}.")
+    if shares:
+        mps = "with" if machine["mps"] else "without"
+        lines.append(f"A round of four clients: {', '.join(shares)} actors, {mps} MPS.")
+    lines += [
+        f"Plan for one actor: {row['planned_gigabytes']} GB; peak of torch in a run: "
+        f"{row['peak_gigabytes']} GB; {row['actors_on_this_gpu']} such actors fit."
+        for row in parts.get("plan", ())
+        if "planned_gigabytes" in row
+    ]
+    lines += [f"Not as it should be: {part}: {text}." for part, bad in wrong(found).items() for text in bad]
+    if rows:
+        lines += [
             "",
             "| precision | images | images a second | share of plain PyTorch | peak memory, GB |",
             "|---|---|---|---|---|",
             *rows,
         ]
-    )
-    return replaced(text, "check", block)
+    return replaced(text, "check", "\n".join(lines))
 
 
 def replaced(text: str, mark: str, block: str) -> str:

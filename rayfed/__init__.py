@@ -16,15 +16,18 @@ from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
-_NEEDED = ("numpy", "ray", "torch", "yaml")
-"""Libraries without which nothing works."""
+_NEEDED = ("numpy", "torch", "yaml")
+"""Libraries without which nothing works. A command needs Ray too; experiments in one process do without it."""
 
-if _missing := [name for name in _NEEDED if find_spec(name) is None]:
+_COMMAND = sys.argv[:1] == ["-m"]
+"""Python looks for the module of a command, and imports its package first."""
+
+if _missing := [name for name in (*_NEEDED, *["ray"] * _COMMAND) if find_spec(name) is None]:
     _MESSAGE = (
         f"{sys.executable} does not have {', '.join(_missing)}; in a checkout, `make run` installs them into "
         f".venv: use .venv/bin/python, or activate it with `. .venv/bin/activate`"
     )
-    if sys.argv[:1] == ["-m"]:  # the name of a command while Python looks for its module
+    if _COMMAND:
         sys.stderr.write(f"error: {_MESSAGE}\n")
         raise SystemExit(2)
     raise ImportError(_MESSAGE)

@@ -22,12 +22,15 @@ def python(script):
 
 
 def test_a_python_without_the_libraries_says_which_one_to_use():
-    for code, arguments in ((2, ["-m", "rayfed.run"]), (1, ["-c", "import rayfed"])):
+    for code, names, arguments in (
+        (2, "numpy, torch, yaml, ray", ["-m", "rayfed.run"]),
+        (1, "numpy, torch, yaml", ["-c", "import rayfed"]),
+    ):
         command = [sys.executable, "-S", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
         assert done.returncode == code
         *before, last = done.stderr.splitlines()
-        assert "does not have numpy, ray, torch, yaml; in a checkout, `make run` installs them" in last
+        assert f"does not have {names}; in a checkout, `make run` installs them" in last
         assert not before or code == 1
 
 
