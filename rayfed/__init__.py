@@ -17,7 +17,7 @@ from importlib.util import find_spec
 __version__ = "0.1.0"
 
 _NEEDED = ("numpy", "torch", "yaml")
-"""Libraries without which nothing works. A command needs Ray too; experiments in one process do without it."""
+"""Libraries without which nothing works. A command needs Ray too; one process alone does without it."""
 
 _COMMAND = sys.argv[:1] == ["-m"]
 """Python looks for the module of a command, and imports its package first."""
