@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.simulate import Result
-from tests.fuzz.outcomes import pytest_terminal_summary as pytest_terminal_summary  # counts of tests/fuzz
+from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,6 +64,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse a version of pytest with which pytest-xdist 3.8 ignores groups without saying so."""
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
         raise pytest.UsageError("pytest-xdist cannot group tests with pytest 9.2; install 9.1.1")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """End with the counts of tests/fuzz, why tests were skipped, and how to report a failure."""
+    outcomes.pytest_terminal_summary(terminalreporter)
+    for line in ending(terminalreporter.stats):
+        terminalreporter.write_line(line)
+
+
+def ending(stats: dict[str, list[Any]]) -> list[str]:
+    """The last lines of the tests, from the reports by outcome."""
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in stats.get("skipped", ()))
+    said = "; ".join(f"{number} x {reason}" for reason, number in sorted(reasons.items())) or "nothing"
+    lines = [f"skipped: {said}"]
+    if stats.get("failed") or stats.get("error"):
+        lines.append("to report a failure, add what `python -m rayfed.doctor --report` prints")
+    return lines
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,12 +14,15 @@ from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 
 USAGE = """\
-python -m rayfed.doctor [overrides] [--config FILE] [--json] [--debug]
+python -m rayfed.doctor [overrides] [--config FILE] [--json] [--report] [--debug]
 
 Takes the overrides of python -m rayfed.run. Prepares the data as a run would,
 runs one client in a new process, and says what the cluster has, what the
 config needs and how long a round may take, for example
   python -m rayfed.doctor algorithm=fedgcr data=pacs data.root=PACS
+
+With --report it says instead which versions, processor and libraries this
+machine has, in a block to paste into a report of a failure.
 
 Exit code: 0 it fits, 1 the client failed, 2 bad input, or it does not fit.
 """
@@ -31,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--report", action="store_true", help="only describe this machine, to report a failure"
+    )
     args = parser.parse_args(argv)
     return guarded(lambda: work(args), args.debug)
 
@@ -42,6 +48,11 @@ def work(args: argparse.Namespace) -> int:
         ConfigError: The input is wrong.
         RayFedError: The client failed.
     """
+    if args.report:
+        from rayfed.doctor.machine import machine
+
+        say(machine())
+        return 0
     from rayfed.config.schema import load_config
     from rayfed.doctor.diagnosis import diagnose
     from rayfed.doctor.output import report

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from rayfed.config.schema import load_config
 from rayfed.doctor.__main__ import main
@@ -20,7 +22,7 @@ from rayfed.engine.preflight import check_resources
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.federation.train_config import TrainConfig
-from tests.conftest import SMALL
+from tests.conftest import ROOT, SMALL, ending
 from tests.rayfed.malformed import last_wins
 
 PROGRESS = ("loading the data", "running the largest client")
@@ -205,3 +207,30 @@ def test_costs_follow_examples_and_blocks():
     known = {"clients": clients, "depth": 4}
     assert costs(SimpleNamespace(**known, capacity={"a": 4, "b": 1}), TrainConfig()) == {"a": 10, "b": 10}
     assert costs(SimpleNamespace(**known, capacity=None), TrainConfig()) == {"a": 6.25, "b": 25}
+
+
+def test_a_report_names_versions_processor_and_kernels_and_nobody(capsys, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
+    assert main(["--report"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("```text\n")
+    assert text.endswith("\n```\n")
+    for part in (
+        f"torch {torch.__version__.partition('+')[0]}",
+        f"ATen {torch.backends.cpu.get_cpu_capability()}",
+        "MKL_CBWR=COMPATIBLE",
+        "RAY_ADDRESS is set",
+        f"python    {platform.python_version()}",
+    ):
+        assert part in text
+    for secret in ("10.1.2.3", platform.node(), str(ROOT)):
+        assert secret not in text
+
+
+def test_the_tests_end_with_what_was_skipped_and_how_to_report_a_failure():
+    skipped = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: {why}")) for why in ("no GPU", "x", "no GPU")]
+    assert ending({"skipped": skipped}) == ["skipped: 2 x no GPU; 1 x x"]
+    first, last = ending({"failed": [None]})
+    assert first == "skipped: nothing"
+    assert "rayfed.doctor --report" in last
