@@ -49,8 +49,8 @@ ALLOWED = {
     f"{M}/pretrain.py:forward:tokens, row = torch.unique(self.captioner(labels, kinds), dim=0, "
     f"return_inverse=True)": "makes the embedded weights of clip_mini on a CPU; no run calls it",
     f"{M}/text_side.py:token_width:return int(self._parts.token_embedding.embedding_dim)": "a shape",
-    f"{M}/text_side.py:_joined:stops = (tokens.argmax(-1) - 1).tolist()  # where the full stop is": (
-        "to be computed once for each model, and not in each pass"
+    f"{M}/text_side.py:_joined:self._stops = (self.name_tokens.argmax(-1) - 1).tolist()": (
+        "once for each model, in its first pass"
     ),
 }
 """Reasons by `file:function:line without its indent`."""
