@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?=
+ROUNDINGS ?=
 DEVICE ?= cuda
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-steady test-slow mutants lint fmt docs wheel bench gpu-check clean
+.PHONY: run test test-steady test-slow test-roundings mutants lint fmt docs wheel bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
@@ -17,6 +18,9 @@ test: $(VENV)/.tested  ## all tests that are not slow, in three processes
 
 test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, every cell of the papers, placement, recovery, two nodes, docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and steady"
+
+test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
+	$(BIN)/python -m tests.roundings $(ROUNDINGS)
 
 mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of which their tests must notice; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants.kill

@@ -24,7 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray prints a warning about a disk that is 95 % full into the output of whichever test runs then.
 os.environ.setdefault("RAY_local_fs_capacity_threshold", "1")
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+if torch.get_num_threads() > 1:  # an imitation of tests/roundings.py; experiments would ask for one thread
+    torch.set_num_threads = lambda count: None
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -38,6 +40,19 @@ SMALL = (
 )
 """Overrides of an experiment that takes about a second in one process."""
 
+
+NUMERIC = (
+    *("algorithms/test_end_to_end.py", "algorithms/test_fedclip.py", "algorithms/test_fedgcr.py"),
+    *("algorithms/test_fedra.py", "algorithms/test_fft_gp.py", "algorithms/test_inclusivefl.py"),
+    *("algorithms/test_meta.py", "algorithms/test_rounds_by_hand.py", "algorithms/test_wiring.py"),
+    *("rayfed/federation/test_gradients.py", "rayfed/federation/test_group.py"),
+    *("rayfed/federation/test_lora_mean.py", "rayfed/federation/test_params.py"),
+    *("rayfed/models/test_attention.py", "rayfed/models/test_backbone.py", "rayfed/models/test_clip.py"),
+    *("rayfed/models/test_class_token.py", "rayfed/models/test_frozen_linear.py"),
+    *("rayfed/models/test_lora_layer.py", "rayfed/models/test_trunk.py", "rayfed/testing/test_play.py"),
+    *("test_rounding.py", "vectors/test_use.py"),
+)
+"""Files that `tests/roundings.py` runs (mark `numeric`): groups, kernels, devices, rounds, vectors."""
 
 STEADY = (pytest.mark.slow, pytest.mark.steady)
 """Marks of a test of documentation, or of one of many alike, that `make test-steady` and CI run."""
@@ -93,6 +108,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
+        if item.path.relative_to(ROOT / "tests").as_posix() in NUMERIC:
+            item.add_marker("numeric")
         if "ray_cluster" in names:
             item.add_marker("ray")
             item.add_marker(pytest.mark.xdist_group("ray"))

@@ -25,6 +25,7 @@ from tests.algorithms.tiny import (
     VAL,
     Y,
     batch_orders,
+    close,
     cross_entropy,
     encode,
     play,
@@ -32,8 +33,6 @@ from tests.algorithms.tiny import (
     slope,
     task,
 )
-
-NEAR = 2e-6
 
 
 def cosine(a, b):
@@ -153,7 +152,7 @@ def test_three_rounds_of_fedgcr(o):
     found = play(server(**{"num_groups": 2, **given}), local, rounds=3)
     assert [row["cluster"] for row in found[0][1].tables["clusters"]] == [*o.get("groups", GROUPS)]
     for (params, _), expected in zip(found, fedgcr(3, o), strict=True):
-        np.testing.assert_allclose(params, expected, atol=NEAR)
+        close(params, expected)
 
 
 @pytest.mark.parametrize("kind", ["gmm", "kmeans"])
@@ -172,7 +171,7 @@ def test_representations_of_some_batches_are_those_of_random_examples():
         chosen = np.array(rows)[batch_orders(cid, 0, 1)[0][:2]]
         h = encode(START, chosen)[1]
         expected = np.mean([h[Y[chosen] == label].mean(0) for label in np.unique(Y[chosen])], axis=0)
-        np.testing.assert_allclose(row["representation"], expected, atol=NEAR)
+        close(row["representation"], expected)
 
 
 def test_the_optimizer_of_the_authors():
@@ -278,6 +277,6 @@ def test_three_rounds_of_fft_gp(server, local, train, o):
     size = {"batch_size": 2} if train is bgp else {}
     found = play(server, local, rounds=3, **size)
     for (params, ledger), (expected, weights) in zip(found, gap_rounds(3, train, o), strict=True):
-        np.testing.assert_allclose(params, expected, atol=NEAR)
+        close(params, expected)
         recorded = [row["weight"] for row in ledger.tables["aggregation"]]
-        np.testing.assert_allclose(recorded, weights, atol=NEAR)
+        close(recorded, weights)

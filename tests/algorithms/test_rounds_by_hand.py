@@ -22,6 +22,7 @@ from rayfed.federation.stays import STAYS, keep_own, seen, staying
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.seeds import seeded
 from rayfed.tuning.base import copies, load
+from tests.rounding import near
 
 X = np.array([0.9, -0.4, 1.1, 0.7])
 Y = np.array([2, 0, -1, 1])  # whole numbers, as labels are stored
@@ -30,6 +31,8 @@ SHARE = {"a": 0.75, "b": 0.25}
 START = {"A": 0.7, "B": -0.4, "C": 0.5, "R": 0.0, "head": 1.3, "norm": 0.9}
 GLOBAL = {n: f"fc.lora_{n}" for n in "ABCR"} | {"head": "head.weight", "norm": "norm.weight"}
 W, RATE = 0.6, 0.3
+SLOPES = 3 * 4 * 10
+"""Roundings of three rounds of at most four steps with differences of losses of at most 2, over 2e-6."""
 
 
 class Line(nn.Module):
@@ -190,4 +193,4 @@ def test_three_rounds_of_two_clients(method):
             sign = np.sign(values["fc.lora_A"]) if combine is split and values else 1.0
             for name in [n for n, known in GLOBAL.items() if known in values]:
                 turned = sign if name in "AB" else 1.0
-                assert turned * values[GLOBAL[name]] == pytest.approx(right[name], abs=1e-7), name
+                near(turned * values[GLOBAL[name]], right[name], SLOPES, RATE * 2 / 2e-6, torch.float64)

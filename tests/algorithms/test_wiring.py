@@ -20,9 +20,7 @@ from algorithms.qffl import METHOD as QFFL
 from algorithms.term import METHOD as TERM
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
-from tests.algorithms.tiny import RATE, START, TRAIN, batch_orders, encode, play, shares, slope, task
-
-NEAR = 2e-6
+from tests.algorithms.tiny import RATE, START, TRAIN, batch_orders, close, encode, play, shares, slope, task
 
 
 def descent(theta, cid, number, pull=lambda v: 0.0, start=None, **_):
@@ -177,7 +175,7 @@ def test_two_rounds(case):
         losses = np.array([task(theta, rows) for rows in TRAIN.values()])
         own = np.stack([fit(theta, cid, number) for cid in TRAIN])
         theta = mean(theta, own, losses, memory)
-        np.testing.assert_allclose(params, theta, atol=NEAR)
+        close(params, theta)
 
 
 def test_afl_gives_out_the_mean_of_the_models_and_trains_the_last_one():
@@ -189,7 +187,7 @@ def test_afl_gives_out_the_mean_of_the_models_and_trains_the_last_one():
         losses = np.array([task(last, rows) for rows in TRAIN.values()])
         last = minimax(last, np.stack([descent(last, cid, number) for cid in TRAIN]), losses, memory)
         models.append(last)
-        np.testing.assert_allclose(params, np.mean(models, axis=0), atol=NEAR)
+        close(params, np.mean(models, axis=0))
 
 
 def dynamic(v, theta, alpha, g):
@@ -211,7 +209,7 @@ def test_feddyns_alpha_of_a_client(by):
         g = {cid: g[cid] - alphas[cid] * (own[cid] - theta) for cid in TRAIN}
         h = h - 0.4 / 3 * sum(own[cid] - theta for cid in TRAIN)
         theta = np.mean(list(own.values()), axis=0) - h / 0.4
-        np.testing.assert_allclose(params, theta, atol=NEAR)
+        close(params, theta)
 
 
 def test_weights_by_the_samples_that_were_seen():
@@ -230,9 +228,9 @@ def test_dittos_personal_models_stay_with_their_clients():
         for cid in TRAIN:
             pull = lambda v, theta=theta: 0.3 * np.square(v - theta).sum()  # noqa: E731
             personal[cid] = descent(theta, cid, number, pull, start=personal[cid])
-            np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), personal[cid], atol=NEAR)
+            close(ledger.stores[cid]["own"]["w"].numpy(), personal[cid])
         theta = shares() @ np.stack([descent(theta, cid, number) for cid in TRAIN])
-        np.testing.assert_allclose(params, theta, atol=NEAR)
+        close(params, theta)
 
 
 def test_clients_on_their_own_continue_and_send_nothing_back():
@@ -242,7 +240,7 @@ def test_clients_on_their_own_continue_and_send_nothing_back():
         assert params.tolist() == START.tolist()
         for cid in TRAIN:
             own[cid] = descent(own[cid], cid, number)
-            np.testing.assert_allclose(ledger.stores[cid]["own"]["w"].numpy(), own[cid], atol=NEAR)
+            close(ledger.stores[cid]["own"]["w"].numpy(), own[cid])
 
 
 def test_the_model_that_is_scored_as_personal():
@@ -262,7 +260,7 @@ def test_the_model_that_is_scored_as_personal():
     )
     assert [row["gap"] for row in plain] != [row["gap"] for row in doubled]
     own, mean = _doubled_scores()
-    np.testing.assert_allclose([row["gap"] for row in doubled], mean - own, atol=NEAR)
+    close([row["gap"] for row in doubled], mean - own)
 
 
 def _doubled_scores():

@@ -23,6 +23,7 @@ from rayfed.models.named_tensors import NamedTensor
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import load
 from rayfed.types import ServerState
+from tests.rounding import near
 
 X = np.array(
     [
@@ -174,6 +175,15 @@ def slope(f, w, eps=1e-6):
     """Gradient of a function of the two parameters, by central differences."""
     steps = np.eye(2) * eps
     return np.array([(f(w + step) - f(w - step)) / (2 * eps) for step in steps])
+
+
+def close(found, expected):
+    """Fail unless numbers of `play` are those that were worked out with `slope`, both in float64.
+
+    At most twelve steps, each with the rate times a slope: a difference of two objectives of at most 4, each
+    with about ten roundings, over twice the `eps` of `slope`.
+    """
+    near(found, expected, 12 * 10, size=RATE * 4 / 2e-6, precision=torch.float64)
 
 
 def shares():

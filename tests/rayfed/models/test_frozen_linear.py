@@ -19,6 +19,7 @@ from rayfed.models.frozen_linear import (
     seconds_saved,
     use_onednn,
 )
+from tests.rounding import near
 
 SHAPES = [(64, 192), (64, 256), (256, 64), (64, 64), (576, 192), (33, 10)]
 
@@ -104,7 +105,8 @@ def test_trials_refuse_a_product_with_other_bits_and_torch_without_onednn(monkey
 
 def test_torch_has_the_operator_and_it_multiplies():
     x, weight, bias = torch.randn(300, 24), torch.randn(32, 24), torch.randn(32)
-    torch.testing.assert_close(frozen_linear._onednn(x, weight, bias), F.linear(x, weight, bias))
+    size = float((x.abs() @ weight.abs().mT + bias.abs()).max())
+    near(frozen_linear._onednn(x, weight, bias), F.linear(x, weight, bias), 24 + 1, size)
 
 
 def test_trained_layers_and_other_rows_are_computed_by_torch(used):
