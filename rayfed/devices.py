@@ -147,6 +147,41 @@ def same_draws(device: torch.device) -> Iterator[None]:
             module.set_rng_state(own, device)
 
 
+def why_no_cuda() -> str:
+    """What torch says of a GPU that it cannot use, in one line; empty: it can use one."""
+    if torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as err:
+        return " ".join(str(err).split()).removesuffix(".")
+    return "torch.cuda.is_available() is False"
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device that `cluster.device` names.
+
+    Args:
+        name: `auto` (the first GPU that torch sees, else the CPU), `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: There is no such device; gives torch's reason.
+    """
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else HOST
+    kind, _, number = name.partition(":")
+    if name != "cpu" and (kind != "cuda" or not (name == "cuda" or number.isdecimal())):
+        raise ConfigError(f"cluster.device: {name!r} is not 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    if kind == "cuda" and (reason := why_no_cuda()):
+        raise ConfigError(
+            f"cluster.device: {name!r} cannot be used: {reason}; write cluster.device=cpu, or install a "
+            f"driver and a torch that fit each other (docs/gpu.md)"
+        )
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"cluster.device: {name!r} does not exist: torch sees {torch.cuda.device_count()}")
+    return torch.device(kind, int(number or 0)) if kind == "cuda" else HOST
+
+
 def set_products(device: torch.device, precision: Precision) -> None:
     """Choose, for this process, how a device multiplies matrices of float32; a CPU always does it exactly.
 

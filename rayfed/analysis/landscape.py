@@ -179,7 +179,7 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     """
     run = reopen(folder)
     world = replace(run.setup.world, splits=only_tests_thinned(run, images))
-    executor = InlineExecutor(world, run.setup.weights)
+    executor = InlineExecutor(world, run.setup.weights, device=run.device)
     experiment = replace(run.setup.experiment, packs=())  # packs have all images of their sets
     cohort = replace(make_cohort(experiment, executor, run.state.round), ledger=Ledger())
     if run.setup.partition.drawn is None:  # else there may be too many to train all of them

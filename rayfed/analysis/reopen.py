@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rayfed.config.schema import Config, load_run
+from rayfed.devices import chosen_device
 from rayfed.documents import check_run_folder
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
@@ -35,6 +37,11 @@ class Finished:
     config: Config
     setup: Setup
     state: ServerState
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the run is analysed (`cluster.device`)."""
+        return chosen_device(self.config.cluster.device)
 
 
 def reopen(folder: Path) -> Finished:

@@ -27,6 +27,8 @@ class ClusterConfig:
 
     Attributes:
         executor: `ray`: on Ray actors; `inline`: everything in one process.
+        device: Device of the clients with `inline`, and of the analysis of a run: `auto` (the first GPU that
+            torch sees, else the CPU), `cpu`, `cuda` or `cuda:N`. GPUs of actors: `num_gpus`.
         address: Address of a running Ray cluster (host:port); none: that of RAY_ADDRESS, or else Ray is
             started on this machine.
         actors: Number of client actors; `auto`: as many as fit and can be used; `per_client`: one for each
@@ -45,6 +47,7 @@ class ClusterConfig:
     """
 
     executor: Literal["ray", "inline"] = "ray"
+    device: str = "auto"
     address: str | None = None
     actors: Literal["auto", "per_client"] | Count = "auto"
     cpus_per_actor: Literal["auto"] | Positive = "auto"

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from rayfed.config.schema import Config, compatible_parts
+from rayfed.config.sections import ClusterConfig
 from rayfed.data.partition.make import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
+from rayfed.devices import chosen_device
 from rayfed.engine.adapted import adapting
 from rayfed.engine.channels import make_channel
 from rayfed.engine.costs import count_cost
@@ -98,6 +100,7 @@ def prepare(
     """
     parts = compatible_parts(config)
     check_counts(config)
+    _check_device(config.cluster)
     known = shared or Shared()
     shape = shape_of(config, known)
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
@@ -184,6 +187,16 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
+
+
+def _check_device(cluster: ClusterConfig) -> None:
+    if cluster.executor == "inline":
+        chosen_device(cluster.device)
+    elif cluster.device != "auto":
+        raise ConfigError(
+            f"cluster.device: {cluster.device!r} is for cluster=inline; actors get the GPUs of "
+            f"cluster.num_gpus, and with cluster.num_gpus=0 they run on the CPU"
+        )
 
 
 def _check_input(config: ModelConfig, model: Backbone) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import torch
 
-from rayfed.devices import give_back
+from rayfed.devices import give_back, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
 from rayfed.executors.failed_call import is_out_of_memory, out_of_memory
 from rayfed.executors.lane import Slot, WireCall
@@ -38,9 +38,9 @@ class ClientActor:
         usable = bool(gpus) and torch.cuda.is_available()
         if gpus and not usable:
             log.warning(
-                "actor %s was given GPU %s but torch sees none, so it runs on the CPU; install a torch with "
-                "CUDA, or set cluster.num_gpus=0",
-                *(name, gpus),
+                "actor %s was given GPU %s but torch cannot use it, so it runs on the CPU: %s; docs/gpu.md "
+                "says which driver torch needs, and cluster.num_gpus=0 plans without GPUs",
+                *(name, gpus, why_no_cuda()),
             )
         self._device = "cuda:0" if usable else "cpu"
         keep_freed_memory()

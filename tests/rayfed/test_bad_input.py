@@ -44,6 +44,11 @@ CASES = {
     "a number in words": (["rounds=two"], ["rounds: 'two' is not a whole number"]),
     "neither": (["clients_per_round=some"], ["'some' is not 'all' or a whole number"]),
     "not a switch": (["deterministic=perhaps"], ["'perhaps' is not 'auto' or true or false"]),
+    "a device of actors": (
+        ["cluster=local", "cluster.device=cuda"],
+        ["cluster.device", "'cuda' is for cluster=inline"],
+    ),
+    "no such device": (["cluster=inline", "cluster.device=gpu"], ["cluster.device", "'gpu' is not 'auto'"]),
     "unknown model": (["model=resnet5000"], ["model.name", "'resnet5000'"]),
     "unknown tuning": (["tuning=loar"], ["tuning", "did you mean 'lora'"]),
     "missing folder": (["data=pacs", "data.root=/no/such/folder"], ["data.root", "/no/such/folder"]),

@@ -5,6 +5,7 @@ import torch
 
 from rayfed.devices import (
     HOST,
+    chosen_device,
     cloned,
     free_memory,
     moved,
@@ -152,3 +153,24 @@ def test_a_pretended_device_has_no_statistics_before_it_has_started():
             getattr(torch, TYPE).reset_peak_memory_stats(device.name)
         reset_peak(torch.device(device.name))
         assert device.counts.resets == 1
+
+
+def test_a_device_is_chosen_by_name(monkeypatch):
+    assert chosen_device("cpu") == HOST
+    with pytest.raises(ConfigError, match=r"cluster.device: 'gpu' is not 'auto', 'cpu', 'cuda' or 'cuda:N'"):
+        chosen_device("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert chosen_device("auto") == torch.device("cuda", 0)
+    assert chosen_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match=r"cluster.device: 'cuda:2' does not exist: torch sees 2"):
+        chosen_device("cuda:2")
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason_of_torch(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert chosen_device("auto") == HOST
+    with pytest.raises(ConfigError, match=r"'cuda' cannot be used: .*; write cluster.device=cpu") as caught:
+        chosen_device("cuda")
+    if torch.cuda.device_count() == 0:
+        assert any(words in str(caught.value) for words in ("no NVIDIA driver", "not compiled with CUDA"))
