@@ -1,8 +1,9 @@
 """FedSA-LoRA: A and B of every LoRA adapter are trained, only A is sent and averaged, B stays at the client.
 
 Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025
-[guo2025fedsalora], Figure 1. Clients are scored with their own B. The head is sent and averaged;
-`local.stays=[lora_B,head]` keeps it at the client too.
+[guo2025fedsalora], Figure 1. Clients are scored with their own B. The head is sent and averaged, because the
+paper's text keeps only B at the client. The released configs for classification keep the head there, too:
+`local.stays=[lora_B,head]`.
 """
 
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 RATIOS = {(5, 5): 1.5, (5, 10): 1.8, (6, 5): 1.4, (6, 10): 1.6, (4, 5): 1.7, (4, 10): 2.16}
-"""Ratio by number of domains and factor, rounded as in the paper: Digit-Five, DomainNet, PACS."""
+"""Ratio by number of domains and factor, of the authors' code, not the paper: Digit-Five, DomainNet, PACS."""
 
 BALANCED = 2
 """Number of clients of each domain at factor 1."""

@@ -24,7 +24,6 @@ counted as traffic. It is not added to the frozen weight, of which all processes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -38,9 +37,6 @@ LoraRule: TypeAlias = Literal["factor_mean", "product_svd", "stack_merge", "resi
 EXACT: tuple[LoraRule, ...] = ("stack_merge", "residual")
 
 A, B = "lora_A", "lora_B"
-ROW_NORM = 1 / math.sqrt(3)
-"""Expected norm of a row of A at initialisation: d entries, uniform in +-1/sqrt(d)."""
-
 RELATIVE_ZERO = 1e-6
 """Singular values below this fraction of the largest one are treated as zero."""
 
@@ -63,7 +59,7 @@ def stack(factors: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) ->
 def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
     """Best approximation of B A by factors of the rank of `old_a`, in float64.
 
-    The singular values go into B, and the rows of A get the norm they have at initialisation. Components with
+    The singular values go into B = U S, and A = V^T, as in FlexLoRA's released code. Components with
     singular value 0 keep the old row of A, with a zero column in B: with zeros in both factors they would
     never receive a gradient again. The largest number of each new row of A is positive: singular vectors have
     no sign of their own, and rounding would choose one, to which a kept momentum does not belong.
@@ -85,8 +81,8 @@ def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
     kept = min(rank, int((s > RELATIVE_ZERO * s[0]).sum())) if s.numel() and s[0] > 0 else 0
     rows = vt[:kept] @ qa.T
     sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()  # (kept, 1)
-    new_b[:, :kept] = qb @ u[:, :kept] * (sign[:, 0] * s[:kept] / ROW_NORM)
-    new_a[:kept] = ROW_NORM * sign * rows
+    new_b[:, :kept] = qb @ u[:, :kept] * (sign[:, 0] * s[:kept])
+    new_a[:kept] = sign * rows
     return new_b.to(b.dtype), new_a.to(a.dtype)
 
 

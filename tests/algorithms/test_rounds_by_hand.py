@@ -136,8 +136,8 @@ def corrected(old, ends, mean):
 
 
 def split(old, ends, mean):
-    """A has the norm of a row at the start; which of both factors has the sign does not matter."""
-    return {**mean, "A": 1 / np.sqrt(3), "B": product(ends) * np.sqrt(3)}
+    """A has norm 1, as in the released code; which of both factors has the sign does not matter."""
+    return {**mean, "A": 1.0, "B": product(ends)}
 
 
 def by_norm(old, ends, mean):
