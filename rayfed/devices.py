@@ -249,6 +249,12 @@ def kind_of(device: torch.device) -> str:
     return device.type if query is None else str(query(device))
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a device has computed what was queued, so that its time can be taken."""
+    if hasattr(module := _module(device), "synchronize"):
+        module.synchronize(device)
+
+
 def free_memory(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where torch cannot say."""
     query = getattr(_started(device), "mem_get_info", None)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from rayfed.data.row_table import Splits
-from rayfed.devices import HOST, kind_of
+from rayfed.devices import HOST, finish, kind_of
 
 FEATURES = "features"
 """Folder of the features, beside the prepared data, whose place is set by `data.cache`."""
@@ -128,6 +128,8 @@ class FeatureCache(MutableMapping[Any, Tensor]):
         return found
 
     def __setitem__(self, key: Any, value: Tensor) -> None:
+        if key in self._missed and value.device != HOST:
+            finish(value.device)  # otherwise the time of the launches would be taken, not that of the work
         now = time.perf_counter()
         if self._folder and self._shared:
             self._folder.write(key, value)

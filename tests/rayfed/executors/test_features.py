@@ -1,5 +1,7 @@
 """Frozen features: one file for a set of images, a budget in memory, and no error where the disk is full."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +82,15 @@ def test_what_leaves_goes_to_disk_where_that_is_faster_than_computing_it(seconds
     assert (measured != seconds) == bool(spilled)  # the next file is compared with this one
     assert folder.seconds(size // 2) == measured
     assert folder.seconds(3 * size) == pytest.approx(3 * measured)
+
+
+def test_the_time_of_features_is_that_of_the_work_not_of_its_launch(monkeypatch):
+    with pretended() as device:
+        monkeypatch.setattr(getattr(torch, TYPE), "synchronize", lambda _: time.sleep(0.05), raising=False)
+        cache = FeatureCache(1e9)
+        assert cache.get("key") is None
+        cache["key"] = ONE.to(device.name)
+        assert cache._held["key"][1] >= 0.05
 
 
 @pytest.mark.parametrize("memory", [1, 30_000, 10**9])
