@@ -11,6 +11,7 @@ from algorithms.fedyogi import FedYogi
 from rayfed.federation.channel import Channel
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import check_private
+from rayfed.federation.train_config import TrainConfig
 from tests.algorithms.test_fedadam import cohort, near, state, update
 
 SENT = np.array([[0.4, -0.2], [0.1, 0.3], [2.0, 0.2]])
@@ -53,7 +54,9 @@ def test_yogi_s_second_moment_grows_and_shrinks_by_hand():
 
 @pytest.mark.parametrize("rule", [FedAdam, FedYogi, FedAdagrad, FedAvgM, FedIT])
 def test_the_rule_uses_the_mean_only_so_that_noise_protects_the_answers(rule):
-    check_private(rule(weighting="uniform"), Local(), Channel(clip=1.0, noise=1.0), "poisson", False)
+    check_private(
+        rule(weighting="uniform"), Local(), Channel(clip=1.0, noise=1.0), "poisson", False, TrainConfig()
+    )
 
 
 @pytest.mark.parametrize("name", ["fedyogi", "fedadagrad"])
