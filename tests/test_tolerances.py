@@ -91,6 +91,7 @@ def test_what_is_none_is_not(line):
 
 
 LEFT = {
+    "benchmarks/test_gpu_check.py": 1,
     "algorithms/test_adaptive.py": 1,
     "algorithms/test_allocation.py": 2,
     "algorithms/test_depthfl.py": 1,
