@@ -73,7 +73,7 @@ def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
     experiment = setup.experiment
     state = experiment.server.start(setup.start)
     for round in range(2):
-        for ids in ((), ("c0-plain",), tuple(experiment.clients)):
+        for ids in ((), (*experiment.clients,)[:1], (*experiment.clients,)):
             cohort = replace(make_cohort(experiment, executor, round), ids=ids)
             after = advance(experiment, replace(state, round=round), cohort)
             still = [n for n, v in after.params.items() if torch.equal(v, state.params[n])]
@@ -191,7 +191,11 @@ def sent_in(name, cache):
     executor = InlineExecutor(setup.world, setup.weights)
     found = []
     for round in range(2):
-        cohort = replace(make_cohort(setup.experiment, executor, round), ids=("c0-plain",), channel=Channel())
+        cohort = replace(
+            make_cohort(setup.experiment, executor, round),
+            ids=(*setup.experiment.clients,)[:1],
+            channel=Channel(),
+        )
         state = replace(setup.experiment.server.start(setup.start), round=round)
         server = setup.experiment.server
         [answer] = cohort.run(server.visit(setup.experiment.local), server.send(state, cohort), tag="fit")
