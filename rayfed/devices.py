@@ -20,6 +20,12 @@ K = TypeVar("K")
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Deterministic: TypeAlias = Literal["auto"] | bool
 
+USABLE = 0.9
+"""Share of a GPU's memory that is planned with; the rest is for other users and for fragmentation."""
+
+ALLOCATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables by which a user sets how torch allocates; every version since 2.6 reads the last one."""
+
 HOST = torch.device("cpu")
 """Where messages between processes, stores of clients and the state of the server are."""
 
@@ -259,6 +265,32 @@ def free_memory(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where torch cannot say."""
     query = getattr(_started(device), "mem_get_info", None)
     return None if query is None else int(query(device)[0])
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Let torch take its part of a device's memory only, so that it cannot starve other processes there.
+
+    To be called before the first tensor on the device. Freed memory can be used again for tensors of any size
+    (`expandable_segments`), unless the user has set how torch allocates.
+
+    Args:
+        device: A device.
+        share: Share of it that this process was given; 1: there is no limit.
+
+    Raises:
+        RuntimeError: The device has no memory for this process, or takes no other process.
+    """
+    if not os.environ.keys() & ALLOCATION:
+        os.environ[ALLOCATION[-1]] = "expandable_segments:True"
+    set_fraction = getattr(_started(device), "set_per_process_memory_fraction", None)
+    if set_fraction is not None and device != HOST:
+        set_fraction(USABLE * share if share < 1 else 1.0, device)
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Bytes that torch has taken of a device for tensors; 0 where it cannot say."""
+    query = getattr(_started(device), "memory_reserved", None)
+    return 0 if query is None else int(query(device))
 
 
 def give_back(device: torch.device) -> None:

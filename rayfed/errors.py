@@ -27,6 +27,10 @@ class ResourceError(ConfigError):
     """The cluster has fewer CPUs, GPUs or less memory than the config asks for."""
 
 
+class BusyError(ResourceError):
+    """The cluster has the resources, but other jobs use them."""
+
+
 class NobodyAnsweredError(RayFedError):
     """No client that was called in an exchange answered; the model then stays unchanged in this round."""
 

@@ -11,6 +11,7 @@ from ray.tune import PlacementGroupFactory
 from rayfed.config.sections import ClusterConfig
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
+from rayfed.executors.mps import mps_runs
 
 SLACK = 1e-9
 
@@ -46,6 +47,7 @@ def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
         cpus=cluster.cpus_per_actor,
         gpus=cluster.gpus_per_actor,
         memory=cluster.memory_per_actor * GB,
+        mps=mps_runs(),
     )
     if wish.actors != "auto":
         return plan(wish, demand.clients, demand.per_round, demand.nodes)

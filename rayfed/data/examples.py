@@ -23,6 +23,9 @@ Resident: TypeAlias = Literal["auto"] | bool
 MOST_PLACED = 10_000
 """Splits of drawn clients whose positions a process keeps on its device."""
 
+PART = 32_000_000
+"""Bytes of examples that are on their way to a device at the same time."""
+
 SHARE = 0.5
 """Largest share of a device's free memory that `resident=auto` fills with examples."""
 
@@ -84,8 +87,8 @@ class OnDevice:
         """Copy all examples of the splits to the device. Args: as of `choose`."""
         used = rows_of(splits)
         self.device = device
-        self._inputs = torch.from_numpy(inputs[used]).to(device)
-        self._targets = torch.from_numpy(targets[used]).to(device)
+        self._inputs = _copied(inputs, used, device)
+        self._targets = _copied(targets, used, device)
         listed = splits.listed() if isinstance(splits, RowTable) else splits
         names = [(owner, split) for owner in listed for split in splits[owner]]
         rows = [splits[owner][split] for owner, split in names]
@@ -211,3 +214,16 @@ def rows_of(splits: Mapping[str, Splits]) -> Indices:
         return splits.used()
     every = [rows for own in splits.values() for rows in own.values()]
     return np.unique(np.concatenate([np.empty(0, np.int64), *every]))
+
+
+def _copied(values: Array, rows: Indices, device: torch.device) -> Tensor:
+    """Rows of an array on a device; they pass through memory of the CPU in parts of about `PART` bytes."""
+    kind = torch.from_numpy(np.empty(0, values.dtype)).dtype
+    there = torch.empty((len(rows), *values.shape[1:]), dtype=kind, device=device)
+    some = min(max(1, PART // max(1, values[:1].nbytes)), max(1, len(rows)))
+    part = torch.empty((some, *values.shape[1:]), dtype=kind, pin_memory=can_pin(device))
+    for start in range(0, len(rows), some):
+        chosen = rows[start : start + some]
+        part.numpy()[: len(chosen)] = values[chosen]
+        there[start : start + len(chosen)].copy_(part[: len(chosen)])  # waits, so that `part` can change
+    return there

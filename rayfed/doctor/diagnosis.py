@@ -130,12 +130,12 @@ def diagnose(config: Config) -> Diagnosis:
     measured = measure(setup.experiment, setup.world, on_gpu=on_ray and has_gpu)
     mps = mps_runs()
     sizes = (measured.device_total,) if measured.device_total else COMMON_GPUS
-    gpu_actors = {gpu: actors_on(gpu, measured.device_bytes, mps) for gpu in sizes}
+    gpu_actors = {gpu: actors_on(measured.device_free or gpu, measured.device_bytes, mps) for gpu in sizes}
     if on_ray:
         known = bool(measured.device_total) and is_measured(config.cluster, nodes)
         per_gpu = max(1, gpu_actors[measured.device_total]) if known else None
         try:
-            found = plan_actors(config.cluster, setup.experiment, nodes, per_gpu)
+            found = plan_actors(config.cluster, setup.experiment, nodes, per_gpu, mps)
         except ConfigError as err:
             problems.append(str(err))
     if found:
@@ -156,7 +156,7 @@ def diagnose(config: Config) -> Diagnosis:
         gpu_actors=gpu_actors,
         mps=mps,
         measured=measured,
-        estimate=estimate(setup, measured, _lanes(found, nodes)),
+        estimate=estimate(setup, measured, _lanes(found, nodes, mps)),
         disk=disk,
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
@@ -206,7 +206,7 @@ def _memory_problems(
             f"object store, which has {size(store)} on a node; choose a smaller model or a larger node"
         )
     if found.gpus and measured.device_total:
-        held = actors_on(measured.device_total, measured.device_bytes)
+        held = actors_on(measured.device_free, measured.device_bytes)
         if (planned := int(1 / found.gpus + 1e-9)) > max(1, held):
             problems.append(
                 f"cluster.gpus_per_actor: {found.gpus:g} puts {planned} actors of "
@@ -216,12 +216,15 @@ def _memory_problems(
     return problems
 
 
-def _lanes(found: Plan | None, nodes: Sequence[Mapping[str, float]]) -> float:
-    """Number of clients that really run at the same time, limited by the number of CPUs."""
+def _lanes(found: Plan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
+    """Number of clients that really run at the same time: one on a CPU, and on a GPU without MPS."""
     if found is None:
         return 1.0
     cores = sum(node.get("CPU", 0) for node in nodes)
-    return float(found.actors) if found.gpus else max(1.0, min(float(found.actors), cores))
+    if found.gpus:
+        gpus = sum(node.get("GPU", 0) for node in nodes)
+        return float(found.actors) if mps else min(float(found.actors), gpus)
+    return max(1.0, min(float(found.actors), cores))
 
 
 def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float | None = None) -> Estimate:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayfed.config.sections import ClusterConfig
+from rayfed.devices import USABLE
 from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import Experiment
 from rayfed.engine.measurement import Measurement, largest_client
 from rayfed.engine.preflight import plan_actors
 from rayfed.engine.setup import Setup
-from rayfed.errors import RayFedError, ResourceError, one_line
+from rayfed.errors import BusyError, RayFedError, ResourceError, one_line
 from rayfed.executors.mps import CLIENTS, mps_runs
 from rayfed.executors.worker import Weights, World
 from rayfed.terminal.console import size
@@ -23,9 +24,6 @@ from rayfed.terminal.stages import stage
 if TYPE_CHECKING:
     from rayfed.executors.cluster import Plan
     from rayfed.executors.local_ray import Health
-
-USABLE = 0.9
-"""Share of a GPU's memory that is planned with; the rest is for other users and for fragmentation."""
 
 WORTH = 1e9
 """Operations of an example, forward and backward, from which on a GPU pays; an estimate.
@@ -38,7 +36,7 @@ def actors_on(gpu_bytes: float, actor_bytes: float, mps: bool = False) -> int:
     """Number of client actors that the memory of a GPU holds.
 
     Args:
-        gpu_bytes: Memory of the GPU in bytes.
+        gpu_bytes: Memory of the GPU in bytes that other users leave free.
         actor_bytes: Memory in bytes that an actor takes of it (`Measurement.device_bytes`).
         mps: NVIDIA's multi-process service serves the GPU, which limits the number of processes.
 
@@ -61,6 +59,8 @@ class GpuPlans:
         self.sentence: str | None = None
         self._per_gpu: int | None = None
         self._on_cpu = False
+        self._busy = False
+        self._mps = False
 
     def plan(self, setup: Setup, cluster: ClusterConfig, weights: Callable[[], Any], health: Health) -> Plan:
         """Number and resources of the client actors of an experiment on the nodes of Ray.
@@ -75,7 +75,7 @@ class GpuPlans:
             ResourceError: The actors do not fit; the message says what would.
             RayFedError: The measured client failed.
         """
-        from rayfed.executors.cluster import node_resources
+        from rayfed.executors.cluster import TOGETHER, node_resources
 
         nodes = node_resources()
         if not is_measured(cluster, nodes):
@@ -86,12 +86,24 @@ class GpuPlans:
             return plan_actors(replace(cluster, gpus_per_actor=0), setup.experiment, nodes)
         if self.sentence is None:
             stage("running the largest client on a GPU, to plan its share")
-            found = measured_on_gpu(setup, weights(), cluster, health)
             self.sentence = ""
+            try:
+                found = measured_on_gpu(setup, weights(), cluster, health)
+            except BusyError:
+                found = None
+                self._busy = True
+                self.sentence = (
+                    f"no whole GPU became free within {cluster.connect_timeout:g} s, so the memory of a "
+                    f"client was not measured: each actor gets half of a GPU; cluster.gpus_per_actor sets "
+                    f"another share"
+                )
             if found:
-                self._per_gpu = max(1, actors_on(found[0].device_total, found[0].device_bytes, mps=found[1]))
-                self.sentence = on_gpu(*found, self._per_gpu)
-        return plan_actors(cluster, setup.experiment, nodes, self._per_gpu)
+                measured, self._mps = found
+                self._per_gpu = max(1, actors_on(measured.device_free, measured.device_bytes, self._mps))
+                self.sentence = on_gpu(measured, self._mps, self._per_gpu)
+        if self._busy:
+            cluster = replace(cluster, gpus_per_actor=1 / TOGETHER)
+        return plan_actors(cluster, setup.experiment, nodes, self._per_gpu, self._mps)
 
 
 def too_small(setup: Setup, cluster: ClusterConfig) -> str:
@@ -139,7 +151,8 @@ def measured_on_gpu(
         that there is one.
 
     Raises:
-        ResourceError: No GPU became free in time, or it has too little memory; says what would fit.
+        BusyError: No GPU became free in time.
+        ResourceError: It has too little memory; says what would fit.
         RayFedError: The client failed.
     """
     import ray
@@ -171,7 +184,11 @@ def on_gpu(measured: Measurement, mps: bool, per_gpu: int) -> str:
         mps: NVIDIA's multi-process service serves the GPU.
         per_gpu: Number of actors that the GPU holds.
     """
-    shared = "; the actors of a GPU share it through MPS" if mps else ""
+    from rayfed.executors.cluster import TOGETHER
+
+    shared = "; the actors of a GPU share it through MPS, where a fatal fault of one ends all" if mps else ""
+    if not mps and per_gpu > TOGETHER:
+        shared = f"; {TOGETHER} are started, because without MPS they take turns"
     took, total = size(measured.device_bytes), size(measured.device_total)
     return (
         f"client {measured.client} took {took} of a GPU of {total} and {measured.visit_s:.2f} s a visit: "

@@ -16,7 +16,7 @@ import torch
 from rayfed.clients import ClientTable
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, peak_memory, reset_peak, total_memory
+from rayfed.devices import HOST, free_memory, peak_memory, reserved_memory, reset_peak, total_memory
 from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.engine.process_memory import own_memory, peak_of_process
 from rayfed.errors import DeviceMemoryError, RayFedError, ResourceError
@@ -30,7 +30,8 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.types import ServerState, Update, num_bytes
 
 CONTEXT = 0.6e9
-"""Bytes that CUDA itself takes on a GPU in every process, which torch does not count; an estimate."""
+"""Most bytes that CUDA takes of a GPU when it starts in a process, which torch does not count. It is an
+estimate: what is taken beyond it belongs to other processes. Used whole where a client ran on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,11 @@ class Measurement:
         scoring_s: Seconds spent on scoring them.
         memory_bytes: Peak memory of the process without the initial weights, which actors of a node share.
         weights_bytes: Bytes of all initial tensors, needed once per node.
-        device_bytes: Memory that an actor takes of a GPU: the measured peak and `CONTEXT`; if the client ran
-            on the CPU, an estimate of it from the memory of the process.
+        device_bytes: Memory that an actor takes of a GPU: the measured peak, the frozen features of all other
+            clients, and what CUDA took itself; if the client ran on the CPU, an estimate from the memory of
+            the process.
         device_total: Memory of the GPU in bytes; 0: the client ran on the CPU.
+        device_free: What other processes left free of it before the client ran.
         down_bytes, up_bytes: Bytes that were sent to the client and that it sent back in the second round.
         store_bytes: Bytes of the client's store.
         state_bytes: Bytes of the server's state.
@@ -68,6 +71,7 @@ class Measurement:
     weights_bytes: int
     device_bytes: int
     device_total: int
+    device_free: int
     down_bytes: int
     up_bytes: int
     store_bytes: int
@@ -171,6 +175,7 @@ def _run_client(
     experiment: Experiment, world: World, device: torch.device, cid: str, weights: Weights | None
 ) -> Measurement:
     reset_peak(device)
+    free, reserved = free_memory(device), reserved_memory(device)
     before = own_memory()
     known = weights or world.weights()
     lane = _Lane(world, known, Policy(watchdog=None), device)
@@ -180,6 +185,11 @@ def _run_client(
     there = peak_memory(device)
     if there is None:
         there = max(memory[0] - before, 0) + resident_bytes(world)
+    all_there = total_memory(device) or 0
+    own = int(CONTEXT) if free is None else min(all_there - free, int(CONTEXT))
+    libraries = 0  # of CUDA, which load when they are used
+    if free is not None and (rest := free_memory(device)) is not None:
+        libraries = max(free - rest - (reserved_memory(device) - reserved), 0)
     return Measurement(
         client=cid,
         examples=experiment.clients[cid].num_examples,
@@ -191,8 +201,9 @@ def _run_client(
         scoring_s=lane.seconds,
         memory_bytes=max(memory[0] - total, 0),
         weights_bytes=total,
-        device_bytes=there + int(CONTEXT),
-        device_total=total_memory(device) or 0,
+        device_bytes=there + own + libraries + _other_features(experiment, world, lane),
+        device_total=all_there,
+        device_free=0 if free is None else free + own,
         down_bytes=played.cohort.ledger.total("down"),
         up_bytes=played.cohort.ledger.total("up"),
         store_bytes=sum(num_bytes(kept.value) for client, kept in lane.stores().items() if client == cid),
@@ -232,6 +243,17 @@ def _play(experiment: Experiment, world: World, lane: _Lane, cid: str) -> _Playe
         score_global(some, _cohort_of_one(experiment, lane, 1, cid), state)
         scored = sizes[chosen]
     return _Played(visits=visits, server=rest, scored=scored, cohort=cohort, state=state)
+
+
+def _other_features(experiment: Experiment, world: World, lane: _Lane) -> int:
+    """Bytes of the frozen features that an actor will keep of all clients and sets but the measured ones."""
+    held = list(lane.worker.cache.values())
+    if not (known := sum(map(len, held))):
+        return 0
+    size = sum(value.nbytes for value in held)
+    every = sum(info.num_examples for info in experiment.clients.values())
+    every += sum(len(world.splits[scored.id]["test"]) for scored in experiment.sets)
+    return max(0, int(min(world.train.cache_memory, size / known * every)) - size)
 
 
 def resident_bytes(world: World) -> int:

@@ -50,6 +50,7 @@ def plan_actors(
     experiment: Experiment,
     nodes: Sequence[Mapping[str, float]],
     per_gpu: int | None = None,
+    mps: bool = False,
 ) -> Plan:
     """Number and resources of the client actors that will be started on these nodes.
 
@@ -58,6 +59,7 @@ def plan_actors(
         experiment: The experiment, for its numbers of clients.
         nodes: Resources of every node: CPU, GPU, memory (bytes).
         per_gpu: Most actors for which a GPU has memory; None: this was not measured.
+        mps: NVIDIA's multi-process service serves the GPUs.
 
     Raises:
         ResourceError: They do not fit; the message says what would.
@@ -70,6 +72,7 @@ def plan_actors(
         gpus=cluster.gpus_per_actor,
         memory=cluster.memory_per_actor * GB,
         per_gpu=per_gpu,
+        mps=mps,
     )
     return plan(wish, len(experiment.clients), experiment.clients_per_round, nodes)
 

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import torch
 
-from rayfed.devices import give_back, why_no_cuda
+from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
 from rayfed.executors.failed_call import is_out_of_memory, out_of_memory
 from rayfed.executors.lane import Slot, WireCall
@@ -51,8 +51,11 @@ class ClientActor:
     def _hold(self, world: World, weights: Weights, labels: Mapping[str, str] | None) -> None:
         """Build the model of an experiment; the one before is given up first, as two may not fit."""
         self._held: Worker | ResourceError = ResourceError("the actor has no model")
-        give_back(torch.device(self._device))
+        device = torch.device(self._device)
         try:
+            if device != HOST:
+                limit_memory(device, self._share)
+            give_back(device)
             self._held = Worker(world, weights, self._device, self._share)
         except RuntimeError as err:  # `worker` raises it: Ray hides what a constructor raises
             if not is_out_of_memory(err):

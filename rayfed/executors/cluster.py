@@ -15,7 +15,7 @@ import torch
 from ray.util.placement_group import get_current_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.errors import ResourceError
+from rayfed.errors import BusyError, ResourceError
 from rayfed.executors.local_ray import Health
 
 GB = 1e9
@@ -25,6 +25,12 @@ CONTAINER_FILES = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 """Limit and use of memory in a container, in both versions of control groups."""
+
+TOGETHER = 2
+"""Actors that `auto` starts on a GPU: their kernels take turns, and one prepares while the other computes."""
+
+TOGETHER_WITH_MPS = 6
+"""The same where MPS runs the kernels of all actors at once."""
 
 FINEST = 1000  # smallest share of a CPU or GPU that is tried: 1/1000
 Resources = Mapping[str, float]
@@ -40,6 +46,7 @@ class Wish:
         gpus: GPUs of an actor, or auto.
         memory: Bytes an actor may need.
         per_gpu: Most actors for which a GPU has memory; None: this was not measured.
+        mps: NVIDIA's multi-process service serves the GPUs.
     """
 
     actors: Literal["auto", "per_client"] | int
@@ -47,6 +54,7 @@ class Wish:
     gpus: Literal["auto"] | float
     memory: float
     per_gpu: int | None = None
+    mps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +131,7 @@ def reserved(found: Plan, timeout: float, health: Health) -> Iterator[list[dict[
     released explicitly, because Ray does not always release those of a creator that died.
 
     Raises:
-        ResourceError: The cluster did not have the resources free within `timeout` seconds.
+        BusyError: The cluster did not have the resources free within `timeout` seconds.
     """
     options: dict[str, Any] = {"num_cpus": found.cpus, "num_gpus": found.gpus}
     if get_current_placement_group() is not None:
@@ -133,7 +141,7 @@ def reserved(found: Plan, timeout: float, health: Health) -> Iterator[list[dict[
     try:
         if not group.wait(timeout):
             free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
-            raise ResourceError(
+            raise BusyError(
                 f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
                 f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs or ask for fewer"
             )
@@ -155,9 +163,13 @@ def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources])
     gpus = wish.gpus if wish.gpus != "auto" else 0.0
     # If a share of a GPU is given, it determines how many actors fit; they then share the CPUs evenly.
     cpus = (1 / FINEST if gpus else 1.0) if wish.cpus == "auto" else wish.cpus
+    most = min(per_round, _room(nodes, Plan(actors=1, cpus=cpus, gpus=gpus), wish))
     total = int(sum(node.get("GPU", 0) for node in nodes))
-    most = total * wish.per_gpu if total and wish.per_gpu and wish.gpus == "auto" else per_round
-    return max(1, min(per_round, most, _room(nodes, Plan(actors=1, cpus=cpus, gpus=gpus), wish)))
+    if total and wish.gpus == "auto":
+        useful = TOGETHER_WITH_MPS if wish.mps else TOGETHER
+        most = min(most, total * min(useful, wish.per_gpu or useful))
+        most -= most % total if most > total else 0  # Ray packs shares, so that other GPUs would be idle
+    return max(1, most)
 
 
 def _even_share(nodes: Sequence[Resources], count: int) -> float:

@@ -257,7 +257,7 @@ class Exchange:
         watchdog = self._policy.watchdog
         for lane in list(self._pool.lanes):
             if lane.starting is not None and self._is_stuck(lane):
-                why = f"its process did not start, and made no progress for {self._policy.patience:g} s"
+                why = f"its process did not start, and made no progress for {self._patience(lane):g} s"
                 self._retire(lane, why)
             elif limit and lane.starting is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)
@@ -265,10 +265,13 @@ class Exchange:
             self._silent = True
             self._report_silence(watchdog)
 
+    def _patience(self, lane: Lane) -> float:
+        return self._policy.patience_for(lane.options.get("num_gpus", 0))
+
     def _is_stuck(self, lane: Lane) -> bool:
         """Whether an actor that is starting made no progress for longer than `patience`."""
         up = (other.place["pid"] for other in self._pool.lanes if other.starting is None)
-        if self._progress.since(lane.since, up) <= self._policy.patience:
+        if self._progress.since(lane.since, up) <= self._patience(lane):
             return False
         return not ray.wait([lane.starting], timeout=0)[0]  # it may have started since
 

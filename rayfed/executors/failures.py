@@ -15,6 +15,10 @@ OnError: TypeAlias = Literal["raise", "retry", "drop"]
 OnNonFinite: TypeAlias = Literal["warn", "raise"]
 
 
+PATIENCE = 120.0
+GPU_PATIENCE = 600.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """The policy for failures: the section `failures` of a config.
@@ -28,15 +32,22 @@ class Policy:
         client_timeout: Largest number of seconds of a client's call; none: no limit. On Ray only.
         watchdog: Seconds without any answer after which the clients that have not answered are listed, with
             the stacks of their processes; none: never.
-        patience: Seconds without progress of a starting actor after which the run continues without it. On
-            Ray only.
+        patience: Seconds without progress of a starting actor after which the run continues without it; auto:
+            120, or 600 for an actor with a GPU, whose imports are large and may come over a network. On Ray
+            only.
     """
 
     on_client_error: OnError = "raise"
     retries: Annotated[int, Ge(0)] = 2
     client_timeout: Positive | None = None
     watchdog: Positive | None = 300.0
-    patience: Positive = 120.0
+    patience: Literal["auto"] | Positive = "auto"
+
+    def patience_for(self, gpus: float) -> float:
+        """Seconds of `patience` for an actor with this share of GPUs."""
+        if self.patience == "auto":
+            return GPU_PATIENCE if gpus else PATIENCE
+        return self.patience
 
 
 def action_for(policy: Policy, attempt: int, lost: bool = False) -> str:

@@ -24,7 +24,7 @@ def demand(*nodes, together=1, clients=20, per_round=10):
         ({}, demand(node(2), together=8), [{}, {"CPU": 1.0}], 2),  # auto: a CPU each
         ({}, demand(node(8), together=2), [{}, *[{"CPU": 1.0}] * 4], 2),  # auto: shared among the trials
         ({}, demand(node(64)), [{}, *[{"CPU": 1.0}] * 10], 6),  # never more than work at the same time
-        ({}, demand(node(8, 2), together=4), [{}, *[{"CPU": 1.0, "GPU": 0.25}] * 2], 4),
+        ({}, demand(node(8, 2), together=4), [{}, {"CPU": 1.0, "GPU": 0.5}], 4),  # two actors share a GPU
         ({"actors": 2}, demand(node(4), together=8), [{}, *[{"CPU": 1.0}] * 2], 2),
         (
             {"actors": 2, "gpus_per_actor": 0.5},

@@ -1,8 +1,11 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
 from rayfed.clients import Names
+from rayfed.data import examples as module
 from rayfed.data.examples import Mapped, OnDevice, Streamed, choose, rows_of
 from rayfed.data.row_table import RowTable
 from rayfed.devices import HOST
@@ -51,6 +54,23 @@ def test_what_is_copied():
             pass
         assert device.counts.down == 4 + 3  # a copy for each batch
         assert (device.counts.up, device.counts.waits) == (0, at_start)
+
+
+def test_examples_go_to_a_device_in_parts(monkeypatch):
+    """A whole copy in the memory of the CPU would be made by all actors of a machine at once."""
+    monkeypatch.setattr(module, "PART", 100_000, raising=False)
+    images = rng.integers(0, 256, (3000, 16, 16, 3), dtype=np.uint8)
+    labels = rng.integers(0, 5, 3000)
+    splits = {"a": {"train": np.arange(0, 3000, 2)}, "b": {"test": np.arange(1, 3000, 2)}}
+    with pretended() as device:
+        tracemalloc.start()
+        resident = OnDevice(images, labels, splits, torch.device(device.name))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < images.nbytes / 3
+        (x, y), *_ = resident.batches("b", "test", None, 1500)
+        assert np.array_equal(x.cpu().numpy(), images[1::2])
+        assert np.array_equal(y.cpu().numpy(), labels[1::2])
 
 
 class Drawn:

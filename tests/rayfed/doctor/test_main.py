@@ -15,12 +15,13 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.doctor.__main__ import main
-from rayfed.doctor.diagnosis import _nodes
+from rayfed.doctor.diagnosis import _lanes, _nodes
 from rayfed.engine import measurement
 from rayfed.engine.measurement import costs, measure
 from rayfed.engine.preflight import check_resources
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
+from rayfed.executors.cluster import Plan
 from rayfed.federation.train_config import TrainConfig
 from tests.conftest import ROOT, SMALL, ending
 from tests.rayfed.malformed import last_wins
@@ -127,7 +128,8 @@ def test_without_a_gpu_the_plan_for_common_ones_is_shown(doctor, measured, cache
 def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(
     doctor, measured, cache, capsys, monkeypatch
 ):
-    there = replace(measured, device="cuda:0", device_bytes=6_000_000_000, device_total=16_000_000_000)
+    gpu = {"device_total": 16_000_000_000, "device_free": 16_000_000_000}
+    there = replace(measured, device="cuda:0", device_bytes=6_000_000_000, **gpu)
     monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: there)
     where = ("cluster.num_cpus=8", "cluster.num_gpus=1", "cluster.memory_per_actor=0.01")
     code, found, errors = doctor(*where)
@@ -234,3 +236,10 @@ def test_the_tests_end_with_what_was_skipped_and_how_to_report_a_failure():
     first, last = ending({"failed": [None]})
     assert first == "skipped: nothing"
     assert "rayfed.doctor --report" in last
+
+
+def test_actors_that_take_turns_on_a_gpu_make_no_run_shorter():
+    nodes = [{"CPU": 16.0, "GPU": 2.0}]
+    found = Plan(actors=12, cpus=1.0, gpus=1 / 6)
+    assert [_lanes(found, nodes, mps) for mps in (False, True)] == [2, 12]
+    assert _lanes(Plan(actors=1, cpus=1.0, gpus=1.0), nodes, False) == 1

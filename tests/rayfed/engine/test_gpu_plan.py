@@ -9,12 +9,14 @@ from rayfed.config.sections import ClusterConfig
 from rayfed.engine import gpu_plan
 from rayfed.engine.gpu_plan import GpuPlans, _visit, is_measured
 from rayfed.engine.measurement import CONTEXT, largest_client, resident_bytes
-from rayfed.errors import ResourceError
+from rayfed.errors import BusyError, ResourceError
 from rayfed.models.backbone import Backbone
 from rayfed.testing.small import small_setup
 from tests.pretended import TYPE, pretended
+from tests.pretended_memory import memory as allocator
 
 GB = 10**9
+GPU = {"device_total": 16 * GB, "device_free": 16 * GB}
 NODE = {"CPU": 8.0, "GPU": 1.0, "memory": 64e9}
 
 
@@ -91,7 +93,7 @@ def test_a_given_share_is_not_measured():
 @pytest.mark.parametrize(("mps", "words"), [(False, "2 such actors"), (True, "share it through MPS")])
 def test_a_command_measures_once_and_plans_from_it(monkeypatch, mps, words):
     setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
-    measured = SimpleNamespace(client="c00", device_bytes=6 * GB, device_total=16 * GB, visit_s=0.5)
+    measured = SimpleNamespace(client="c00", device_bytes=6 * GB, visit_s=0.5, **GPU)
     asked = []
 
     def fake(*args):
@@ -115,7 +117,7 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     """The default experiment takes longer on a GPU than on the cores beside it."""
     setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
-    measured = SimpleNamespace(client="c00", device_bytes=6 * GB, device_total=16 * GB, visit_s=0.5)
+    measured = SimpleNamespace(client="c00", device_bytes=6 * GB, visit_s=0.5, **GPU)
     asked = []
     monkeypatch.setattr(gpu_plan, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False))
     gpus = GpuPlans()
@@ -137,3 +139,61 @@ def test_a_network_of_much_work_uses_the_gpu(tuning):
     )
     assert gpu_plan.too_small(large, ClusterConfig()) == ""
     assert "0.0" in gpu_plan.too_small(clients(f"tuning={tuning}"), ClusterConfig())
+
+
+def test_what_other_processes_use_and_what_the_device_takes_itself_are_measured():
+    setup = clients("tuning=lora", "data.resident=false", "data.limit=10")
+    parts = {"context": 400_000_000, "libraries": 300_000_000}
+    with pretended() as device, allocator(16 * GB, others=5 * GB, **parts) as its:
+        found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        assert found.device_bytes == its.peak + CONTEXT + 300_000_000  # 0.2 GB of the others could be our own
+        assert found.device_free == 11 * GB - 400_000_000 + CONTEXT
+    with pretended() as device, allocator(16 * GB, **parts) as its:
+        alone = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        assert alone.device_bytes == its.peak + 700_000_000
+        assert alone.device_free == 16 * GB
+
+
+def test_frozen_features_of_all_clients_are_counted():
+    few = ("tuning=head", "data.partition.clients_per_domain=4", "data.limit=40", "train.epochs=1")
+    setup = clients(*few)
+    width = setup.world.skeleton().width
+    every = sum(info.num_examples for info in setup.experiment.clients.values())
+    with pretended() as device, allocator(16 * GB) as its:
+        found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        more = found.device_bytes - its.peak
+    assert 0.5 * 4 * width * every < more < 2 * 4 * width * every
+    small = clients(*few, "train.cache_memory=1000")
+    with pretended() as device, allocator(16 * GB) as its:
+        found = largest_client(small.experiment, small.world, torch.device(device.name), small.weights)
+        assert found.device_bytes <= its.peak + 1000
+
+
+def test_resident_examples_are_part_of_the_measured_peak():
+    peaks = {}
+    for resident in (True, False):
+        setup = clients("tuning=lora", "data.limit=40", f"data.resident={str(resident).lower()}")
+        with pretended() as device, allocator(16 * GB) as its:
+            largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+            peaks[resident] = its.peak, resident_bytes(setup.world)
+    assert peaks[True][0] - peaks[False][0] > 0.5 * peaks[True][1] > 0
+
+
+def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
+    def busy(*args):
+        raise BusyError("not placed")
+
+    monkeypatch.setattr(gpu_plan, "measured_on_gpu", busy)
+    monkeypatch.setattr(gpu_plan, "too_small", lambda *args: "")
+    monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
+    setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
+    gpus = GpuPlans()
+    plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
+    assert [(plan.actors, plan.gpus) for plan in plans] == [(2, 0.5), (2, 0.5)]
+    assert "no whole GPU became free within 30 s" in gpus.sentence
+
+
+def test_the_sentence_says_that_actors_take_turns():
+    measured = SimpleNamespace(client="c00", device_bytes=GB, visit_s=0.5, **GPU)
+    assert "2 are started, because without MPS they take turns" in gpu_plan.on_gpu(measured, False, 14)
+    assert "a fatal fault of one ends all" in gpu_plan.on_gpu(measured, True, 14)

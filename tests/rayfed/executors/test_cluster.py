@@ -16,8 +16,8 @@ from tests.conftest import ROOT, SMALL
 from tests.rayfed.malformed import last_wins
 
 
-def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0, per_gpu=None):
-    return Wish(actors=actors, cpus=cpus, gpus=gpus, memory=memory, per_gpu=per_gpu)
+def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0, per_gpu=None, mps=False):
+    return Wish(actors=actors, cpus=cpus, gpus=gpus, memory=memory, per_gpu=per_gpu, mps=mps)
 
 
 def node(cpus, gpus=0, memory=64 * GB):
@@ -38,13 +38,23 @@ def node(cpus, gpus=0, memory=64 * GB):
         (wish(actors="per_client"), [node(2)], (20, 1 / 10, 0)),
         (wish(actors=4, gpus=0.25), [node(2, 1)], (4, 1 / 2, 0.25)),
         (wish(gpus=0.25), [node(2, 1)], (4, 1 / 2, 0.25)),  # the GPU share decides the number
-        (wish(), [node(4, 1)], (4, 1, 0.25)),  # auto: the GPU is shared evenly
+        (wish(mps=True), [node(4, 1)], (4, 1, 0.25)),  # auto: the GPU is shared evenly
+        (wish(), [node(16, 1)], (2, 1, 0.5)),  # without MPS actors take turns
+        (wish(mps=True), [node(16, 1)], (6, 1, 1 / 6)),
+        (wish(), [node(64, 8)], (8, 1, 1)),  # not ten halves, which Ray packs on five GPUs
+        (wish(), [node(64, 3)], (6, 1, 0.5)),
+        (wish(), [node(6, 4), node(6, 4)], (8, 1, 1)),
+        (wish(), [node(64, 16)], (10, 1, 1)),
         (wish(actors=3), [node(8, 2)], (3, 1, 0.5)),  # three actors on two GPUs: halves
         (wish(gpus=0.3), [node(8, 2)], (6, 1, 0.3)),  # three on each GPU, not 6.67 in total
         (wish(memory=2 * GB), [node(8, memory=5 * GB)], (2, 1, 0)),  # memory limits auto
-        (wish(per_gpu=3), [node(8, 1)], (3, 1, 1 / 3)),  # so does the memory of a GPU, where it was measured
-        (wish(per_gpu=3), [node(8, 2)], (6, 1, 1 / 3)),
-        (wish(per_gpu=30), [node(4, 1)], (4, 1, 0.25)),
+        (
+            wish(per_gpu=3, mps=True),
+            [node(8, 1)],
+            (3, 1, 1 / 3),
+        ),  # so does the memory of a GPU, where it was measured
+        (wish(per_gpu=3, mps=True), [node(8, 2)], (6, 1, 1 / 3)),
+        (wish(per_gpu=30, mps=True), [node(4, 1)], (4, 1, 0.25)),
         (wish(actors=2, per_gpu=3), [node(8, 1)], (2, 1, 0.5)),
     ],
 )
@@ -211,7 +221,8 @@ def test_the_share_of_a_declared_gpu_is_measured_on_ray(tmp_path, cache, small):
 
         def visit(experiment, world, weights):
             found = largest_client(experiment, world, torch.device("cpu"), weights)
-            return dataclasses.replace(found, device_total=int(2.5 * found.device_bytes)), False
+            size = int(2.5 * found.device_bytes)
+            return dataclasses.replace(found, device_total=size, device_free=size), False
 
         gpu_plan._visit = visit
         settings = {[*SMALL, "data.domains=[plain,street,fonts]", f"data.cache={cache}"]!r}

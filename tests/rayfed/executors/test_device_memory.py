@@ -1,19 +1,29 @@
 """What a failed call, a former model and resident examples take of the memory of a device."""
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from rayfed.devices import ALLOCATION, limit_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
 from rayfed.executors import client_actor
 from rayfed.executors.client_actor import ClientActor
+from rayfed.executors.exchange import Exchange
 from rayfed.executors.failed_call import is_fault, is_out_of_memory
 from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.lane import Lane
+from rayfed.executors.pace import Pace
 from rayfed.executors.worker import Worker
 from rayfed.federation.executor import Call
 from rayfed.models.backbone import Backbone
@@ -263,6 +273,7 @@ def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     actor = TrialClient("a", stages, 0)
     if on_gpu:
         actor._device = f"{TYPE}:0"
+        monkeypatch.setattr(client_actor, "limit_memory", lambda device, share: None)
     found = []
     for change in (partial(actor.choose, 0), partial(actor.choose, 1), partial(actor.choose, 0)):
         change()
@@ -292,3 +303,56 @@ def test_a_trial_whose_model_does_not_fit_says_so(monkeypatch):
     with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
         actor.where()
     gc.unfreeze()
+
+
+def test_an_actor_takes_its_part_of_a_device_only(monkeypatch):
+    for name in ALLOCATION:
+        monkeypatch.delenv(name, raising=False)
+    with pretended() as device, memory(10**9) as its:
+        limit_memory(torch.device(device.name), 0.25)
+        assert its.most == pytest.approx(0.225e9)  # as `actors_on` plans
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.ones(60_000_000).to(device.name)
+        limit_memory(torch.device(device.name), 1.0)
+        torch.ones(60_000_000).to(device.name)
+    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    with pretended() as device:
+        limit_memory(torch.device(device.name), 0.25)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+def test_an_actor_sets_its_limit_before_its_model_is_built(monkeypatch):
+    setup = small_setup(*FEW)
+    asked = []
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(client_actor, "limit_memory", lambda at, share: asked.append((str(at), share)))
+    monkeypatch.setattr(client_actor, "give_back", lambda device: None)
+    monkeypatch.setattr(client_actor, "Worker", lambda *args: asked.append("built"))
+    actor = ClientActor("a", setup.world, setup.weights)
+    actor._device, actor._share = "cuda:0", 0.25
+    actor._hold(setup.world, setup.weights, None)
+    assert asked == ["built", ("cuda:0", 0.25), "built"]
+    gc.unfreeze()
+
+
+def test_torch_reads_how_it_allocates_after_its_import():
+    script = """
+        import torch
+        from rayfed.devices import HOST, limit_memory
+        limit_memory(HOST, 0.5)
+        print(torch._C._accelerator_getAllocatorSettings())
+    """
+    env = {name: value for name, value in os.environ.items() if name not in ALLOCATION}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert "expandable_segments:True" in done.stdout
+
+
+def test_patience_is_longer_where_actors_have_a_gpu(monkeypatch):
+    assert Policy(patience=7.0).patience_for(0.5) == 7
+    lanes = [Lane("a", {"num_gpus": share}, starting=object(), since=time.monotonic()) for share in (0, 0.5)]
+    exchange = Exchange([], SimpleNamespace(policy=Policy(), lanes=lanes, pace=Pace(), home={}))
+    exchange._progress = SimpleNamespace(since=lambda *_: 300.0)
+    monkeypatch.setattr("ray.wait", lambda waiting, **_: ([], waiting))
+    assert [exchange._is_stuck(lane) for lane in lanes] == [True, False]

@@ -1,12 +1,13 @@
 """Whether the daemon of NVIDIA's multi-process service runs is told by its folder and its process."""
 
 import shutil
+import socket
 import subprocess
 import time
 
 import pytest
 
-from rayfed.executors.mps import DAEMON, FOLDER, mps_runs
+from rayfed.executors.mps import CONTROL, DAEMON, FOLDER, mps_runs
 
 
 def test_the_daemon_is_found_while_it_runs(tmp_path, monkeypatch):
@@ -24,3 +25,13 @@ def test_the_daemon_is_found_while_it_runs(tmp_path, monkeypatch):
         assert mps_runs()
         daemon.kill()
     assert not mps_runs()
+
+
+def test_a_daemon_outside_of_the_container_answers_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+        daemon.bind(str(tmp_path / CONTROL))
+        assert not mps_runs()  # nobody listens
+        daemon.listen()
+        assert mps_runs()
+    assert not mps_runs()  # it left its socket behind
