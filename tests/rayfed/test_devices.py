@@ -13,12 +13,15 @@ from rayfed.devices import (
     peak_memory,
     reset_peak,
     same_draws,
+    set_deterministic,
     set_products,
     total,
     total_memory,
 )
 from rayfed.errors import ConfigError
 from tests.pretended import TYPE, pretended
+
+DETERMINISTIC = torch.utils.deterministic
 
 NESTED = {
     "a": torch.arange(6.0).view(2, 3),
@@ -133,6 +136,49 @@ def test_tf32_is_for_runs_that_ask_for_it():
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_sums_of_bf16_products_stay_in_float32(monkeypatch):
+    products = torch.backends.cuda.matmul
+    monkeypatch.setattr(products, "allow_bf16_reduced_precision_reduction", True)
+    set_products(HOST, "fp32")
+    assert products.allow_bf16_reduced_precision_reduction
+    set_products(torch.device(TYPE, 0), "fp32")
+    assert not products.allow_bf16_reduced_precision_reduction
+
+
+@pytest.fixture
+def settings_of_bits():
+    """Give back what torch and the environment had before, whatever the test chooses."""
+    before = torch.are_deterministic_algorithms_enabled()
+    attention, filled = torch.backends.cuda.cudnn_sdp_enabled(), DETERMINISTIC.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.backends.cuda.enable_cudnn_sdp(attention)
+    DETERMINISTIC.fill_uninitialized_memory = filled
+
+
+@pytest.mark.parametrize("kind", ["cpu", TYPE])
+def test_deterministic_kernels_are_asked_for_and_given_up(kind, settings_of_bits):
+    device = torch.device(kind)
+    for wanted, on in ((True, True), (False, False), ("auto", kind == TYPE), (False, False)):
+        set_deterministic(device, wanted)
+        assert torch.are_deterministic_algorithms_enabled() == on
+
+
+def test_new_memory_is_not_filled_for_the_sake_of_bits(settings_of_bits):
+    DETERMINISTIC.fill_uninitialized_memory = True
+    set_deterministic(torch.device(TYPE, 0), "auto")
+    assert not DETERMINISTIC.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize("wanted", ["auto", False])
+def test_a_device_does_without_the_attention_of_cudnn(wanted, settings_of_bits):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    set_deterministic(HOST, wanted)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    set_deterministic(torch.device(TYPE, 0), wanted)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_free_memory_is_unknown_where_torch_does_not_say():

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 import weakref
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -128,6 +129,35 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
     actor.change(setup.world, setup.weights)
     assert [model() is not None for model in models] == [False, True]
     gc.unfreeze()
+
+
+def test_a_change_of_experiment_changes_what_is_deterministic(monkeypatch):
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(ClientActor, "where", dict)
+    found = []
+    actor = ClientActor("a", setup.world, setup.weights)
+    for wanted in (True, "auto", True, False):
+        actor.change(replace(setup.world, deterministic=wanted), setup.weights)
+        found.append(torch.are_deterministic_algorithms_enabled())
+    gc.unfreeze()
+    assert found == [True, False, True, False]
+
+
+def test_an_actor_says_why_torch_cannot_use_its_gpu(monkeypatch, caplog):
+    def fail():
+        raise RuntimeError("The NVIDIA driver on your system\n is too old (found version 12020).")
+
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", lambda: [3])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    ClientActor("a", setup.world, setup.weights)
+    gc.unfreeze()
+    assert (
+        "actor a was given GPU [3] but torch cannot use it, so it runs on the CPU: The NVIDIA driver on your "
+        "system is too old (found version 12020); docs/gpu.md says which driver torch needs"
+    ) in caplog.text
 
 
 FACES = [

@@ -1,11 +1,13 @@
 """Every method, tuning and kind of model on a pretended accelerator, with the results of the CPU."""
 
+import os
 import re
 from contextlib import nullcontext
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.config.schema import load_config
 from rayfed.devices import same_draws, set_deterministic
@@ -201,11 +203,12 @@ def test_a_kind_of_model_plays_on_a_device(case, tmp_path, cache):
     agree([*TINY, *re.split(r" (?=\S+=)", FAMILIES[case])], tmp_path, cache)
 
 
-def test_text_plays_on_a_device(tmp_path, cache):
+@pytest.mark.parametrize("algorithm", ["fedavg", "perfedavg local.meta_update=second_order"])
+def test_text_plays_on_a_device(algorithm, tmp_path, cache):
     (tmp_path / "input.txt").write_text(script(("HAMLET", "ROMEO")))
     text = ("data=shakespeare", f"data.root={tmp_path}", "model=char_lstm", "tuning=full", "model.size=16")
     few = ("data.domains=null", "data.limit=12", "model.options={hidden: 8}", "data.val=0.1")
-    agree([*TINY, "algorithm=fedavg", *text, *few], tmp_path, cache)
+    agree([*TINY, *f"algorithm={algorithm}".split(), *text, *few], tmp_path, cache)
 
 
 @pytest.mark.parametrize("name", ["ditto", "scaffold train.keep_optimizer=true train.optimizer=adam"])
@@ -297,6 +300,30 @@ def test_the_device_draws_from_another_generator():
         with same_draws(torch.device(device.name)):
             first = torch.rand(4, device=device.name).tolist()
         assert torch.rand(4, device=device.name).tolist() == first
+
+
+class Products(TorchDispatchMode):
+    """Notes the workspace that cuBLAS would have at each product of matrices on a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.workspaces = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm") and args[-1].device.type == TYPE:
+            self.workspaces.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_workspace_is_fixed_before_the_first_product(cache, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    settings = [*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"]
+    with pretended() as device, Products() as products:
+        play(settings, device.name)
+    assert products.workspaces
+    assert set(products.workspaces) == {":4096:8"}
 
 
 def test_the_device_refuses_sums_in_any_order():
