@@ -189,7 +189,7 @@ def client_representation(h: Array, y: Array, num_classes: int | None = None) ->
     (rows, labels), back = to_tensors(h, y)
     if num_classes is not None and rows.device != HOST:
         known = torch.arange(num_classes, device=rows.device)
-        members = (labels == known[:, None]).to(rows.dtype)  # (C, n)
+        members = (labels == known[:, None]).type(rows.dtype)  # (C, n)
         counts = members.sum(1, keepdim=True)
         every = members @ rows / counts.clamp(min=1)
         return back(every.sum(0) / (counts > 0).sum())

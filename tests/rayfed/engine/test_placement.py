@@ -131,7 +131,7 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     try:
         for _ in run_rounds(setup.experiment, pool, setup.start):
             pass
-        asked = [lane.actor.__ray_call__.remote(lambda self: self._worker.checksum()) for lane in pool.lanes]
+        asked = [lane.actor.__ray_call__.remote(lambda self: self.worker.checksum()) for lane in pool.lanes]
         assert ray.get(asked) == [before, before]
     finally:
         pool.close()

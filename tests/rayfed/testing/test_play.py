@@ -118,8 +118,11 @@ def agree(overrides, tmp_path, cache):
 
     Tunings with dropout play without it, because a device draws other numbers than the CPU.
     """
-    drops = load_config(overrides).tuning.get("dropout")
-    overrides = [*overrides, "tuning.dropout=0"] if drops else overrides
+    tuning = load_config(overrides).tuning
+    if "inner" in tuning:
+        overrides = [*overrides, "tuning.inner={name: lora, dropout: 0}"]
+    elif tuning.get("dropout"):
+        overrides = [*overrides, "tuning.dropout=0"]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused kernel that torch has for the CPU only
     try:
