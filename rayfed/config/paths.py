@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from rayfed.data.population_config import PopulationConfig
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.models.config import with_weights
@@ -27,15 +29,16 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     `~` in a path is the home folder.
 
     Raises:
-        ConfigError: A path begins with `~` and names no home folder, or the system allows no such path.
+        ConfigError: A path begins with `~` and names no home folder, the system allows no such path, or a
+            short form has a value that it cannot have.
     """
     data = tree.get("data")
     if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
         data = {**data, "partition": {"file": data["partition"]}}
     if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
         data = {**data, "augment": _augment_section(data["augment"])}
-    if isinstance(data, Mapping) and type(data.get("population")) is int:
-        data = {**data, "population": {"clients": data["population"]}}
+    if isinstance(data, Mapping) and (population := data.get("population")) is not None:
+        data = {**data, "population": _population_section(population)}
     if data is not None:
         tree = {**tree, "data": data}
     if isinstance(channel := tree.get("channel"), str | list | tuple):
@@ -45,6 +48,19 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in PATHS:
         tree = _at_home(tree, key.split("."), key)
     return tree
+
+
+def _population_section(value: Any) -> Mapping[str, Any]:
+    """The section `data.population` for a number of clients or a section."""
+    if isinstance(value, Mapping):
+        return value
+    if type(value) is not int:
+        raise ConfigError(
+            f"data.population: {shown(value)} is neither a number of clients nor a section; write "
+            f"data.population=1000, or data.population.clients=1000 and other keys of the section: "
+            f"{', '.join(key.name for key in fields(PopulationConfig) if key.name != 'clients')}"
+        )
+    return {"clients": value}
 
 
 def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:

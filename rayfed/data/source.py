@@ -54,6 +54,21 @@ class Listing:
     grouped: bool = False
     owners: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        """Check that all names can be shown on a terminal and in reports as they are.
+
+        Raises:
+            DataError: The name of a class, a domain or a client has control or direction characters.
+        """
+        named = {"class": self.classes, "domain": self.domains, "client": self.owners or ()}
+        for what, names in named.items():
+            for each in names:
+                if not each.isprintable():
+                    raise DataError(
+                        f"data: the name {each!a} of a {what} of {self.name!r} has characters that "
+                        f"cannot be printed; rename it in the data set"
+                    )
+
 
 class Source(Protocol):
     """A reader of a data set: a dataclass with these methods, which a file in `readers/` names `READER`.

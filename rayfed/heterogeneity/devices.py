@@ -7,8 +7,9 @@ describes them: a pickled dictionary by device; or the same numbers in a CSV or 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -115,15 +116,21 @@ def read_sessions(file: str, clients: ClientTable, seed: int) -> Sessions:
         seed: Seed of the experiment.
 
     Raises:
-        ConfigError: The file cannot be read, a session ends before it begins or after `finish_time`, or a
-            client is missing.
+        ConfigError: The file cannot be read, a session has no beginning or no end, ends before it begins or
+            after `finish_time`, or a client is missing.
     """
     key = "faults.sessions"
     entries = _entries(key, file, ("active", "inactive", "finish_time"))
     starts = [np.atleast_1d(e["active"]) for e in entries.values()]
     ends = [np.atleast_1d(e["inactive"]) for e in entries.values()]
-    counts = [min(len(start), len(end)) for start, end in zip(starts, ends, strict=True)]
-    start, end = (_floats(key, file, _joined(parts, counts)) for parts in (starts, ends))
+    for name, begins, stops in zip(entries, starts, ends, strict=True):
+        if len(begins) != len(stops):
+            raise ConfigError(
+                f"{key}: {file!r} has {len(begins)} values of active and {len(stops)} of inactive for "
+                f"{name!r}; each session needs both"
+            )
+    counts = [len(start) for start in starts]
+    start, end = (_floats(key, file, list(chain.from_iterable(parts))) for parts in (starts, ends))
     period = _floats(key, file, [_last(e["finish_time"]) for e in entries.values()])
     last = np.repeat(period, counts)
     if not ((start >= 0) & (start <= end) & (end <= last)).all() or not (period > 0).all():
@@ -143,11 +150,6 @@ def read_sessions(file: str, clients: ClientTable, seed: int) -> Sessions:
 def _last(value: Any) -> Any:
     """The value of a device, which a table may repeat in several rows."""
     return value[-1] if isinstance(value, list) and value else value
-
-
-def _joined(parts: Iterable[Any], counts: Sequence[int]) -> list[Any]:
-    """The first values of each part, as many as its count."""
-    return [value for part, count in zip(parts, counts, strict=True) for value in part[:count]]
 
 
 def _floats(key: str, file: str, values: Sequence[Any]) -> Numbers:

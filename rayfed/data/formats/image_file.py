@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from rayfed.data.config import Resize
 from rayfed.data.source import BadImageError
-from rayfed.errors import DataError
+from rayfed.errors import DataError, one_line
 
 MAX_PIXELS = 89_478_485
 """Limit for the pixels of an image, as in Pillow: a file of a few kB may decode to gigabytes."""
@@ -48,10 +48,18 @@ def read_image(path: Path, size: int, resize: Resize = "squash") -> NDArray[np.u
     except MemoryError:
         raise
     except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
-        why = "no image format that is known" if isinstance(err, UnidentifiedImageError) else err
-        raise BadImageError(
-            f"image {path} is corrupt ({why}); replace it, or set data.on_bad_image=skip"
-        ) from err
+        raise corrupt(str(path), err) from err
+
+
+def corrupt(name: str, err: Exception) -> BadImageError:
+    """The error for an image that cannot be decoded.
+
+    Args:
+        name: The image, with the file that it is in.
+        err: What the decoder raised. Pillow's words for an unknown format are the address of an object.
+    """
+    why = "no image format that is known" if isinstance(err, UnidentifiedImageError) else one_line(err)
+    return BadImageError(f"image {name} is corrupt ({why}); replace it, or set data.on_bad_image=skip")
 
 
 def decode_image(data: bytes, size: int, resize: Resize = "squash") -> NDArray[np.uint8]:

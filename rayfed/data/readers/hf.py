@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import Resize
-from rayfed.data.formats.image_file import decode_image, read_image
+from rayfed.data.formats.image_file import corrupt, decode_image, read_image
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
-from rayfed.data.source import ONE_DOMAIN, BadImageError, Listing
+from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.errors import ConfigError, DataError, unknown
 
 PARTS = ("image", "label", "client", "domain")
@@ -41,11 +41,11 @@ ANSWER_SECONDS = 5.0
 
 
 @contextmanager
-def _only_errors(name: str) -> Iterator[None]:
-    """While the block runs, a library logs errors only."""
+def _only(level: int, name: str) -> Iterator[None]:
+    """While the block runs, a library logs nothing below a level."""
     logger = logging.getLogger(name)
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(level)
     try:
         yield
     finally:
@@ -106,9 +106,7 @@ class HuggingFace(ContentReader):
         except MemoryError:
             raise
         except Exception as err:  # Pillow's decoders raise almost anything on corrupt input
-            raise BadImageError(
-                f"image {listing.keys[index]} is corrupt ({err}); replace it, or set data.on_bad_image=skip"
-            ) from err
+            raise corrupt(f"{listing.keys[index]} of {self.root or f'hf/{self.name}'}", err) from err
 
     def _inside(self, path: str, key: str) -> Path:
         """A file that a row names, which must be in the folder of the data set, or in a cache of the library.
@@ -138,7 +136,8 @@ class HuggingFace(ContentReader):
         """The splits by name, with images as they are stored."""
         library = _library()
         try:
-            found = self._load(library)
+            with _only(logging.CRITICAL, "datasets"):  # it logs what it raises, in several lines
+                found = self._load(library)
         except (ConfigError, DataError):
             raise
         except Exception as err:  # the library raises almost anything
@@ -174,7 +173,8 @@ class HuggingFace(ContentReader):
 
     def _from_hub(self, library: Any, cache: str | None) -> Any:
         """The data set with this name from the hub, or from the cache where the hub does not answer."""
-        with _only_errors("huggingface_hub"), _answered_or_cached() as answers:  # it warns of every try
+        quiet = _only(logging.ERROR, "huggingface_hub")  # it warns of every try
+        with quiet, _answered_or_cached() as answers:
             try:
                 return library.load_dataset(self.name, cache_dir=cache)
             except Exception as err:

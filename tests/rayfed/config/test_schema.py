@@ -131,3 +131,11 @@ def test_the_policy_of_failures_is_the_section():
 )
 def test_a_policy_out_of_range_is_refused(override, words):
     assert words in refused(override)
+
+
+@pytest.mark.parametrize("value", ["x", "[1]", "1.5", "true"])
+def test_a_population_that_is_none_says_what_is_allowed(value):
+    with pytest.raises(
+        ConfigError, match=r"data\.population=1000, or .*keys of the section: size, sigma, alpha"
+    ):
+        load_config([f"data.population={value}"])

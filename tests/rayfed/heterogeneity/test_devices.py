@@ -117,6 +117,9 @@ def test_wrong_sessions_and_keys_are_refused(tmp_path):
     file = saved(tmp_path / "behave", {1: {"active": [5], "inactive": [4], "finish_time": 9}})
     with pytest.raises(ConfigError, match="ends before it begins"):
         read_sessions(file, TABLE, 0)
+    file = saved(tmp_path / "behave", {1: {"active": [5, 8], "inactive": [7], "finish_time": 9}})
+    with pytest.raises(ConfigError, match="2 values of active and 1 of inactive for '1'"):
+        read_sessions(file, TABLE, 0)
     with pytest.raises(ConfigError, match="cannot read"):
         read_sessions(str(tmp_path / "nothing"), TABLE, 0)
     for config, words in (

@@ -156,16 +156,38 @@ def test_one_column_is_not_both_image_and_label(tmp_path):
         data.scan()
 
 
-def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
+def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, caplog):
     (tmp_path / "bad.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"cannot be loaded by the library datasets") as caught:
         reader(tmp_path / "bad.parquet", tmp_path).scan()
     assert "\n" not in str(caught.value)
+    assert str(tmp_path / "bad.parquet") in str(caught.value)
+    assert not [record for record in caplog.records if record.name.startswith("datasets")]
     with pytest.raises(DataError, match="does not exist; give the folder or Parquet file"):
         reader(tmp_path / "none", tmp_path).scan()
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"install rayfed-sim\[hf\]"):
         reader(tmp_path / "bad.parquet", tmp_path).scan()
+
+
+def test_an_image_in_a_damaged_file_is_named_with_the_file_and_without_addresses(tmp_path):
+    damaged = {"img": [{"bytes": b"no image", "path": None}], "label": ["cat"]}
+    found = datasets.Dataset.from_dict(damaged).cast_column("img", datasets.Image())
+    found.to_parquet(tmp_path / "a.parquet")
+    data = reader(tmp_path / "a.parquet", tmp_path)
+    with pytest.raises(DataError, match=r"a\.parquet is corrupt \(no image format that is known\)"):
+        data.decode(data.scan(), 0, 6)
+
+
+@pytest.mark.parametrize("part", ["y", "site", "writer"])
+def test_names_with_control_or_direction_characters_are_refused(tmp_path, part):
+    bad = rows(4, typed=False).cast_column("img", datasets.Image())
+    bad = bad.remove_columns(part).add_column(part, ["cat", "dog", "\x1b[31mred", "\u202egod"])
+    bad.to_parquet(tmp_path / "a.parquet")
+    columns = {"image": "img", "label": "y", "domain": "site", "client": "writer"}
+    with pytest.raises(DataError, match=r"characters that cannot be printed; rename it") as caught:
+        reader(tmp_path / "a.parquet", tmp_path, columns=columns).scan()
+    assert str(caught.value).isprintable()
 
 
 class Hub:
