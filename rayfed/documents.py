@@ -216,13 +216,15 @@ def check_own(option: str, file: Path, mark: str) -> None:
         mark: Text that the command writes within the first `BEGINNING` bytes of its files.
 
     Raises:
-        ConfigError: It is somebody else's file, a folder, or a file that cannot be read.
+        ConfigError: It is a file of another program, a folder, a pipe, or a file that cannot be read.
     """
     if not os.path.lexists(file):
         return
     try:
-        with file.open("rb") as opened:
-            own = mark.encode() in opened.read(BEGINNING)
+        own = file.is_file()  # reading a pipe would wait for ever
+        if own:
+            with file.open("rb") as opened:
+                own = mark.encode() in opened.read(BEGINNING)
     except OSError:
         own = False
     if not own:

@@ -55,8 +55,8 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     if resume:
         with suppress(DamagedError):
             commands = list(read_json(path / "environment.json", dict).get("commands") or [])
+        check_continuable(config, setup, path)  # names the key of the config from which other data follow
         check_same_inputs(path, facts)
-        check_continuable(config, setup, path)
         claim.take_over()
     commands += [command_line()] if command_line() else []
     describe_run(path, to_dict(config), {**facts, "commands": commands})

@@ -31,7 +31,7 @@ from rayfed.record.clearing import (
 )
 from rayfed.record.folder import TENSORS
 from rayfed.record.history import HISTORY
-from rayfed.record.layout import ROWS
+from rayfed.record.layout import FOLDERS, ROWS
 from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
 from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
 from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
@@ -205,7 +205,8 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
             may need to end.
 
     Raises:
-        ConfigError: The folder holds no run, or another process writes to it.
+        ConfigError: The folder holds no run, a link is in place of a folder in it, or another process writes
+            to it.
     """
     _check_run(path, kind)
     found = Claim(path=path, kind=kind)
@@ -246,6 +247,11 @@ def _check_run(path: Path, kind: str) -> None:
         raise ConfigError(
             f"{path}: holds {f'a {mark.kind}' if mark else 'nothing'} and no {kind} to continue"
         )
+    for name in FOLDERS:
+        if (path / name).is_symlink():
+            raise ConfigError(
+                f"{path / name} is a link, and a {kind} does not follow links; put the folder itself there"
+            )
 
 
 def _check_above(path: Path) -> None:

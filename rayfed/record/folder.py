@@ -33,6 +33,7 @@ from rayfed.record.readers import (
 )
 from rayfed.record.round import Round
 from rayfed.record.round_rows import RoundRows
+from rayfed.record.seal import DIGESTS
 from rayfed.record.tensorboard import Board, Ending
 from rayfed.record.trackers import KINDS, Tracker
 from rayfed.record.tracking import NO_TRACKING, Tracking
@@ -43,11 +44,6 @@ log = logging.getLogger(__name__)
 PACKAGES = ("rayfed-sim", "ray", "torch", "torchvision", "timm", "peft", "scikit-learn", "pyarrow", "numpy")
 TENSORS = Path("model", "params.safetensors")
 EVENTS = "events.jsonl"
-DIGESTS = {
-    "data_digest": "data: the images",
-    "partition_digest": "data.partition: the clients' images",
-    "trace_digest": "faults.trace: the file",
-}
 
 
 def finished(path: Path, rounds: int) -> str:
@@ -112,7 +108,10 @@ def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
     before = read_json(file, dict)
     for key, name in DIGESTS.items():
         if before.get(key) != facts.get(key):
-            raise ConfigError(f"{name} changed since the run in {path} began; put back what it began with")
+            raise ConfigError(
+                f"{name} changed since the run in {path} began, or its config.yaml did; put back what it "
+                f"began with"
+            )
     with reading(file):
         changed = [name for name, was in before.get("packages", {}).items() if was != _version(name)]
     if changed:

@@ -22,6 +22,12 @@ WHAT = {
     "data": "the digests of the data",
 }
 """Entries of a checkpoint, as messages name them."""
+DIGESTS = {
+    "data_digest": "data: the images",
+    "partition_digest": "data.partition: the clients' images",
+    "trace_digest": "faults.trace: the file",
+}
+"""What the digests of the data are about, by their names in environment.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +58,10 @@ class Basis:
         for key, old, new in changes(facts["config"], now):
             if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
-        for key, old, new in changes(facts["data"], self.data):
-            raise ConfigError(f"{key} was {str(old)[:16]} {where} and is {str(new)[:16]} now; {advice}")
+        for key, _, _ in changes(facts["data"], self.data):
+            raise ConfigError(
+                f"{DIGESTS.get(key, key)} changed since round {facts['round']} of {path}; {advice}"
+            )
 
 
 def _depends_on_rounds(config: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from rayfed.report.table import (
     sample_note,
     scores_of,
     total_cost,
+    unevaluated_note,
 )
 
 MOST_DOMAINS = 8
@@ -103,6 +104,7 @@ def _read(folder: Path) -> _Scored:
     scores = scores_of(folder, row["round"]) if row else []
     rounds = (history[-1]["round"] if history else 0, config["rounds"])
     notes = [*privacy_notes(config, history), *fault_notes(history)]
+    notes = notes if row else [*unevaluated_note(config, len(history)), *notes]
     if rounds[0] < rounds[1]:
         notes = [f"{rounds[0]} of {rounds[1]} rounds are finished", *notes]
     return _Scored(

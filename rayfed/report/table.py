@@ -70,9 +70,11 @@ def final_table(folder: Path) -> Table:
     metric = metric_of(row) or METRICS[0]
     now = [s for s in scores_of(folder, row["round"]) if s["metric"] == metric] if row else []
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
-    title += f"{config['tuning']['name']}, seed {config['seed']}, round {row.get('round', 0)}"
+    title += f"{config['tuning']['name']}, seed {config['seed']}, "
+    title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     about = (*own_tensors([config]), *cost_notes(history))
+    about = about if row else (*unevaluated_note(config, len(history)), *about)
     after = (*about, *privacy_notes(config, history), *fault_notes(history))
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
@@ -90,6 +92,23 @@ def final_table(folder: Path) -> Table:
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
     notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *after)
     return Table(title, columns, tuple(rows), notes)
+
+
+def unevaluated_note(config: Mapping[str, Any], finished: int) -> Iterator[str]:
+    """A note that nothing was evaluated, and what to set so that it is.
+
+    Args:
+        config: The config of the run.
+        finished: Number of finished rounds.
+    """
+    every = config["evaluation"].get("every", 1)
+    what = f"evaluation.every={every}"
+    if every and finished < config["rounds"]:
+        what += f", and {finished} of {config['rounds']} rounds are finished"
+    yield (
+        f"nothing was evaluated ({what}): run again with evaluation.every=1, which scores the model after "
+        f"every round"
+    )
 
 
 def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:

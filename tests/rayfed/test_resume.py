@@ -173,6 +173,17 @@ def test_a_folder_without_a_run(tmp_path, capsys):
     assert "holds no run" in capsys.readouterr().err
 
 
+def test_another_config_is_named_and_not_the_images_that_follow_from_it(finished, capsys):
+    config = finished / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("\nseed: 0\n", "\nseed: 5\n"))
+    (finished / "model" / "params.safetensors").rename(finished / "aside")
+    assert main([str(finished)]) == 2
+    assert "seed in config.yaml was 0" in capsys.readouterr().err
+    config.write_text(text)
+    (finished / "aside").rename(finished / "model" / "params.safetensors")
+
+
 def test_other_images_are_refused(finished, capsys):
     facts = finished / "environment.json"
     text = facts.read_text()

@@ -89,6 +89,17 @@ def test_no_link_is_followed_for_writing_or_removing(tmp_path):
     assert (run / "model").is_symlink()
 
 
+def test_a_link_in_place_of_a_folder_is_refused_before_the_run_is_continued(tmp_path):
+    run_in(tmp_path / "run")
+    with claim_again(tmp_path / "run"):
+        pass
+    (tmp_path / "run" / "figures").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere")
+    refused = pytest.raises(ConfigError, match="figures is a link, and a run does not follow links")
+    with refused, claim_again(tmp_path / "run"):
+        pass
+
+
 @pytest.mark.parametrize(
     "line",
     [

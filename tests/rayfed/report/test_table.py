@@ -3,6 +3,7 @@
 from collections import Counter
 
 from rayfed.record.readers import read_parquet
+from rayfed.report.comparison import table_of_methods
 from rayfed.report.table import cost_notes, final_table, selection_notes
 
 
@@ -25,6 +26,14 @@ def test_a_long_run_says_which_round_is_reported_and_what_other_rules_give():
     assert "over the last 5 as in FedGCR's code 40.0, over the last 4 as in FedRA's 37.5" in note
     assert "the best of these 4 60.0 (round 4)" in note
     assert [*selection_notes(history[:4])] == []
+
+
+def test_a_run_without_scores_says_so_and_what_to_set(small):
+    run = small("rounds=1", "evaluation.every=0").path
+    for table in (final_table(run), table_of_methods([run])):
+        text = table.text()
+        assert "nothing was evaluated (evaluation.every=0): run again with evaluation.every=1" in text
+        assert "round 0" not in text
 
 
 def test_what_training_cost_is_the_sum_of_the_operations_and_the_largest_client():

@@ -1,5 +1,9 @@
 """Where the page is written, and which files are never replaced."""
 
+import os
+import threading
+import time
+
 import pytest
 
 from rayfed.errors import ConfigError
@@ -31,6 +35,19 @@ def test_it_replaces_its_own_files_and_no_others(tmp_path):
         with pytest.raises(ConfigError, match="was not written by this command"):
             write_report([tmp_path / "run"], (tmp_path / name).with_suffix(".html"))
         assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_pipe_in_place_of_its_file_is_refused(tmp_path):
+    folders.write(tmp_path / "run", rounds=1, clients=3)
+    os.mkfifo(tmp_path / "run" / "report.json")
+    writer = threading.Timer(5.0, lambda: os.close(os.open(tmp_path / "run" / "report.json", os.O_RDWR)))
+    writer.daemon = True
+    writer.start()  # ends the waiting of a reader
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        write_report([tmp_path / "run"], tmp_path / "run" / "report.html")
+    assert time.monotonic() - began < 4
+    writer.cancel()
 
 
 def test_the_command_can_be_pasted(tmp_path):
