@@ -1,10 +1,10 @@
 """FedTPG: a network that makes the class prompts from the names of the classes, averaged by FedAvg.
 
-Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg],
-from its abstract and the log of its released code; `tuning=prompt_network` says what is not from there.
+Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg], and
+the released code, whose network `tuning=prompt_network` is.
 
 Differs from the released code's experiments: each client has all class names of the data set; there it has
-those of its own classes.
+those of its own classes, and is trained to choose among these.
 """
 
 from dataclasses import dataclass

@@ -72,7 +72,10 @@ class ImageToken(nn.Module):
 
 
 class PromptNetwork(nn.Module):
-    """Queries, which are the context of shape (M, W), attend to the names; a network follows.
+    """FedTPG's network: queries, which are the context of shape (M, W), attend to the names of the classes.
+
+    With the normalised queries Q and names N it computes X = MultiHead(Q, N, N), to which the queries are not
+    added, and X + Linear(GEGLU(Linear(LayerNorm(X)))).
 
     Args:
         names_width: Width of the features of class names.
@@ -85,16 +88,16 @@ class PromptNetwork(nn.Module):
         self.query_norm = nn.LayerNorm(width)
         self.name_norm = nn.LayerNorm(names_width)
         self.attention = nn.MultiheadAttention(width, heads, kdim=names_width, vdim=names_width)
-        self.network = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, 8 * width)
+        self.outer = nn.Linear(4 * width, width)
 
     def forward(self, context: Tensor, names: Tensor, images: Tensor | None) -> Tensor:
         """Vectors of the prompts of all classes, shape (M, W)."""
-        names = self.name_norm(names)
+        names = self.name_norm(F.normalize(names, dim=-1))
         attended, _ = self.attention(self.query_norm(context), names, names, need_weights=False)
-        x = context + attended
-        return x + self.network(x)
+        values, gates = self.inner(self.norm(attended)).chunk(2, dim=-1)  # GEGLU
+        return attended + self.outer(values * F.gelu(gates))
 
 
 def _given(images: Tensor | None) -> Tensor:

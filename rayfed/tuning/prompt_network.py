@@ -1,12 +1,12 @@
 """A network that makes the context of the class prompts from the names of the classes.
 
-Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg],
-from its abstract and from the names and settings in the log of its released code, which itself was not read:
-learned queries attend to features of the names, after a normalisation of both; another normalisation and two
-linear layers follow. The network knows no class, so that it can be used for other names.
+Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg], as
+in the released code with its defaults (`MODEL.DEPTH` 0, `MODEL.D_CTX` 1): learned queries attend to features
+of the names, after a normalisation of both; what they get goes through a GEGLU layer, to whose output it is
+added. The network knows no class, so that it can be used for other names.
 
-Our choices, which the log does not show: GELU, four times the width between the linear layers, sums with the
-input around both parts, the number of heads; names have the words of `model.template` around them.
+The features are those of the class prompts of `model.template`; with `{}`, which `algorithm=fedtpg` sets,
+those of the names alone, as in the released code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NetworkPrompt(TextPrompt):
     offers: ClassVar[frozenset[str]] = frozenset({"text features", "prompts by name"})
 
     length: Count = 4
-    heads: Count = 8
+    heads: Count = 4
 
     def apply(self, model: Backbone) -> Backbone:
         super().apply(model)
