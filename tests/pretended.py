@@ -124,6 +124,7 @@ class Runtime:
 
     Attributes:
         started: A tensor of the device was made in this block.
+        draws_as_cpu: The device draws from the generator of the CPU.
         state: State of the generator of the device.
         unordered: Operations without a deterministic kernel that were run although these are refused.
     """
@@ -131,9 +132,10 @@ class Runtime:
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, draws_as_cpu: bool = False) -> None:
         """What a new process finds."""
         self.started = False
+        self.draws_as_cpu = draws_as_cpu
         self.unordered: list[str] = []
         self.manual_seed_all(0)
 
@@ -150,6 +152,9 @@ class Runtime:
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Kernels of the CPU draw from the generator of the device within the block."""
+        if self.draws_as_cpu:
+            yield
+            return
         before = torch.get_rng_state()
         torch.set_rng_state(self.state)
         try:
@@ -168,10 +173,14 @@ RUNTIME = Runtime()
 
 
 @contextmanager
-def pretended() -> Iterator[Device]:
-    """Use the pretended device within the block, which starts it anew; counts begin at 0."""
+def pretended(draws_as_cpu: bool = False) -> Iterator[Device]:
+    """Use the pretended device within the block, which starts it anew; counts begin at 0.
+
+    Args:
+        draws_as_cpu: Dropout draws what it draws on the CPU, which no GPU does: so that both can be compared.
+    """
     COUNTS.clear()
-    RUNTIME.begin()
+    RUNTIME.begin(draws_as_cpu)
     fused = patch.object(F, "scaled_dot_product_attention", attention)
     pinned = patch.object(torch, "empty", _empty)
     with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm):

@@ -16,44 +16,11 @@ from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
-from tests.conftest import ROOT, quickly
+from tests.conftest import ROOT, STEADY, quickly
 from tests.conftest import SMALL as SMALL_OF_RUN
+from tests.matrix import KINDS, TINY, TUNINGS_OF, fitting, of_kind, with_dropout
 from tests.pretended import COUNTS, TYPE, pretended
-from tests.rayfed.data.readers.test_shakespeare import script
-from tests.rayfed.testing.test_tuning import OF_TEXT_TOWERS
 from tests.rounding import equally_near, exact_play
-
-TINY = (
-    "rounds=2",
-    "evaluation.every=2",
-    "evaluation.personal=true",
-    "model.options={depth: 2}",
-    "model.pretrained=false",
-    "train.batch_size=2",
-    "data.partition.scheme=by_domain",
-    "data.domains=[plain,fonts]",
-    "data.limit=6",
-    "data.val=2",
-    "tensorboard=false",
-)
-"""Two rounds of two clients with a few images each and a model of two blocks."""
-
-MODELS = {
-    "mixer": ["model=mixer_mini", "model.options={num_blocks: 2}"],
-    "resnet": ["model=test_resnet", "model.options={}", "model.size=64"],
-    "clip": ["model=clip_mini"],
-}
-"""Kinds of image models besides the vision transformer, on which every tuning is played."""
-
-BY_MODEL = {
-    "mixer": [
-        *("adapter", "attention_adapter", "bitfit", "exits", "full", "head", "ia3"),
-        *("residual_adapter", "ssf"),
-    ],
-    "resnet": ["attention_adapter", "bitfit", "head", "residual_adapter", "ssf"],
-    "clip": ["adapter", "attention_adapter", "bitfit", "head", "ia3", "residual_adapter", "ssf"],
-}
-"""Tunings that each kind allows and that `FAMILIES` and the tests of tunings do not play on it."""
 
 OPTIONS = {
     "fedprox, distance": "algorithm=fedprox local.form=norm local.mu=0.1",
@@ -77,35 +44,23 @@ OPTIONS = {
 }
 """Options that keep state, or that mix what a client has with what it receives."""
 
-SLOW = {
-    "maml",
-    "running losses",
-    "clipped AdamW",
-    "two epochs",
-    "no cache",
-    "fedgr, local model",
-    "fedmix, all pairs",
-}
-"""Options whose parts other tests play, too."""
+QUICK_OPTIONS = ("Adam kept", "augmented, in parts", "own statistics")
+"""Moments of an optimizer in stores, random changes of images, and statistics that stay with a client."""
 
 NOT_TRAINED = {"local", "zero_shot"}
 """Methods that send nothing back, so that dropout changes no tensor of the run."""
 
-FAMILIES = {
-    "mixer": "algorithm=fedavg model=mixer_mini model.options={num_blocks: 2} tuning=lora",
-    "resnet": "algorithm=fedavg model=test_resnet model.options={} model.size=64 tuning=full",
-    "clip": "algorithm=fedavg model=clip_mini tuning=lora",
-    "clip, both towers": "algorithm=fedavg model=clip_mini tuning=full",
-    "u-net": "algorithm=fedavg data=prostate_mini data.domains=[RUNMC,UCL] data.limit=3 data.val=0 "
-    "model=unet "
-    "model.options={width: 2} model.size=32 tuning=full data.test=1",
-}
+QUICK_KINDS = (
+    *(("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"), ("resnet", "full"), ("clip", "maple")),
+    ("lstm", "full"),
+)
+"""Every kind of model but the slow U-Net, and several exits, prompts by image, dropout, and two towers."""
 
 
-def played(overrides, tmp_path, cache, device=None, **options):
+def played(overrides, tmp_path, cache, device=None, draws_as_cpu=False, **options):
     """The result and the counts of an experiment, on the CPU or on the pretended device."""
     settings = [*overrides, f"data.cache={cache}", f"output={tmp_path / (device or 'cpu')}"]
-    with pretended() if device else nullcontext():
+    with pretended(draws_as_cpu) if device else nullcontext():
         return play(settings, f"{device}:0" if device else "cpu", **options), vars(COUNTS).copy()
 
 
@@ -114,20 +69,16 @@ def scores(run):
 
 
 def agree(overrides, tmp_path, cache):
-    """Assert that the tensors and the scores of both devices agree; returns the result on the device.
+    """Assert that the tensors and the scores of both devices agree, with dropout where the tuning has any.
 
-    Tunings with dropout play without it, because a device draws other numbers than the CPU.
+    Both draw the same numbers for it, which a GPU does not.
     """
-    tuning = load_config(overrides).tuning
-    if "inner" in tuning:
-        overrides = [*overrides, "tuning.inner={name: lora, dropout: 0}"]
-    elif tuning.get("dropout"):
-        overrides = [*overrides, "tuning.dropout=0"]
+    overrides = with_dropout(overrides, 0.5)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused kernel that torch has for the CPU only
     try:
         here, _ = played(overrides, tmp_path, cache)
-        there, _ = played(overrides, tmp_path, cache, TYPE)
+        there, _ = played(overrides, tmp_path, cache, TYPE, draws_as_cpu=True)
         same = [here.sha256, *scores(here)] == [there.sha256, *scores(there)]
         with exact_play():  # the judge; not needed where both have the same bits
             exact = None if same else played(overrides, tmp_path / "exact", cache)[0]
@@ -139,60 +90,44 @@ def agree(overrides, tmp_path, cache):
     return there
 
 
-@pytest.mark.parametrize("name", quickly(METHODS.names()))
+@pytest.mark.parametrize("name", quickly(METHODS.names(), ["ditto", "fedgcr", "fedra", "fft_gp", "scaffold"]))
 def test_a_method_plays_on_a_device_as_on_the_cpu(name, tmp_path, cache):
     agree([*TINY, f"algorithm={name}"], tmp_path, cache)
 
 
-@pytest.mark.parametrize("name", quickly(METHODS.names(), ["fedavg", "fedsam", "harmofl", "fedmix", "moon"]))
+@pytest.mark.parametrize("name", quickly(METHODS.names(), ["fedavg", "fedsam"]))
 def test_a_method_with_dropout_repeats_itself_on_a_device(name, tmp_path, cache):
-    settings = [*TINY, f"algorithm={name}"]
-    dropout = load_config(settings).tuning.get("dropout")
-    if dropout is not None:
-        settings += ["tuning.dropout=0.5"]
+    plain = [*TINY, f"algorithm={name}"]
+    settings = with_dropout(plain, 0.5)
     first, _ = played(settings, tmp_path / "first", cache, TYPE)
     again, _ = played(settings, tmp_path / "again", cache, TYPE)
     assert first.sha256 == again.sha256
     assert all(value.isfinite().all() for value in first.params.values())
-    if dropout is not None and name not in NOT_TRAINED:
+    if settings != plain and name not in NOT_TRAINED:
         here, _ = played(settings, tmp_path / "here", cache)
         assert here.sha256 != first.sha256
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in OPTIONS]
-)
+@pytest.mark.parametrize("case", quickly(OPTIONS, QUICK_OPTIONS))
 def test_options_that_keep_state_play_on_a_device(case, tmp_path, cache):
     agree([*TINY, *re.split(r" (?=\S+=)", OPTIONS[case])], tmp_path, cache)
 
 
-@pytest.mark.parametrize("name", quickly(TUNINGS.names(), ["exits", "full", "gc_prompt", "lora", "maple"]))
-def test_a_tuning_plays_on_a_device(name, tmp_path, cache):
-    model = "clip_mini" if name in OF_TEXT_TOWERS else "vit_mini"
-    algorithm = "depthfl" if name == "exits" else "fedavg"
-    agree([*TINY, f"algorithm={algorithm}", f"tuning={name}", f"model={model}"], tmp_path, cache)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, names in BY_MODEL.items() for name in names]
+    ("kind", "name"),
+    [case if case in QUICK_KINDS else pytest.param(*case, marks=STEADY) for case in fitting()],
 )
-def test_every_tuning_plays_on_every_kind_of_model(kind, name, tmp_path, cache):
-    algorithm = "depthfl" if name == "exits" else "fedavg"
-    agree([*TINY, f"algorithm={algorithm}", f"tuning={name}", *MODELS[kind]], tmp_path, cache)
+def test_a_tuning_plays_on_a_kind_of_model(kind, name, tmp_path, cache):
+    agree(of_kind(kind, name, tmp_path), tmp_path, cache)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
-def test_no_tuning_of_a_kind_of_model_is_forgotten(kind):
-    played = {re.search(r"tuning=(\S+)", FAMILIES[case])[1] for case in FAMILIES if case.startswith(kind)}
-    played |= {*BY_MODEL[kind], *(OF_TEXT_TOWERS if kind == "clip" else ())}
-    refused = set()
-    for name in set(TUNINGS.names()) - played:
+@pytest.mark.steady
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_model_refuses_every_other_tuning(kind, tmp_path):
+    for name in {*TUNINGS.names()} - {*TUNINGS_OF[kind]}:
         with pytest.raises(ConfigError):
-            prepare(load_config([*TINY, "algorithm=fedavg", f"tuning={name}", *MODELS[kind]]))
-        refused.add(name)
-    assert played | refused == set(TUNINGS.names())
+            prepare(load_config(of_kind(kind, name, tmp_path)))
 
 
 @pytest.mark.slow
@@ -201,20 +136,17 @@ def test_a_method_keeps_its_optimizers_on_a_device(name, tmp_path, cache):
     agree([*TINY, f"algorithm={name}", "train.keep_optimizer=true"], tmp_path, cache)
 
 
-@pytest.mark.parametrize("case", FAMILIES)
-def test_a_kind_of_model_plays_on_a_device(case, tmp_path, cache):
-    agree([*TINY, *re.split(r" (?=\S+=)", FAMILIES[case])], tmp_path, cache)
+@pytest.mark.slow
+@pytest.mark.steady
+def test_second_derivatives_of_text_play_on_a_device(tmp_path, cache):
+    settings = of_kind("lstm", "full", tmp_path)
+    agree([*settings, "algorithm=perfedavg", "local.meta_update=second_order"], tmp_path, cache)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "perfedavg local.meta_update=second_order"])
-def test_text_plays_on_a_device(algorithm, tmp_path, cache):
-    (tmp_path / "input.txt").write_text(script(("HAMLET", "ROMEO")))
-    text = ("data=shakespeare", f"data.root={tmp_path}", "model=char_lstm", "tuning=full", "model.size=16")
-    few = ("data.domains=null", "data.limit=12", "model.options={hidden: 8}", "data.val=0.1")
-    agree([*TINY, *f"algorithm={algorithm}".split(), *text, *few], tmp_path, cache)
+CONTINUED = ("ditto", "scaffold train.keep_optimizer=true train.optimizer=adam")
 
 
-@pytest.mark.parametrize("name", ["ditto", "scaffold train.keep_optimizer=true train.optimizer=adam"])
+@pytest.mark.parametrize("name", quickly(CONTINUED, CONTINUED[1:]))
 def test_a_run_is_continued_on_a_device(name, tmp_path, cache):
     settings = [*TINY, *f"algorithm={name}".split(), "rounds=3", "evaluation.every=3"]
     whole, _ = played(settings, tmp_path / "whole", cache, TYPE)
@@ -234,7 +166,7 @@ def counted(overrides, tmp_path, cache):
     return {name: two[name] - one[name] for name in one}
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("tuning", quickly(["full", "lora"], ["lora"]))
 def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false", ONE_BY_ONE]
     quiet = counted([*settings, "evaluation.every=0"], tmp_path / "quiet", cache)
@@ -303,6 +235,9 @@ def test_the_device_draws_from_another_generator():
         with same_draws(torch.device(device.name)):
             first = torch.rand(4, device=device.name).tolist()
         assert torch.rand(4, device=device.name).tolist() == first
+    with pretended(draws_as_cpu=True) as device:
+        torch.manual_seed(1)
+        assert torch.rand(4, device=device.name).tolist() == here
 
 
 class Products(TorchDispatchMode):
