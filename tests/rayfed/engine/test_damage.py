@@ -14,7 +14,7 @@ from rayfed import view
 from rayfed.report import __main__ as report
 from rayfed.report import landscape
 from rayfed.resume import main
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY, quickly
 
 LAST = "checkpoints/round-000003/checkpoint.json"
 
@@ -71,7 +71,7 @@ DAMAGES = {
     "a link to nothing": dangling,
 }
 QUICK = ("a list", "a folder", "a pipe")
-"""Damages that are tried in every run of the tests."""
+"""Damages of every file that CI tries; `make test` tries the first one."""
 
 FILES = (
     *(
@@ -113,7 +113,15 @@ def assert_said(code, capsys):
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
-    "damage", [d if d in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DAMAGES]
+    "damage",
+    [
+        "a list",
+        *(
+            pytest.param(d, marks=STEADY if d in QUICK else pytest.mark.slow)
+            for d in DAMAGES
+            if d != "a list"
+        ),
+    ],
 )
 def test_a_damaged_file_costs_a_round_or_is_named(file, damage, run, finished, capsys):
     DAMAGES[damage](run / file)
@@ -126,7 +134,7 @@ def test_a_damaged_file_costs_a_round_or_is_named(file, damage, run, finished, c
 
 
 @pytest.mark.parametrize("file", ["environment.json", "rounds.jsonl", "clients.parquet", "partition.parquet"])
-@pytest.mark.parametrize("damage", ["a list", "a link to nothing", "random bytes"])
+@pytest.mark.parametrize("damage", quickly(["a list", "a link to nothing", "random bytes"], ["a list"]))
 def test_a_damaged_finished_run_is_reported_or_named(file, damage, finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     DAMAGES[damage](run / file)
@@ -134,6 +142,8 @@ def test_a_damaged_finished_run_is_reported_or_named(file, damage, finished, tmp
     assert_said(view.main([str(run)]), capsys)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.timeout(120)
 def test_no_pipe_keeps_a_report_waiting(finished, tmp_path, capsys):
     """Whoever opens a pipe waits until somebody opens its other end."""
@@ -147,7 +157,7 @@ def test_no_pipe_keeps_a_report_waiting(finished, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("file", ["environment.json", "model/params.safetensors", "report.md"])
-@pytest.mark.parametrize("damage", ["a list", "a folder", "random bytes", "brackets"])
+@pytest.mark.parametrize("damage", quickly(["a list", "a folder", "random bytes", "brackets"], ["a list"]))
 def test_a_damaged_run_is_not_looked_at(file, damage, finished, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     DAMAGES[damage](run / file)
@@ -163,7 +173,7 @@ def test_packages_of_another_type_are_named(run, capsys):
     assert "environment.json" in assert_said(2, capsys)
 
 
-@pytest.mark.parametrize("place", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("place", [0.5, *(pytest.param(place, marks=STEADY) for place in (0.2, 0.9))])
 def test_a_flipped_bit_in_the_history_costs_one_round(place, run, finished, capsys):
     file = run / "history" / "000003.json.gz"
     data = bytearray(file.read_bytes())
@@ -248,7 +258,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", quickly(EDITS, [*EDITS][:2]))
 def test_an_edited_checkpoint_costs_a_round_and_is_named(edit, run, finished, caplog):
     change, words = EDITS[edit]
     facts = json.loads((run / LAST).read_text())

@@ -116,7 +116,7 @@ def test_the_table_says_how_many_clients_have_initial_values(whole):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [pytest.param(1, marks=STEADY), 2])
+@pytest.mark.parametrize("actors", [pytest.param(count, marks=STEADY) for count in (1, 2)])
 def test_the_scores_of_clients_are_the_same_on_actors(actors, whole, folder, ray_cluster):
     shutil.rmtree(folder / "new")
     assert resume([str(folder), "--quiet", "cluster.executor=ray", f"cluster.actors={actors}"]) == 0

@@ -20,7 +20,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
-from tests.conftest import SMALL, quickly
+from tests.conftest import SMALL, STEADY, quickly
 
 VICTIM = "c1-plain"
 pytestmark = pytest.mark.ray
@@ -127,7 +127,7 @@ def limit(what):
     return {"client_timeout": 3.0} if what == "sleep" else {}
 
 
-@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill", "fault")))
+@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "kill")))
 def test_drop_leaves_out_one_client_and_nobody_else(what, setup, pool, undisturbed):
     policy = {"on_client_error": "drop", "retries": 0, **limit(what)}
     found = metrics(ask(pool, setup, partial(trouble, what=what), **policy))
@@ -144,7 +144,7 @@ def test_drop_leaves_out_one_client_and_nobody_else(what, setup, pool, undisturb
     assert VICTIM not in pool.stores()
 
 
-@pytest.mark.parametrize("what", quickly(SAYS, ("raise", "nan", "kill")))
+@pytest.mark.parametrize("what", quickly(SAYS, ("kill",)))
 def test_retry_gives_what_would_have_come_without_the_failure(what, setup, pool, undisturbed, tmp_path):
     task = partial(trouble, what=what, marker=str(tmp_path / "once"))
     found = metrics(ask(pool, setup, task, on_client_error="retry", **limit(what)))
@@ -163,7 +163,9 @@ def test_a_process_whose_device_failed_runs_no_other_call(setup, pool, undisturb
     assert sum(lane.actor is not actor for lane, actor in zip(pool.lanes, before, strict=True)) == 1
 
 
-@pytest.mark.parametrize("what", ["raise", "sleep", pytest.param("kill", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what", ["raise", pytest.param("sleep", marks=STEADY), pytest.param("kill", marks=pytest.mark.slow)]
+)
 def test_what_always_fails_ends_the_run_after_the_retries(what, setup, pool):
     with pytest.raises(ClientError, match=SAYS[what][1]) as err:
         ask(pool, setup, partial(trouble, what=what), on_client_error="retry", retries=1, **limit(what))
@@ -294,7 +296,7 @@ PHASES = {  # of the round
 }
 
 
-@pytest.mark.parametrize("phase", quickly(PHASES, ("summarise", "fit")))
+@pytest.mark.parametrize("phase", quickly(PHASES, ("fit",)))
 def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two, monkeypatch):
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))
