@@ -4,8 +4,9 @@ Singhal et al., Fed-SB: A Silver Bullet for Extreme Communication Efficiency and
 Federated LoRA Fine-Tuning, 2025 [singhal2025fedsb], and the released code. With common A and B the mean of
 the products B C A is B times the mean of C times A, exactly, and rank^2 numbers are sent for each adapter.
 
-Differs from the released code: A and B are random with orthonormal rows and columns, and C begins as zero.
-The code takes all three from the singular vectors and values of gradients at the start.
+A, B and C begin as the singular vectors and values of what one step of full training would change, as in the
+paper (`rayfed.engine.core_start` says what differs). With `tuning.core_start=random`, A and B are random with
+orthonormal rows and columns, and C is zero; only this is allowed with noise.
 """
 
 from collections.abc import Mapping

@@ -18,6 +18,7 @@ from rayfed.data.shards import Dataset
 from rayfed.devices import chosen_device
 from rayfed.engine.adapted import adapting
 from rayfed.engine.channels import make_channel
+from rayfed.engine.core_start import core_start
 from rayfed.engine.costs import count_cost
 from rayfed.engine.inputs import clients_of, dataset_of, shape_of
 from rayfed.engine.loop import Experiment
@@ -136,12 +137,14 @@ def prepare(
     table = RowTable({**all_splits(partition), **pack_splits(packed, world.splits)}, partition.drawn)
     in_parts = not why_whole_batches(config, parts.local, model.whole_batch)
     smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
-    shares = shared is not None
+    weights, start = core_start(replace(world, splits=table), model.weights, model.start, experiment)
     return Setup(
         experiment=replace(experiment, group=group.clients, packs=packed, cost=cost),
-        world=replace(world, splits=table, features=model.features, shares_features=shares, smaller=smaller),
-        weights=model.weights,
-        start=model.start,
+        world=replace(
+            world, splits=table, features=model.features, shares_features=shared is not None, smaller=smaller
+        ),
+        weights=weights,
+        start=start,
         partition=partition,
         dataset=dataset,
         group=group,

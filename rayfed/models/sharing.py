@@ -67,6 +67,12 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
+def as_array(value: Tensor, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A value in the form that an array of `dump` has."""
+    value = value.detach().cpu()
+    return (value.to(torch.bfloat16).view(torch.int16) if like.dtype == np.int16 else value).numpy()
+
+
 def skeleton(build: Callable[[], M]) -> M:
     """Build a model without values, for `attach`; or with values, if its constructor reads them.
 

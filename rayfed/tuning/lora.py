@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +49,11 @@ class Lora:
         freeze_a: Keep A at its start value, which is the same for all clients, and train and send B only, so
             that the mean of the factors gives the mean of the products B A.
         core: Keep A and B at their start values, which are the same for all clients and have orthonormal rows
-            and columns, and train a matrix C of shape (r, r) between them, from zero: the update is
-            alpha / rank * B C A (algorithm fed_sb).
+            and columns, and train a matrix C of shape (r, r) between them: the update is alpha / rank * B C A
+            (algorithm fed_sb).
+        core_start: Start values under `core`: `gradient`: singular vectors and values of what one step of
+            full training would change, estimated with a batch of each client (`rayfed.engine.core_start`);
+            `random`: A and B are random, and C is zero.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"lora"})
@@ -64,6 +67,7 @@ class Lora:
     residual: bool = False
     freeze_a: bool = False
     core: bool = False
+    core_start: Literal["gradient", "random"] = "gradient"
 
     def apply(self, model: Backbone) -> Backbone:
         from peft import LoraConfig, inject_adapter_in_model
@@ -149,7 +153,7 @@ class Lora:
             )
 
 
-def _adapted(model: Backbone) -> list[nn.Module]:
+def _adapted(model: Backbone) -> list[Any]:
     """The adapted linear layers; adapted convolutions are left out, because a residual is a matrix."""
     from peft.tuners.lora.layer import Linear
 
@@ -170,7 +174,8 @@ def _add_residual(layer: Any) -> None:
 def _add_core(layer: Any) -> None:
     """Put a trained matrix C, shape (r, r), between A and B, which are made orthonormal and frozen.
 
-    C starts as zero, so that the tuned model first computes what the frozen one does.
+    C starts as zero, so that the tuned model first computes what the frozen one does; `core_start=gradient`
+    sets other start values when the data is there.
     """
     a, b = layer.lora_A["default"], layer.lora_B["default"]
     core = nn.Linear(a.out_features, a.out_features, bias=False, device=a.weight.device, dtype=a.weight.dtype)
@@ -180,6 +185,35 @@ def _add_core(layer: Any) -> None:
             nn.init.orthogonal_(factor.weight)
     nn.init.zeros_(core.weight)
     layer.lora_B["default"] = nn.Sequential(OrderedDict(core=core, last=b))
+
+
+@dataclass(frozen=True)
+class CoreSite:
+    """A layer with a core.
+
+    Attributes:
+        layer: Name of the layer in the model.
+        a, b, c: Names of the factors A and B and of the core in the model.
+        rank: Rank r.
+        scale: alpha / rank.
+    """
+
+    layer: str
+    a: str
+    b: str
+    c: str
+    rank: int
+    scale: float
+
+
+def core_sites(model: Backbone) -> Iterator[CoreSite]:
+    """The layers of a model that have a core."""
+    names = {module: name for name, module in model.named_modules()}
+    for layer in _adapted(model):
+        if isinstance(layer.lora_B["default"], nn.Sequential):
+            first = f"{names[layer]}.lora_A.default.weight"
+            last, core = (f"{names[layer]}.lora_B.default.{part}.weight" for part in ("last", "core"))
+            yield CoreSite(names[layer], first, last, core, layer.r["default"], layer.scaling["default"])
 
 
 TUNING = Lora

@@ -116,7 +116,7 @@ def test_fedsa_lora_sends_a_and_not_b(short):
     assert short("fedsa_lora", "rounds=2", "local.stays=[]").sha256 == plain.sha256
 
 
-def test_fed_sb_sends_the_core_only_and_begins_as_the_frozen_model(short):
+def test_fed_sb_sends_the_core_only(short):
     run = short("fed_sb", "rounds=1")
     cores = {name: value for name, value in run.params.items() if name.endswith(".lora_C")}
     assert set(run.params) - set(cores) == {"head.weight", "head.bias"}

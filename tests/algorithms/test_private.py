@@ -68,6 +68,8 @@ def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
         with pytest.raises(ConfigError):
             small_setup(*settings)
         return
+    if name == "fed_sb":
+        settings = (*settings, "tuning.core_start=random")
     setup = small_setup(*settings)
     executor = InlineExecutor(setup.world, setup.weights)
     experiment = setup.experiment
