@@ -1,7 +1,7 @@
-"""Composes YAML groups and overrides into one plain mapping. Only this module uses Hydra.
+"""Composes YAML groups and overrides into one plain mapping.
 
-Hydra's compose API puts groups together (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are
-YAML values merged on top. Nothing is checked here beyond names and syntax: `rayfed.config.schema` does that.
+Choices from groups come first (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are YAML values
+that are merged on top. Nothing is checked here beyond names and syntax: `rayfed.config.schema` does that.
 
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
+from rayfed.config.defaults import Composition
 from rayfed.documents import is_folder, parse_value, read_file
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
@@ -35,6 +36,9 @@ ELSE = {"data": OWN_IMAGES, "experiment": "; rayfed list experiments shows all"}
 
 HUB = "hf/"
 """What begins the names of data sets that the library `datasets` loads."""
+
+MODEL_OF_LIBRARIES = "timm"
+"""The YAML file with the values of every model that has no file: any of timm and open_clip."""
 
 BRINGS = "brings"
 """Section of a data set's YAML file: the choices in other groups that the data set needs."""
@@ -176,94 +180,55 @@ def _replaced(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, A
 
 
 def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
-    """The choices put together by Hydra, as nested mappings of their own."""
+    """The choices put together, as new nested mappings."""
     return deepcopy(_composed(folder(), tuple(groups.items())))
 
 
 @cache
 def _composed(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from omegaconf import OmegaConf
-
     groups = dict(chosen)
-    for group, files in NAMED.items():
-        for name in files.names():
-            if not (root / group / f"{name}.yaml").is_file():
-                _register(group, name)
-    overrides = [
-        f"{'+' if group == 'experiment' else ''}{group}={_choice(group, name)}"
-        for group, name in groups.items()
-    ]
-    with initialize_config_dir(str(root.resolve()), version_base=None):
-        tree: Any = OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=True)
+    for group, name in groups.items():
+        _check_choice(group, name)
+    other = groups["model"] if "model" in groups and groups["model"] not in choices("model") else None
+    known = {**groups, "model": MODEL_OF_LIBRARIES} if other else groups
+    tree = Composition(root, known, _by_name).values()
     tree["data"].pop(BRINGS, None)
-    if _is_other_model(groups):
-        tree |= _model(groups["model"], tree["model"])
-    return dict(tree)
+    return tree | _model(other, tree["model"]) if other else tree
 
 
-def _register(group: str, name: str) -> None:
-    """Let Hydra know a name that has no YAML file."""
-    from hydra.core.config_store import ConfigStore
-
-    content: dict[str, Any] = {group: {"name": name}}
-    if group == "algorithm":
-        content = {"algorithm": name}
-    elif group == "data":
-        content = {"data": {"name": name.replace(":", "."), "reader": name}}
-    ConfigStore.instance().store(group=group, name=name, node=content, package="_global_")
-
-
-def _register_hub(name: str) -> None:
-    """Let Hydra know a data set of the library `datasets`, which has the rest of the name.
-
-    Raises:
-        ConfigError: It is no such name.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    real = name.removeprefix(HUB)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", real):
-        raise ConfigError(
-            f"data: {name!r} is not hf/NAME or hf/OWNER/NAME with letters, digits, '_', '-', '.'"
-        )
-    node = {"data": {"name": real, "reader": "hf"}}
-    ConfigStore.instance().store(group="data", name=_hub_choice(name), node=node, package="_global_")
-
-
-def _hub_choice(name: str) -> str:
-    """The name under which Hydra knows it, in which there is no slash or dot."""
-    return "hub_" + re.sub(r"\W", lambda found: f"_{ord(found[0])}_", name)
-
-
-def _choice(group: str, name: str) -> str:
-    """The choice as Hydra knows it.
+def _by_name(group: str, name: str) -> dict[str, Any]:
+    """The values of a choice that has no YAML file: a Python file, a data set of `datasets`.
 
     Raises:
         ConfigError: There is no such name.
     """
-    if name in choices(group):
-        return name
-    if group == "model":
-        return "timm"
+    _check_choice(group, name)
+    if group == "algorithm":
+        return {"algorithm": name}
     if group == "data" and name.startswith(HUB):
-        _register_hub(name)
-        return _hub_choice(name)
-    if group in NAMED and ":" in name:
+        return {"data": {"name": name.removeprefix(HUB), "reader": "hf"}}
+    return {group: {"name": name.replace(":", "."), "reader": name} if group == "data" else {"name": name}}
+
+
+def _check_choice(group: str, name: str) -> None:
+    """Raise ConfigError unless the group has this choice."""
+    if name in choices(group) or group == "model":
+        return
+    if group == "data" and name.startswith(HUB):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name.removeprefix(HUB)):
+            raise ConfigError(
+                f"data: {name.removeprefix(HUB)!r} is not hf/NAME or hf/OWNER/NAME with letters, digits, "
+                f"'_', '-', '.'"
+            )
+    elif group in NAMED and ":" in name:
         check_name(group, name)
-        _register(group, name)
-        return name
-    if group == "data" and (os.sep in name or is_folder(name)):
+    elif group == "data" and (os.sep in name or is_folder(name)):
         raise ConfigError(
             f"data: {shown(name)} is no name of a data set; for images of your own write data=image_folder "
             f"data.root={name[:MOST_SHOWN]}{LAYOUTS}"
         )
-    raise ConfigError(unknown(group, name, choices(group)) + ELSE.get(group, ""))
-
-
-def _is_other_model(groups: Mapping[str, str]) -> bool:
-    return "model" in groups and groups["model"] not in choices("model")
+    else:
+        raise ConfigError(unknown(group, name, choices(group)) + ELSE.get(group, ""))
 
 
 def _model(name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

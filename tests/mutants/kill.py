@@ -35,7 +35,6 @@ HEAVY = (
     "sklearn.mixture",
     "pandas",
     "pyarrow.parquet",
-    "hydra",
 )
 ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow")
 # Plugins are loaded before the fork, so that pytest cannot rewrite their assertions.

@@ -1,11 +1,9 @@
 """What the tables of malformed inputs share: a case, and the check that nothing starts because of it."""
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfed.config import compose
 from rayfed.run import main
 
 ALWAYS = (
@@ -44,14 +42,6 @@ def last_wins(arguments):
     return [text for text in arguments if "=" not in text or last[text.partition("=")[0]] is text]
 
 
-def composed_once(groups, compose_groups=compose._compose, known={}):  # noqa: B006  (for the whole session)
-    """Hydra's part, which takes most of the time of a case, once for the same groups."""
-    key = tuple(sorted(groups.items()))
-    if key not in known:
-        known[key] = compose_groups(groups)
-    return deepcopy(known[key])
-
-
 def started(*args, **kwargs):
     raise AssertionError("an actor, a driver or a cluster was started for a malformed input")
 
@@ -65,7 +55,6 @@ def assert_refused(case, folder, cache, capsys, monkeypatch):
         "rayfed.executors.inline.InlineExecutor",
     ):
         monkeypatch.setattr(name, started)
-    monkeypatch.setattr(compose, "_compose", composed_once)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one that is not asked here
     made, output = folder / "made", folder / "run"

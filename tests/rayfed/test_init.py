@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from tests.conftest import ROOT
 
 AUTHOR = ("Server", "Local", "Client", "Cohort", "Method", "Broadcast", "Update", "ServerState", "simulate")
-HEAVY = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "hydra", "pydantic", "timm", "peft")
+HEAVY = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "pydantic", "timm", "peft")
 
 
 def python(script):
