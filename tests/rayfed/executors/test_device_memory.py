@@ -267,20 +267,25 @@ def test_a_lack_of_memory_that_stays_is_an_error():
     assert checksum(executor.worker._model)
 
 
-def test_units_after_a_fault_are_not_run(monkeypatch):
+@pytest.mark.parametrize("units", [[[1], [2], [3]], [[1, 2], [3]]])
+def test_calls_after_a_fault_are_not_run(units, monkeypatch):
     setup = small_setup(*FEW)
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
     actor = ClientActor("a", setup.world, setup.weights)
     done = []
 
     class Faulty:
+        def call_group(self, calls, stores):
+            return None
+
         def call_anew(self, call, store):
             done.append(call)
             raise DeviceError("c", 0, "fit", "gone")
 
     actor._held = Faulty()
     monkeypatch.setattr(client_actor.Received, "call", lambda self, wire: wire)
-    answers, *stores = actor.run([[1], [2], [3]])
+    monkeypatch.setattr(client_actor.Received, "store", lambda self, wire: {})
+    answers, *stores = actor.run(units)
     assert [type(answer) for answer in answers] == [DeviceError, type(None), type(None)]
     assert (done, stores) == ([1], [None] * 3)
     gc.unfreeze()
