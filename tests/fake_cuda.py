@@ -2,8 +2,8 @@
 
 torch's FakeTensorMode finds shapes, types and devices with the rules of CUDA, so that an operation with
 tensors of two devices, or one that CUDA does not have, raises. What is on the CPU is computed. autograd asks
-CUDA for a context, so a backward pass is not made: all gradients are zero, and so is what comes back to the
-CPU. Each read of a value is noted with the function of the project that makes it.
+CUDA for a context, so a backward pass there is not made: all gradients are zero, and so is what comes back to
+the CPU. Each read of a value is noted with the function of the project that makes it.
 
     with fake_cuda() as noted:
         play(overrides, "cuda:0")
@@ -122,8 +122,14 @@ def _keep(one: Tensor, other: Tensor) -> None:
     assert (one.device, one.dtype) == (other.device, other.dtype)
 
 
-def _backward(self: Tensor, *_: Any, **__: Any) -> None:
-    """Gradients of zero for the parameters from which this tensor was computed."""
+REAL_BACKWARD, REAL_GRAD = Tensor.backward, torch.autograd.grad
+
+
+def _backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Gradients of zero for the parameters from which a tensor of CUDA was computed."""
+    if not isinstance(self, FakeTensor):
+        REAL_BACKWARD(self, *args, **kwargs)
+        return
     if self.grad_fn is None:
         raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
     seen, waiting = set(), [self.grad_fn]
@@ -138,6 +144,8 @@ def _backward(self: Tensor, *_: Any, **__: Any) -> None:
         waiting += [following for following, _ in node.next_functions]
 
 
-def _grad(outputs: Any, inputs: Any, *_: Any, create_graph: bool = False, **__: Any) -> Any:
+def _grad(outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
     wanted = [inputs] if isinstance(inputs, Tensor) else inputs
+    if not isinstance(wanted[0], FakeTensor):
+        return REAL_GRAD(outputs, inputs, *args, create_graph=create_graph, **kwargs)
     return tuple(torch.zeros_like(value, requires_grad=create_graph) for value in wanted)

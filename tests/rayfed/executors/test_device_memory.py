@@ -131,6 +131,31 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
     gc.unfreeze()
 
 
+def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(monkeypatch):
+    """Also where the actor had left its objects out of garbage collection."""
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(client_actor, "limit_memory", lambda device, share: None)
+    monkeypatch.setattr(ClientActor, "where", dict)
+    with pretended() as device, memory(10**9) as its:
+        actor = ClientActor("a", setup.world, setup.weights)
+        actor._device = device.name
+        actor.change(setup.world, setup.weights)
+        model = actor.worker._model
+        model.in_a_cycle, left = [model], weakref.ref(model)
+        del model
+        gc.freeze()
+
+        def build(*args):
+            assert left() is None
+            assert its.reserved == 0
+            return Worker(*args)
+
+        monkeypatch.setattr(client_actor, "Worker", build)
+        actor.change(setup.world, setup.weights)
+    gc.unfreeze()
+
+
 def test_a_change_of_experiment_changes_what_is_deterministic(monkeypatch):
     setup = small_setup(*FEW)
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
