@@ -194,6 +194,8 @@ class Update:
         extra: What a method sends back besides parameters, by name.
         rank: Rank of the client's LoRA adapters; None: that of the tuning. What lies beyond it in A and B is
             zero, and is not counted as traffic.
+        steps: Training batches that the client drew for this answer; set where the client runs.
+        rows: Examples in these batches, those drawn several times counted each time.
     """
 
     client: str
@@ -202,6 +204,8 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
+    steps: int = 0
+    rows: int = 0
 
     def num_bytes(self) -> int:
         """Bytes the client uploads: tensors in `params` and `extra`."""

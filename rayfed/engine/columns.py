@@ -45,5 +45,6 @@ def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> 
 
 
 def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
-    """Columns of a round about what training cost: operations of all clients, trained numbers of one."""
-    return {} if cost is None else {"flops": ledger.flops, "trained_params": ledger.trained}
+    """Columns of a round about what training cost: steps and operations of all clients, what one trains."""
+    steps = {"local_steps": ledger.steps, "local_examples": ledger.rows}
+    return steps if cost is None else {**steps, "flops": ledger.flops, "trained_params": ledger.trained}

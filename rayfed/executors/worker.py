@@ -302,6 +302,7 @@ class Worker:
         """Run the task of a call, check the shapes of its answer, and keep what stays at the client."""
         update = call.task(client, sent)
         update = replace(update, metrics={**update.metrics, **client.metrics()})
+        update = replace(update, steps=client.steps, rows=client.rows)
         check_shapes(update, self._start)
         return keep_own(update, client)
 

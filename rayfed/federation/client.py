@@ -70,6 +70,8 @@ class Client:
     rank: int | None = None
     stays: frozenset[str] = frozenset()
     trained: bool = False
+    steps: int = 0
+    rows: int = 0
     _drew: bool = False
     _derived: bool = False
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
@@ -105,7 +107,11 @@ class Client:
             most = min(whole_pass, total - step)
             step += most
             order = torch.randperm(n, generator=self.rng)[: most * size]
-            yield from self._pass(split, order, size, augmented=self.augment is not None)
+            for x, y in self._pass(split, order, size, augmented=self.augment is not None):
+                if not self.trained:  # later batches are for the personal model that is scored
+                    self.steps += 1
+                    self.rows += len(y)
+                yield x, y
 
     def batch(self, split: str, positions: Tensor) -> Batch:
         """Inputs and targets at these positions of a split, with `transform` applied to the inputs.

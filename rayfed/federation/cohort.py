@@ -47,6 +47,8 @@ class Ledger:
         seconds: Duration of all exchanges on the virtual clock, in seconds.
         flops: Floating-point operations of the training steps of all answers (`rayfed.federation.cost`).
         trained: Numbers that a client trains; the largest of the round.
+        steps: Training batches of all answers.
+        rows: Examples in these batches.
     """
 
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +59,8 @@ class Ledger:
     seconds: float = 0.0
     flops: int = 0
     trained: int = 0
+    steps: int = 0
+    rows: int = 0
 
     def total(self, direction: str) -> int:
         """Bytes of all transfers in one direction, `down` or `up`."""
@@ -191,6 +195,8 @@ class Cohort:
             if update := answers.get(call.client):
                 row["up"] = update.num_bytes()
                 self._count_cost(call)
+                self.ledger.steps += update.steps
+                self.ledger.rows += update.rows
                 if update.metrics:
                     self.ledger.scores.append(Answer(tag, call.client, update.metrics))
             self.ledger.transfers.append(row)

@@ -21,6 +21,7 @@ from rayfed.report.table import (
     sample_note,
     scores_of,
     total_cost,
+    total_steps,
     unevaluated_note,
 )
 
@@ -36,8 +37,9 @@ STATISTICS = {
 }
 """Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
 
-COST = ("up + down, MB", "training, GFLOP", "trained parameters")
-"""What all rounds cost: bytes in both directions and operations of all clients, and what a client trains."""
+COST = ("local steps", "on examples", "up + down, MB", "training, GFLOP", "trained parameters")
+"""What all rounds cost: training batches of all clients and examples in them, bytes in both directions,
+operations of all clients, and what a client trains."""
 
 HELD_OUT = "report_held_out"
 
@@ -121,7 +123,8 @@ def _read(folder: Path) -> _Scored:
 def _cost(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     gflops, trained = total_cost(history)
     sent = sum(row["bytes_up"] + row["bytes_down"] for row in history) / 1e6
-    return f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
+    steps = (f"{number:,}" if number else "" for number in total_steps(history))
+    return *steps, f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
 
 
 def _domains(method: _Scored) -> Iterator[tuple[str, str]]:

@@ -180,8 +180,17 @@ def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
     return flops / 1e9, max((row.get("trained_params") or 0 for row in history), default=0)
 
 
+def total_steps(history: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Training batches of all clients in these rounds, and examples in them; 0 where nothing trained."""
+    steps, rows = (sum(row.get(key) or 0 for row in history) for key in ("local_steps", "local_examples"))
+    return steps, rows
+
+
 def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A note on what training cost; nothing where it was not counted."""
+    """Notes on what training cost; nothing where it was not counted."""
+    steps, rows = total_steps(history)
+    if steps:
+        yield f"trained: {steps:,} local steps of all clients, on {rows:,} examples"
     gflops, trained = total_cost(history)
     if trained:
         yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains up to {trained:,} parameters"

@@ -12,7 +12,10 @@ from rayfed.config import papers
 from rayfed.config.papers import Table
 from rayfed.reproduce.job import Job, JobCell, is_harmless
 from rayfed.reproduce.reproduction import FAILS, FORMAT, HOLDS, OPEN, Claim, Measure, Reproduction, Value
-from rayfed.reproduce.scores import better, rule_of, unit
+from rayfed.reproduce.scores import EXAMPLES, STEPS, better, rule_of, unit
+
+MUCH = 1.1
+"""From this ratio of examples on, rows of a table are said to train unequally often."""
 
 LEVEL = 0.05
 """Level of significance of the test of an ordering."""
@@ -79,7 +82,7 @@ def compare(job: Job, finished: Finished) -> Reproduction:
         cells=tuple(_cell(job, cell, finished) for cell in job.cells),
         values=values,
         claims=claims,
-        notes=tuple(_notes(job, values, len(finished))),
+        notes=tuple(_notes(job, values, finished)),
     )
 
 
@@ -201,18 +204,44 @@ def _cell(job: Job, cell: JobCell, finished: Finished) -> dict[str, Any]:
     }
 
 
-def _notes(job: Job, values: Sequence[Value], finished: int) -> Iterator[str]:
+def _steps(job: Job, finished: Finished) -> Iterator[str]:
+    """How often the rows of each setting train, and what makes it equal where they differ."""
+    for setting in job.settings:
+        rows = {}
+        for name in job.rows:
+            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
+            found = [finished[cell][1] for cell in cells if cell in finished]
+            found = [scores for scores in found if STEPS in scores]
+            if found:
+                rows[name] = [fmean(scores[key] for scores in found) for key in (STEPS, EXAMPLES)]
+        each = "; ".join(f"{name} {steps:,.0f} on {n:,.0f}" for name, (steps, n) in rows.items())
+        if each:
+            yield f"{setting}: local steps of all clients and rounds, and examples in them: {each}"
+        trained = {name: n for name, (_, n) in rows.items() if n}
+        if trained and max(trained.values()) > MUCH * min(trained.values()):
+            most = max(trained, key=lambda name: trained[name])
+            least = min(trained, key=lambda name: trained[name])
+            where = f"{job.table.name}/mini" if job.scale == papers.MINI else job.table.name
+            yield (
+                f"{setting}: {most} trains on {trained[most] / trained[least]:.1f} times as many examples as "
+                f"{least}; for equal steps, give the other rows more passes: rayfed run experiment={where} "
+                f"row='{least}' train.epochs=N"
+            )
+
+
+def _notes(job: Job, values: Sequence[Value], scores: Finished) -> Iterator[str]:
     """Sentences below the table."""
     seeds = ", ".join(map(str, job.seeds))
     yield f"ours: mean and sample standard deviation over the seeds {seeds}"
-    if finished < len(job.cells):
-        yield f"{finished} of {len(job.cells)} cells are finished"
+    if len(scores) < len(job.cells):
+        yield f"{len(scores)} of {len(job.cells)} cells are finished"
     yield f"round of a run: {rule_of(job.cells[0].config)}; the paper: {job.table.selection}"
     if job.scale == papers.MINI:
         yield (
             "mini scale: data and models that ship with RayFed stand for those of the paper, so that "
             "differences to its numbers are no measure of fidelity; only the orderings can be compared"
         )
+    yield from _steps(job, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"beside {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
     unread = [measure.name for measure in measures_of(job) if not measure.score]

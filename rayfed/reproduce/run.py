@@ -27,7 +27,7 @@ from rayfed.reproduce.plans import Plans, Share, share
 from rayfed.reproduce.progress import Progress
 from rayfed.reproduce.reproduction import Reproduction
 from rayfed.reproduce.results import compare, measures_of
-from rayfed.reproduce.scores import read_scores
+from rayfed.reproduce.scores import read_scores, read_steps
 from rayfed.terminal.guard import STOP
 from rayfed.terminal.stages import Screen, shown_on, stage
 from rayfed.terminal.supervisor import note_advice
@@ -112,11 +112,12 @@ def read_finished(job: Job) -> dict[str, tuple[str, dict[str, float]]]:
 
 
 def _scores(job: Job, cell: JobCell) -> dict[str, float]:
-    """Scores of a finished cell by measure."""
+    """Scores of a finished cell by measure, and how often its clients trained."""
     names = {measure.name: measure.score for measure in measures_of(job) if measure.score}
     columns = job.table.columns.get(cell.setting, ())
     found = read_scores(cell.path, cell.config, names.values(), columns)
-    return {name: found[score] for name, score in names.items() if score in found}
+    scores = {name: found[score] for name, score in names.items() if score in found}
+    return scores | read_steps(cell.path, cell.config)
 
 
 def write_tables(found: Reproduction, job: Job) -> None:

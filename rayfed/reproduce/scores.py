@@ -21,9 +21,10 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows
 from rayfed.report.leave_one_out import MEASURES, outcome, selected
 from rayfed.report.run_tables import RunTables
-from rayfed.report.table import last_evaluated, scores_of
+from rayfed.report.table import last_evaluated, scores_of, total_steps
 
 TRAINED = "numbers_trained"
+STEPS, EXAMPLES = "local steps", "local examples"
 MEAN, ROUNDS = "geometric mean ", "rounds "
 LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
 """Scores of which a lower value is better."""
@@ -67,6 +68,14 @@ def read_scores(
         The scores by name, fractions in percent; those that the run does not have are left out.
     """
     return READERS[config.protocol](path, config, tuple(wanted), tuple(order))
+
+
+def read_steps(path: Path, config: Config) -> dict[str, float]:
+    """Training batches of all clients of a finished cell, and examples in them, of all its folds."""
+    folds = config.protocol == "leave_one_out"
+    folders = [path / name for name in _folds_in(path)] if folds else [path]
+    each = [total_steps(read_rows(folder)) for folder in folders]
+    return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
 
 
 def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:

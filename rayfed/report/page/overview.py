@@ -8,15 +8,19 @@ from statistics import fmean, stdev
 
 from rayfed.report.page.find import Member
 from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Tiles
-from rayfed.report.table import total_cost
+from rayfed.report.table import total_cost, total_steps
 from rayfed.types import Row
 
 MEAN = "mean over domains"
 UNSEEN = " (held out)"
 """What follows the name of a domain of which no client has an example."""
 
-COST = (Column("sent", "bytes"), Column("training, GFLOP", "number"), Column("trained parameters", "count"))
-"""Columns about the cost of a run: bytes and operations of all clients, and what one of them trains."""
+COST = (
+    *(Column("sent", "bytes"), Column("local steps", "count"), Column("on examples", "count")),
+    *(Column("training, GFLOP", "number"), Column("trained parameters", "count")),
+)
+"""Columns about the cost of a run: bytes, training batches, examples in them and operations of all clients,
+and what one of them trains."""
 
 Groups = Mapping[str, Sequence[Member]]
 
@@ -173,6 +177,7 @@ def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | Non
     seconds = float(sum(seconds_of(row) for row in run.rounds))
     gflops, trained = total_cost(run.rounds)
     rest: list[Cell] = [run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
+    rest += [number or None for number in total_steps(run.rounds)]
     rest += [gflops or None, trained or None, seconds, str(run.path)]
     own = [of(member) for of in statistics]
     means = (MEAN, run.number("{}_domain"), run.number("loss"), own)

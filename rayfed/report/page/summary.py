@@ -8,7 +8,7 @@ from rayfed.report.page.parts import Column, Kind, Section, Text, Tiles, in_byte
 from rayfed.report.page.run import PageRun
 from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import own_tensors
-from rayfed.report.table import fault_notes, selection_notes, total_cost
+from rayfed.report.table import fault_notes, selection_notes, total_cost, total_steps
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
     "{}": ("mean over clients, %", "percent"),
@@ -40,11 +40,19 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "clients", f"{len(run.clients):,}"
     for key, words in (("bytes_up", "sent by clients"), ("bytes_down", "received by clients")):
         yield words, in_bytes(sum(row.get(key) or 0 for row in run.rounds))
+    yield from _training(run)
+    yield "time", in_time(sum(row.get("seconds") or 0.0 for row in run.rounds))
+
+
+def _training(run: PageRun) -> Iterator[tuple[str, str]]:
+    """What training cost, where it was counted."""
+    steps, rows = total_steps(run.rounds)
+    if steps:
+        yield "local steps of all clients", f"{steps:,}, on {rows:,} examples"
     gflops, trained = total_cost(run.rounds)
     if trained:
         yield "training of all clients, GFLOP", Column("", "number").show(gflops)
         yield "parameters that a client trains", Column("", "count").show(trained)
-    yield "time", in_time(sum(row.get("seconds") or 0.0 for row in run.rounds))
 
 
 def _rules(run: PageRun) -> list[str]:

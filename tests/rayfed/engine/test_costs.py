@@ -1,5 +1,6 @@
 """What training costs: counted for every size of the model in an experiment, and written into the rows."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import skeleton
-from rayfed.testing.small import small_setup
+from rayfed.testing.small import DOMAINS, small_setup
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.multimodal_adapter import MultimodalAdapter
@@ -90,3 +91,24 @@ def test_the_rows_have_what_the_clients_that_answered_cost():
     rows = 2 * sum(info.num_examples for info in setup.experiment.clients.values())
     assert first.row["flops"] == rows * 4 * 640
     assert first.row["trained_params"] == 650
+
+
+@pytest.mark.parametrize(("name", "times"), [("fedavg", 1), ("ditto", 2), ("bgp", 2), ("fedra", 1)])
+def test_the_rows_have_the_batches_that_clients_drew(name, times):
+    """Ditto trains two models, and BGP takes two batches for a step."""
+    setup = small_setup(f"algorithm={name}", "train.epochs=2", "train.batch_size=4", "rounds=1", DOMAINS)
+    [only] = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    sizes = [info.num_examples for info in setup.experiment.clients.values()]
+    assert only.row["local_examples"] == times * 2 * sum(sizes)
+    assert only.row["local_steps"] == times * 2 * sum(math.ceil(size / 4) for size in sizes)
+
+
+def test_batches_of_the_personal_model_that_is_scored_are_not_counted():
+    """PerFedAvg trains it for some steps before the scores."""
+    counted = []
+    for every in (0, 1):
+        settings = ("local.personal_steps=2", "evaluation.personal=true", f"evaluation.every={every}")
+        setup = small_setup("algorithm=perfedavg", *settings, "rounds=1", DOMAINS)
+        [only] = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+        counted.append(only.row["local_examples"])
+    assert counted[0] == counted[1] > 0

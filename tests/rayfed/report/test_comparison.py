@@ -36,8 +36,10 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
         own = final_table(folder)
         [row] = read_rows(folder)
         sent = f"{(row['bytes_up'] + row['bytes_down']) / 1e6:,.1f}"
-        cost = (sent, f"{row['flops'] / 1e9:,.1f}", f"{row['trained_params']:,}")
-        assert table.rows[2 * place][-3:] == cost
+        trained = (f"{row['local_steps']:,}", f"{row['local_examples']:,}")
+        cost = (*trained, sent, f"{row['flops'] / 1e9:,.1f}", f"{row['trained_params']:,}")
+        assert table.rows[2 * place][-5:] == cost
+        assert f"trained: {trained[0]} local steps of all clients, on {trained[1]} examples" in own.notes
         assert row["flops"] > 1e8
         shared, personal = (numbers(table, row) for row in table.rows[2 * place : 2 * place + 2])
         assert shared != {**personal, "method": shared["method"]}  # else this test could not tell them apart

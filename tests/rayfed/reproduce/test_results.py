@@ -10,6 +10,7 @@ from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.reproduce.job import JobCell
 from rayfed.reproduce.results import beside, compare, judge, measures_of
+from rayfed.reproduce.scores import EXAMPLES, STEPS
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 TABLES = papers.tables(folder())
@@ -104,3 +105,20 @@ def test_numbers_by_letter_are_compared_by_their_means():
 def test_a_table_without_numbers_has_the_mean_over_the_domains():
     job = replace(ablation(seeds=1), table=TABLES["fedra/figure4"])
     assert [(m.name, m.score) for m in measures_of(job)] == [("mean over domains", "accuracy_domain")]
+
+
+def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
+    job = ablation(seeds=2)
+    trained = {"none": (100.0, 3000.0), "FedGCR": (200.0, 6000.0)}
+    finished = {
+        cell.name: ("", {"Avg": 60.0, STEPS: trained[cell.row][0], EXAMPLES: trained[cell.row][1]})
+        for cell in job.cells
+        if cell.row in trained
+    }
+    notes = compare(job, finished).notes
+    counts = "none 100 on 3,000; FedGCR 200 on 6,000"
+    assert f"dif10: local steps of all clients and rounds, and examples in them: {counts}" in notes
+    wanted = "dif10: FedGCR trains on 2.0 times as many examples as none; for equal steps, give"
+    assert any(note.startswith(wanted) and "row='none' train.epochs=N" in note for note in notes)
+    alike = {name: (digest, {**scores, EXAMPLES: 3000.0}) for name, (digest, scores) in finished.items()}
+    assert not any("equal steps" in note for note in compare(job, alike).notes)

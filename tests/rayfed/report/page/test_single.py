@@ -40,6 +40,7 @@ def test_the_summary_is_the_last_round(run_page, run_folder):
     assert found["held-out domain: fonts, %"] == "44.0"
     assert found["sigma_type, deviation over domains, points"] == f"{100 * row['sigma_type']:.1f}"
     assert (found["rounds"], found["clients"], found["time"]) == ("4 of 4", "12", "8 s")
+    assert found["local steps of all clients"] == "120, on 1,600 examples"
     assert found["training of all clients, GFLOP"] == "10"  # 1 + 2 + 3 + 4
     assert found["parameters that a client trains"] == "650"
     assert found["sent by clients"] == "48.0 kB"  # 4 rounds x 2 exchanges x 12 clients x 500 bytes
