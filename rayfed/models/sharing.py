@@ -53,9 +53,9 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
 
     Args:
         model: The model.
-        half: Round the frozen weights of linear layers, attention and convolutions in the network and in a
-            text tower to bfloat16, in which their products are computed. Their arrays are int16, because
-            numpy has no such type.
+        half: Round the frozen weights and biases of linear layers, attention and convolutions in the network
+            and in a text tower to bfloat16, in which their products are computed. Their arrays are int16,
+            because numpy has no such type.
     """
     arrays = {}
     for name, (module, leaf, tensor) in _tensors(model):
@@ -142,12 +142,13 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Place]]:
 
 
 def _is_half_weight(name: str, module: nn.Module, tensor: Tensor) -> bool:
-    """Whether a tensor is a frozen weight that is multiplied, in the network or the text tower.
+    """Whether a tensor is a frozen weight or bias of a product, in the network or the text tower.
 
-    What is added, such as positions and class tokens, stays in float32, and with it the sum over the blocks.
+    What is added elsewhere, such as positions and class tokens, stays in float32, and with it the sum over
+    the blocks.
     """
-    multiplied = isinstance(module, nn.Linear | _ConvNd | nn.MultiheadAttention) and tensor.ndim > 1
-    return multiplied and not tensor.requires_grad and name.startswith(TRUNKS)
+    of_product = isinstance(module, nn.Linear | _ConvNd | nn.MultiheadAttention)
+    return of_product and not tensor.requires_grad and name.startswith(TRUNKS)
 
 
 def _is_half(old: Tensor, array: npt.NDArray[Any]) -> bool:
