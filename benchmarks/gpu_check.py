@@ -390,7 +390,7 @@ def plan(place: Place) -> Iterator[Row]:
     row = {
         "planned_gigabytes": planned,
         "peak_gigabytes": known,
-        "actors_on_this_gpu": actors_on(total, found.device_bytes, mps_runs()) if total else None,
+        "actors_on_this_gpu": actors_on(found.device_free, found.device_bytes, mps_runs()) if total else None,
         "measured_on": found.device,
     }
     if place.device.type not in found.device:

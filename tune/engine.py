@@ -17,9 +17,11 @@ import ray.tune
 import yaml
 
 from rayfed.config.schema import Config, to_dict
+from rayfed.config.sections import ClusterConfig
+from rayfed.engine.gpu_plan import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
-from rayfed.executors.cluster import node_resources
+from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
 from rayfed.experiment.summary import last_words
 from rayfed.record.claim import claim, claim_again
@@ -171,11 +173,15 @@ def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int
     sweep = found.sweep
     nodes = tuple(node_resources())
     wanted = min(sweep.trials, sweep.max_concurrent or sweep.trials)
+    small = on_cpu(setup, found.config.cluster, nodes)
+    if small:
+        tell(small)
     demand = Demand(
         clients=len(setup.experiment.clients),
         per_round=setup.experiment.clients_per_round,
         together=wanted,
         nodes=nodes,
+        on_cpu=bool(small),
     )
     searched = [p for p in found.space.parameters if p.key.split(".")[0] == "cluster"]
     for values in _corners(found, [p.key for p in searched]):
@@ -186,6 +192,13 @@ def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int
     if not searched:
         return most, factory(found.config.cluster, demand)
     return wanted, lambda config: factory(found.base.config(config["values"]).cluster, demand)
+
+
+def on_cpu(setup: Setup, cluster: ClusterConfig, nodes: Sequence[Resources]) -> str:
+    """Why the trials leave the GPUs unused, judged by the paper's values; empty: they use them."""
+    if cluster.executor == "inline":
+        return inline_device(setup, cluster)[1]
+    return too_small(setup, cluster) if is_measured(cluster, nodes) else ""
 
 
 def _corners(found: Search, keys: Sequence[str]) -> Iterator[Values]:

@@ -25,12 +25,14 @@ class Demand:
         per_round: Number of clients that train at the same time.
         together: Number of trials that should run at the same time if they fit.
         nodes: Resources of every node: CPU, GPU, memory (bytes).
+        on_cpu: Client actors take no GPU unless `cluster.gpus_per_actor` gives their share.
     """
 
     clients: int
     per_round: int
     together: int
     nodes: tuple[Resources, ...]
+    on_cpu: bool = False
 
 
 def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
@@ -45,7 +47,7 @@ def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
     wish = Wish(
         actors=cluster.actors,
         cpus=cluster.cpus_per_actor,
-        gpus=cluster.gpus_per_actor,
+        gpus=0 if demand.on_cpu and cluster.gpus_per_actor == "auto" else cluster.gpus_per_actor,
         memory=cluster.memory_per_actor * GB,
         mps=mps_runs(),
     )

@@ -18,7 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
-from rayfed.devices import chosen_device
+from rayfed.engine.gpu_plan import inline_device
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, NonFiniteError, unknown
 from rayfed.executors.inline import InlineExecutor
@@ -150,7 +150,7 @@ class Trial(ray.tune.Trainable):
         worlds = [sharing_features(s.world, backbone) for s, backbone in zip(setups, frozen, strict=True)]
         if config.cluster.executor == "inline":
             pairs = zip(worlds, setups, strict=True)
-            device = chosen_device(config.cluster.device)
+            device, _ = inline_device(setups[0], config.cluster)  # the sweep has said why
             return [InlineExecutor(world, s.weights, config.failures, device) for world, s in pairs]
         stages = [
             Stage(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayfed.config.sections import ClusterConfig
-from rayfed.devices import USABLE
+from rayfed.devices import HOST, USABLE, chosen_device
 from rayfed.engine.costs import count_cost
 from rayfed.engine.loop import Experiment
 from rayfed.engine.measurement import Measurement, largest_client
@@ -111,9 +111,11 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
 
     Args:
         setup: The checked experiment.
-        cluster: The section `cluster` of the config; `num_gpus` asks for GPUs.
+        cluster: The section `cluster` of the config; `num_gpus` asks for GPUs, and `device` for one in a
+            run in one process.
     """
-    if cluster.num_gpus is not None:
+    inline = cluster.executor == "inline"
+    if cluster.device != "auto" if inline else cluster.num_gpus is not None:
         return ""
     world = setup.world
     whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once
@@ -126,8 +128,24 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
         return ""
     return (
         f"clients run on the CPU, which is faster than a GPU with so little work for each example: "
-        f"{work / 1e9:.2g} GFLOP (under {WORTH / 1e9:g}); cluster.gpus_per_actor=1 uses a GPU all the same"
+        f"{work / 1e9:.2g} GFLOP (under {WORTH / 1e9:g}); "
+        f"cluster.{'device=cuda' if inline else 'gpus_per_actor=1'} uses a GPU all the same"
     )
+
+
+def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, str]:
+    """Device of a run in one process, and why a GPU is not used although there is one; empty: no reason.
+
+    Args:
+        setup: The checked experiment.
+        cluster: The section `cluster` of the config.
+
+    Raises:
+        ConfigError: There is no such device; gives torch's reason.
+    """
+    device = chosen_device(cluster.device)
+    small = "" if device == HOST else too_small(setup, cluster)
+    return (HOST, small) if small else (device, "")
 
 
 def is_measured(cluster: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> bool:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rayfed.config.schema import Config
-from rayfed.devices import chosen_device
+from rayfed.engine.gpu_plan import inline_device
 from rayfed.engine.recorded import Keeping, record_rounds
 from rayfed.engine.session import Session
 from rayfed.engine.setup import Setup
@@ -46,9 +46,10 @@ def launch(
     """
     keeping = Keeping.of(setup, config, path, resume, claim)
     if config.cluster.executor == "inline":
-        executor = InlineExecutor(
-            setup.world, setup.weights, config.failures, chosen_device(config.cluster.device)
-        )
+        device, small = inline_device(setup, config.cluster)
+        if small:
+            notify(small)
+        executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
         yield from record_rounds(setup.experiment, executor, setup.start, keeping)
     else:
         with nullcontext(session) if session else Session() as own:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,6 +107,17 @@ def test_bf16_is_compared_with_the_bf16_of_the_cpu():
     (row,) = gpu_check.bf16(CPU)
     assert row["difference"] == 0
     assert 1e-3 < row["bar"] < 0.2
+
+
+def test_the_plan_counts_what_other_processes_leave_free(monkeypatch):
+    gb = 10**9
+    found = SimpleNamespace(device_total=80 * gb, device_free=20 * gb, device_bytes=6 * gb, device="cpu")
+    monkeypatch.setattr(gpu_check, "trained", lambda *args, **options: {"peak_gigabytes": 5})
+    monkeypatch.setattr(gpu_check, "lora", lambda *args: SimpleNamespace(experiment=None, world=None))
+    monkeypatch.setattr(gpu_check, "measure", lambda *args, **options: found)
+    (row,) = gpu_check.plan(CPU)
+    assert row["actors_on_this_gpu"] == 3
+    assert "bad" not in row
 
 
 def test_too_little_memory_is_tried_and_its_advice_checked(monkeypatch):

@@ -3,8 +3,11 @@
 import pytest
 
 from rayfed.config.sections import ClusterConfig
+from rayfed.engine import gpu_plan
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB
+from rayfed.testing.small import small_setup
+from tune.engine import on_cpu
 from tune.resources import Demand, at_once, bundles
 
 
@@ -12,8 +15,8 @@ def node(cpus, gpus=0):
     return {"CPU": cpus, "GPU": gpus, "memory": 64 * GB}
 
 
-def demand(*nodes, together=1, clients=20, per_round=10):
-    return Demand(clients=clients, per_round=per_round, together=together, nodes=nodes)
+def demand(*nodes, together=1, clients=20, per_round=10, on_cpu=False):
+    return Demand(clients=clients, per_round=per_round, together=together, nodes=nodes, on_cpu=on_cpu)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,13 @@ def demand(*nodes, together=1, clients=20, per_round=10):
         ({}, demand(node(8), together=2), [{}, *[{"CPU": 1.0}] * 4], 2),  # auto: shared among the trials
         ({}, demand(node(64)), [{}, *[{"CPU": 1.0}] * 10], 6),  # never more than work at the same time
         ({}, demand(node(8, 2), together=4), [{}, {"CPU": 1.0, "GPU": 0.5}], 4),  # two actors share a GPU
+        ({}, demand(node(8, 2), together=4, on_cpu=True), [{}, *[{"CPU": 1.0}] * 2], 4),
+        (
+            {"gpus_per_actor": 0.5},
+            demand(node(8, 1), on_cpu=True),
+            [{}, *[{"CPU": 1.0, "GPU": 0.5}] * 2],
+            1,
+        ),
         ({"actors": 2}, demand(node(4), together=8), [{}, *[{"CPU": 1.0}] * 2], 2),
         (
             {"actors": 2, "gpus_per_actor": 0.5},
@@ -60,3 +70,15 @@ def test_a_trial_that_never_fits_is_refused_with_what_would(cluster, nodes, word
         bundles(ClusterConfig(**cluster), demand(*nodes))
     assert all(word in str(err.value) for word in words), err.value
     assert "\n" not in str(err.value)
+
+
+@pytest.mark.parametrize("worth", [1e9, 0])
+def test_trials_of_a_small_network_leave_gpus_that_the_config_does_not_ask_for(worth, monkeypatch):
+    """By the rule of a single run, which says so in the same words."""
+    monkeypatch.setattr(gpu_plan, "WORTH", worth)
+    setup, nodes = small_setup("algorithm=fedavg"), (node(8, 2),)
+    assert bool(small := on_cpu(setup, ClusterConfig(), nodes)) == (worth > 0)
+    assert small == gpu_plan.too_small(setup, ClusterConfig())
+    for asked in (ClusterConfig(gpus_per_actor=0.5), ClusterConfig(num_gpus=2)):
+        assert on_cpu(setup, asked, nodes) == ""
+    assert on_cpu(setup, ClusterConfig(), (node(8),)) == ""

@@ -1,4 +1,7 @@
-"""Runs in one process, analyses of a run, and trials compute on the device that `cluster.device` names."""
+"""Runs in one process, analyses of a run, and trials compute on the device that `cluster.device` names.
+
+With `auto`, runs and trials of a small network stay on the CPU.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -8,6 +11,8 @@ import torch
 
 from rayfed.analysis import feature_map, landscape, slopes
 from rayfed.config.schema import load_config
+from rayfed.engine import gpu_plan
+from rayfed.experiment.simulate import simulate
 from rayfed.testing.small import small_setup
 from tests.conftest import SMALL
 from tests.pretended import TYPE, pretended
@@ -31,17 +36,45 @@ def test_an_analysis_computes_on_the_device(name, small, monkeypatch):
         assert device.counts.kernels > 0
 
 
-def test_a_run_in_one_process_computes_on_the_device(small, monkeypatch):
-    monkeypatch.setattr("rayfed.engine.launch.chosen_device", BY_NAME.__getitem__)
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine whose GPU is the pretended device, for runs and trials in one process."""
+    monkeypatch.setattr(gpu_plan, "chosen_device", lambda name: torch.device(TYPE, 0))
     with pretended() as device:
-        small(*FEW)
-        assert device.counts.kernels > 0
+        yield device
 
 
-def test_a_trial_in_one_process_computes_on_the_device(monkeypatch):
-    monkeypatch.setattr("tune.trial.chosen_device", BY_NAME.__getitem__)
+def large(monkeypatch):
+    """Let every network have enough work for a GPU."""
+    monkeypatch.setattr(gpu_plan, "WORTH", 0)
+
+
+def test_a_run_in_one_process_computes_on_the_device(small, gpu, monkeypatch):
+    large(monkeypatch)
+    small(*FEW)
+    assert gpu.counts.kernels > 0
+
+
+def test_a_small_network_stays_on_the_cpu_in_one_process_too(gpu, cache, tmp_path, capsys):
+    options = (*SMALL, *FEW, "cluster=inline", f"data.cache={cache}", f"output={tmp_path / 'run'}")
+    simulate(options, quiet=False)
+    assert gpu.counts.kernels == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "clients run on the CPU, which is faster than a GPU with so little work" in words
+    assert "cluster.device=cuda uses a GPU all the same" in words
+
+
+def test_a_small_network_uses_the_device_that_is_named(small, gpu, monkeypatch):
+    monkeypatch.setattr("rayfed.engine.setup.chosen_device", lambda name: None)  # no CUDA on this machine
+    small(*FEW, "cluster.device=cuda")
+    assert gpu.counts.kernels > 0
+
+
+@pytest.mark.parametrize("work", ["much", "little"])
+def test_a_trial_in_one_process_computes_where_a_run_does(work, gpu, monkeypatch):
+    if work == "much":
+        large(monkeypatch)
     trial = Trial.__new__(Trial)  # without Ray, which makes it in another process
     trial._common = SimpleNamespace(frozen=SimpleNamespace(of=lambda world: None))
-    with pretended() as device:
-        (executor,) = trial._executors(load_config([*SMALL, "cluster=inline"]), [small_setup()])
-        assert str(executor.worker.device) == device.name
+    (executor,) = trial._executors(load_config([*SMALL, "cluster=inline"]), [small_setup()])
+    assert str(executor.worker.device) == (gpu.name if work == "much" else "cpu")
