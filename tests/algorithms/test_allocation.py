@@ -80,6 +80,8 @@ def all_matrices(sizes, layers):
     return list(product(*rows))
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_v3_covering_draws_are_uniform_over_all_covering_matrices():
     sizes = V3.inputs["sizes"]
     layers = V3.inputs["layers"]

@@ -77,7 +77,7 @@ def test_it_composes_with_capacities_lost_answers_and_a_channel(name, cache):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("name", quickly(NAMES, ("fedgcr", "scaffold", "fedex_lora")))
+@pytest.mark.parametrize("name", quickly(NAMES, ("fedgcr", "scaffold")))
 def test_same_tensors_on_actors(name, cache, pool_of_two):
     same_tensors_on_actors(name, [f"data.cache={cache}"], lambda setup: nullcontext(pool_of_two(setup)))
 

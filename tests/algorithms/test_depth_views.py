@@ -85,6 +85,8 @@ def test_common_and_fixed_a(tmp_path):
         load(model, {"blocks.0.attn.proj.lora_A": torch.zeros(8, 64)})
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.parametrize(
     "agg", [["server.lora_agg=product_svd"], pytest.param(["tuning.freeze_a=true"], marks=STEADY)]
 )

@@ -91,6 +91,8 @@ def test_flexlora_gives_each_rank_the_best_approximation_of_the_mean_of_the_prod
         near(error, values[k:].norm())
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_presets_are_fedavg_with_their_settings(short):
     once = "rounds=2"
     assert short("fedit", once).sha256 == short("fedavg", once).sha256

@@ -73,6 +73,8 @@ def test_the_moments_count(short):
     assert short("fedadam").sha256 != short("fedadam", "server.beta1=0").sha256
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_statistics_of_a_real_network_are_the_mean_of_the_clients(short):
     plain = statistics(short("fedavg", *WITH_BATCH_NORM, "rounds=1"))
     found = statistics(short("fedadam", *WITH_BATCH_NORM, "rounds=1"))

@@ -142,6 +142,8 @@ def test_runs_by_name_and_only_small_tensors_travel(short, name):
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_zero_shot_is_the_same_under_every_tuning(short):
     """Adapters and learned prompts are left out, so it can stand beside any method in a table."""
     tunings = ("head", "attention_adapter", "residual_adapter", "text_prompt", "lora", "full")
@@ -227,6 +229,8 @@ def test_any_method_runs_on_a_clip_model_with_the_default_tuning(short):
         short("ga", "model=clip_mini", "rounds=1", "tuning.sites=[l0]")
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_baselines_with_fedclips_loss(short):
     """FedProx's term holds the gate back; both towers train with tuning.towers."""
     few = (*RANDOM, "compare=[]", "train.batch_size=8")

@@ -83,6 +83,8 @@ def test_features_of_patches_are_rows_for_the_map_of_features():
     assert torch.equal(found[:2], model.eval().features(batch[0]).flatten(1))
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_common_prompt_travels_and_the_other_one_stays(short):
     own = short("fedotp", *FEW, "train.lr=0.5")
     assert set(own.params) == {"text.context"}

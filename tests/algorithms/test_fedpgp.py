@@ -60,6 +60,8 @@ def test_the_loss_is_cross_entropy_plus_the_contrast_of_the_prompts():
     assert all(p.grad.abs().sum() > 0 for p in (context, u, v))
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_without_matrices_and_contrast_it_is_promptfl(short):
     common = short("promptfl", *FEW)
     alone = short("fedpgp", *FEW, "tuning.rank=0", "local.mu=0", "local.stays=[]")

@@ -183,6 +183,8 @@ def test_v9_a_clipped_momentum_step():
         V9.matches(p, expected["p"])
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_full_depth_is_alllarge_and_prefixes_are_plain_averaging(tmp_path, monkeypatch):
     uniform = "server.weighting=uniform"
     full = run(tmp_path, "full", "algorithm=fedra", "capacity=12", uniform)
@@ -197,6 +199,8 @@ def test_full_depth_is_alllarge_and_prefixes_are_plain_averaging(tmp_path, monke
     assert prefix.sha256 != random.sha256
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_three_blocks_a_client_train_all_twelve_and_bytes_add_up(tmp_path):
     result = run(tmp_path, "three", "algorithm=fedra", "capacity=[3,3,3,3,3]", "rounds=6", "figures=true")
     visits = pq.read_table(result.path / "block_visits.parquet").to_pylist()
@@ -244,6 +248,8 @@ class Backwards:
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_order_in_which_clients_run_does_not_matter():
     setup = prepare(load_config([*SMALL, "algorithm=fedra_feddyn", "capacity=[12,10,8,6,3]"]))
     results = []
@@ -271,6 +277,8 @@ def test_allsmall_has_a_small_global_model(tmp_path):
         AllSmall(depth=13).round(ServerState(round=0, params={}), world, None)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_depths_drawn_each_round(tmp_path):
     result = run(tmp_path, "dynamic", "algorithm=fedra", "capacity=dynamic", "server.cover=true")
     rows = pq.read_table(result.path / "allocations.parquet").to_pylist()

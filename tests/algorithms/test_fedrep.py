@@ -71,6 +71,8 @@ def test_where_only_the_head_trains_clients_train_alone(short, name):
     assert run.history["loss"].tolist() == pytest.approx(alone.history["loss"].tolist(), rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_fedbn_sends_no_parameter_and_no_statistic_of_batch_norm(short):
     run = short("fedbn", *WITH_BATCH_NORM)
     plain = short("fedavg", *WITH_BATCH_NORM)

@@ -122,6 +122,8 @@ def test_private_tops_stay_with_their_size():
     assert sent["c5"].params[block(1)].item() == pytest.approx(0.625)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_private_tops_run(tmp_path):
     overrides = ["algorithm=inclusivefl", "server.private_top=true", "capacity=[12,9,6,3,3]", "data.limit=20"]
     result = simulate(

@@ -198,6 +198,8 @@ def test_second_order_and_restore_run_and_differ(short):
     assert len(hashes) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_bgp_with_batch_norm_leaves_messages_alone(short):
     small = ("model.size=32", "model.options={}", "tuning=full", "rounds=1", "data.limit=12")
     run = short("bgp", "model=timm", "model.name=resnet10t", *small)

@@ -1,5 +1,6 @@
 """pFedMMA: its adapters block by block, their gradients, what stays at the client, and its reduction."""
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -65,6 +66,8 @@ def test_without_the_tuning_it_scores_as_clip():
     assert not torch.allclose(before, plain(x), atol=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_common_layers_travel_and_the_others_stay(short):
     own = short("pfedmma", *FEW, "train.lr=0.5", "tuning.hidden=4")
     assert {name.split(".")[1] for name in own.params} == {"shared"}

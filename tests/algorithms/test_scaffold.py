@@ -129,6 +129,8 @@ def test_one_client_alone_trains_as_with_fedavg(short):
         torch.testing.assert_close(value, plain[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_later_rounds_differ_and_other_optimizers_work(short):
     assert (
         short("scaffold", "train.epochs=2", *PLAIN_SGD).sha256
@@ -154,6 +156,8 @@ def test_clients_that_hold_some_blocks_only(short):
     assert all(torch.isfinite(value).all() for value in run.params.values())
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_statistics_of_a_real_network_are_the_mean_of_the_clients(short):
     first = (*WITH_BATCH_NORM, "rounds=1", "server.weighting=uniform")
     plain = statistics(short("fedavg", *first))

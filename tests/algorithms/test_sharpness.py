@@ -150,6 +150,8 @@ def test_fedmix_runs_with_attention(short, tuning):
     assert all(torch.isfinite(value).all() for value in mixed.params.values())
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_fedmix_with_single_images(short):
     tiny = ("data.partition.scheme=imbalanced", "data.partition.factor=10", "data.limit=300")
     short("fedmix", *tiny, "local.mash_size=1000", "local.pool_limit=3", "rounds=1")

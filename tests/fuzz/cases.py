@@ -249,12 +249,12 @@ def kinds(ground: Ground) -> dict[str, tuple[st.SearchStrategy[Any], Check, int,
     image = (ground.path / "images" / "sketch" / "dog" / "0.png").read_bytes()
     config = ground.run["config.yaml"]
     return {
-        "command_line": (st.tuples(overrides(), st.integers(0, 15)), config_on_the_command_line, 45, 1600),
-        "config_file": (damaged_tree(ground.tree), config_file, 30, 900),
-        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 15, 500),
-        "partition": (partition_files(ground.partition), partition_file, 30, 900),
-        "run_folder": (run_folders(ground.run), run_folder, 15, 500),
-        "data_folder": (data_folders(image), data_folder, 20, 600),
+        "command_line": (st.tuples(overrides(), st.integers(0, 15)), config_on_the_command_line, 25, 1600),
+        "config_file": (damaged_tree(ground.tree), config_file, 20, 900),
+        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 10, 500),
+        "partition": (partition_files(ground.partition), partition_file, 20, 900),
+        "run_folder": (run_folders(ground.run), run_folder, 10, 500),
+        "data_folder": (data_folders(image), data_folder, 12, 600),
     }
 
 

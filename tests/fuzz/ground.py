@@ -14,10 +14,8 @@ from unittest import mock
 import yaml
 
 from rayfed import run
-from rayfed.config import compose
 from tests.fuzz.outcomes import StartedError, tree_of
 from tests.rayfed.data.folders import make_folder
-from tests.rayfed.malformed import composed_once
 
 BASE = (
     "algorithm=fedavg",
@@ -86,15 +84,11 @@ def stopping() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch(name, started))
-        stack.enter_context(mock.patch.object(compose, "_compose", composed_once))
         yield
 
 
 @contextlib.contextmanager
 def without_figures() -> Iterator[None]:
     """Draw nothing, which takes most of the time of a case that runs to its end."""
-    with (
-        mock.patch("rayfed.report.figures.draw_figures", return_value={}),
-        mock.patch.object(compose, "_compose", composed_once),
-    ):
+    with mock.patch("rayfed.report.figures.draw_figures", return_value={}):
         yield

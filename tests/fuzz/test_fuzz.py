@@ -61,7 +61,7 @@ def test_many_cases(kind, ground, record_property, monkeypatch):
 
 def test_there_are_as_many_cases_as_said(ground):
     counts = [found[2:] for found in kinds(ground).values()]
-    assert [sum(column) for column in zip(*counts, strict=True)] == [155, 5000]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [97, 5000]
 
 
 @pytest.mark.parametrize(

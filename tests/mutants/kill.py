@@ -36,7 +36,7 @@ HEAVY = (
     "pandas",
     "pyarrow.parquet",
 )
-ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow or steady")
 # Plugins are loaded before the fork, so that pytest cannot rewrite their assertions.
 ARGUMENTS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 FAILED = 1

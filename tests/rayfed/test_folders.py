@@ -226,6 +226,8 @@ def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
     assert (tmp_path / "model").read_text() == "foreign model"
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_overwrite_never_clears_a_folder_that_is_being_written(cache, tmp_path, capsys):
     run = tmp_path / "run"
     process = started(run, cache)

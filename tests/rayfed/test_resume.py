@@ -123,6 +123,8 @@ def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path
     assert tables(broken) == tables(whole.path)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_comparisons_and_folds_are_continued_too(small):
     options = (
         "rounds=1",

@@ -184,6 +184,8 @@ def test_a_text_is_not_augmented(shared):
         )
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @needs_pacs
 def test_real_pictures_are_augmented_by_one_command(small):
     options = ("data=pacs", f"data.root={PACS}", "data.limit=8", "data.val=0", "train.epochs=2", "rounds=1")

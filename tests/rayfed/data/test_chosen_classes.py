@@ -27,6 +27,8 @@ def test_the_samples_of_the_classes_are_those_of_the_whole_data_set(cache):
     assert np.array_equal(whole.test[rows], some.test)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_each_choice_has_a_fingerprint_of_its_own():
     plain = source_of(config())
     assert not isinstance(plain, ChosenClasses)

@@ -167,6 +167,8 @@ def test_pool_styles_show_photographs_and_neighbours(pool):
     assert crowd[..., [0, -1]].mean() > 10 * alone[..., [0, -1]].mean() + 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_pool_classes_are_told_apart(pool):
     # The mean of each class's easy pictures is closest to new pictures of that class, for most of them.
     style, rng = PoolStyle().eased(0.0), np.random.default_rng(0)

@@ -54,6 +54,8 @@ def doctor(measured, cache, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_measured_client_is_plausible(measured, doctor, small):
     assert 100e6 < measured.memory_bytes < 4e9
     assert measured.device == "cpu"

@@ -44,6 +44,8 @@ def statistics(params):
     return {n for n in params if n.endswith(("running_mean", "running_var"))}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_resnet50_fully_tuned_leaves_the_shared_copy_alone(cache):
     """Two actors on one shared copy: each has buffers of its own; the copy stays as it was, bit by bit."""
     setup = setup_of(cache, "model=resnet50")

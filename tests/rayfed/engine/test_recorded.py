@@ -64,6 +64,8 @@ def test_the_run_goes_back_to_its_last_checkpoint(setup, tmp_path):
     assert events[0]["client"] in setup.experiment.clients
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_it_gives_up_when_that_happens_again_and_again(setup, tmp_path):
     executor = Losing(setup.world, setup.weights)
     executor.times = 100

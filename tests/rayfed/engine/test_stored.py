@@ -1,11 +1,14 @@
 """Initial tensors in the object store: equal ones once, the same values for whoever reads them."""
 
 import numpy as np
+import pytest
 import ray
 
 from rayfed.engine.stored import WeightStore
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_equal_tensors_are_stored_once_and_read_as_they_were(ray_cluster):
     store = WeightStore()
     frozen = np.arange(200_000, dtype=np.float32)

@@ -156,6 +156,8 @@ def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(mon
     gc.unfreeze()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_change_of_experiment_changes_what_is_deterministic(monkeypatch):
     setup = small_setup(*FEW)
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)

@@ -14,6 +14,8 @@ def test_the_actor_in_the_place_of_a_lost_one_says_so():
     assert lane.ray_options["namespace"] != Lane("rayfed:clients:mine:00", {}).ray_options["namespace"]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_runs_of_one_name_share_a_cluster_and_actors_can_be_replaced(ray_cluster):
     """Ray refuses an actor whose name another one has in the same namespace."""

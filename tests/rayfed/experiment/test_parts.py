@@ -33,6 +33,8 @@ def command(tmp_path, cache):
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_exactly_what_is_listed_runs_and_is_shown_once(command, tmp_path, capsys):
     run = tmp_path / "run"
     assert command("compare=[fedavg,afl]", "figures=true", "report=true") == 0
@@ -160,6 +162,8 @@ def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
     assert (run / "history" / "000001.json.gz").stat().st_mtime_ns == first
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, capsys):
     run = tmp_path / "run"
     folds = ("protocol=leave_one_out", "data.val=4")

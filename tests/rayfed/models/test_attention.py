@@ -186,6 +186,8 @@ def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch)
     assert kinds == ({Attention} if train.compile else {DirectAttention})
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_driver_and_the_actors_of_other_networks_do_not_import_timm():
     modules = "rayfed.engine.driver, rayfed.executors.client_actor, rayfed.executors.worker"
     adjust = (

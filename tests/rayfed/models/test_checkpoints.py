@@ -21,6 +21,7 @@ from rayfed.models.build import build_backbone
 from rayfed.models.checkpoints import PublishedWeights, locate
 from rayfed.models.config import ModelConfig
 from rayfed.models.networks import construct_network
+from tests.conftest import quickly
 
 CLASSES = 5
 COMMIT = "1" * 40
@@ -146,7 +147,7 @@ TIMM_FILES = {
 }
 
 
-@pytest.mark.parametrize("preset", [*CLIP_FILES, *TIMM_FILES])
+@pytest.mark.parametrize("preset", quickly([*CLIP_FILES, *TIMM_FILES], ["clip_rn50", "dinov2_small"]))
 def test_every_preset_asks_for_its_file_and_normalises_as_its_model_does(preset, hub):
     config = load_config(["algorithm=fedavg", "tuning=head", f"model={preset}"]).model
     with torch.device("meta"):

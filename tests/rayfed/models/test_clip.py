@@ -114,6 +114,8 @@ def model_words(text):
     return build().text.tower.token_embedding.weight[tokenize([text])[0, 1:5]].clone()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_sizes_of_the_tunings():
     big = ModelConfig(name="open_clip/ViT-B-32-quickgelu", pretrained=False)
     assert count(AttAI(), big) == 525_312

@@ -61,6 +61,8 @@ def test_a_run_starts_from_the_file(tmp_path, key):
     assert (setup.weights[name] == net.state_dict()["blocks.0.attn.qkv.weight"].numpy()).all()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_tag_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"model.pretrained: 'opnai' is no tag of published"):
         prepare(load_config(["algorithm=fedclip", CLIP, "model.pretrained=opnai", "data.limit=12"]))

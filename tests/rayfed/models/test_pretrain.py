@@ -35,6 +35,8 @@ def test_training_reduces_the_loss_and_is_repeatable():
     assert not torch.equal(a["norm.weight"], c["norm.weight"])
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_written_file_loads_strictly(tmp_path):
     out = tmp_path / "vit.safetensors"
     for _ in range(2):  # it replaces its own file

@@ -11,6 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.models import trunk
 from rayfed.testing.small import small_setup
+from tests.conftest import STEADY
 from tests.rayfed.models.small import images, small
 from tests.rounding import equally_near, exactly_trained
 
@@ -32,15 +33,15 @@ def check_alike(plain, other, *overrides):
     "overrides",
     [
         ("algorithm=fedavg",),
-        ("algorithm=fedavg", "tuning=full"),
+        pytest.param(("algorithm=fedavg", "tuning=full"), marks=STEADY),
         ("algorithm=fedavg", "tuning=lora", "tuning.dropout=0.5"),
-        ("algorithm=fedgcr",),
+        pytest.param(("algorithm=fedgcr",), marks=STEADY),
         ("algorithm=fedra", "capacity=[2,1]"),
-        ("algorithm=fedmix", "local.lam=0.2"),
+        pytest.param(("algorithm=fedmix", "local.lam=0.2"), marks=STEADY),
         ("algorithm=bgp", "local.meta_update=second_order"),
-        ("algorithm=depthfl", "capacity=[3,2]"),
-        ("algorithm=promptfl", "model=clip_mini"),
-        ("algorithm=fedavg", "model=clip_mini", "tuning=full", "compare=[]"),
+        pytest.param(("algorithm=depthfl", "capacity=[3,2]"), marks=STEADY),
+        pytest.param(("algorithm=promptfl", "model=clip_mini"), marks=STEADY),
+        pytest.param(("algorithm=fedavg", "model=clip_mini", "tuning=full", "compare=[]"), marks=STEADY),
     ],
     ids=lambda overrides: "-".join(overrides).replace("algorithm=", ""),
 )

@@ -89,6 +89,8 @@ def assert_equal(found, run):
     assert {step for _, step in found} == {row["round"] for row in rows(run)}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_mlflow_has_the_config_and_every_number_and_changes_nothing(small, plain, database, tmp_path):
     """Without a server, in a database beside the run."""
     shutil.copyfile(database, tmp_path / "mlflow.db")

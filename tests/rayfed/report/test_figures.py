@@ -59,6 +59,8 @@ def test_variances_are_those_of_the_table(tmp_path):
     assert gap_variance(RunTables(tmp_path / "nothing")) is None
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_comparing_run_draws_all_three_servers(run):
     found = gap_variances(run)
     rows = read_rows(run)

@@ -13,13 +13,13 @@ from rayfed.report.comparison_figure import compare_runs
 from rayfed.report.figures import FIGURES, draw_figures
 from rayfed.report.group_figures import cluster_flow, matched_groups
 from rayfed.report.run_tables import RunTables
-from tests.conftest import ROOT
+from tests.conftest import ROOT, quickly
 from tests.rayfed.report.tables import DOMAINS, HELD_OUT, write_rounds, write_run
 
 FEW = {"few": 11, "one": 4, "many": 100}
 
 
-@pytest.fixture(scope="module", params=FEW)
+@pytest.fixture(scope="module", params=quickly(FEW, ["few"]))
 def drawn(request, tmp_path_factory):
     """All figures of a run of 11 clients, of one round with 4 clients, and of 100 clients."""
     path = tmp_path_factory.mktemp("figures") / "run"

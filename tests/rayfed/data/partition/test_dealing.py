@@ -51,6 +51,8 @@ def test_even_deal_and_stratified_order_are_permutations():
         assert abs((strata[order[:length]] == 0).sum() - 0.9 * length) <= 2
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_large_domains_take_a_bounded_number_of_draws(monkeypatch):
     labels, draw, drawn = np.arange(60_000) % 345, dealing._draw_parts, []
     monkeypatch.setattr(dealing, "_draw_parts", lambda *args: drawn.append(0) or draw(*args))

@@ -163,6 +163,8 @@ def test_bad_files_are_explained_in_one_line(name, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_run_loads_the_partition_of_another(small, tmp_path):
     first = small("data.partition.clients_per_domain=2", "rounds=1", "figures=true")
     assert (first.path / "figures" / "partition.png").stat().st_size > 10_000

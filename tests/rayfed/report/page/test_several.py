@@ -111,6 +111,8 @@ def test_few_shots_are_settings_that_report_the_last_round(tmp_path):
     assert reported == {3}  # not round 2, whose validation score is the best
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_no_mean_mixes_base_and_new_classes(tmp_path):
     places = []
     for seed in range(2):
