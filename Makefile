@@ -17,7 +17,7 @@ test: $(VENV)/.tested  ## all tests that are not slow, in three processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
 test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, every cell of the papers, placement, recovery, two nodes, docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and steady"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and steady"
 
 test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
 	$(BIN)/python -m tests.roundings $(ROUNDINGS)
