@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ray.tune import PlacementGroupFactory
 
 from rayfed.config.sections import ClusterConfig
+from rayfed.devices import HOST
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
 from rayfed.executors.mps import mps_runs
@@ -61,7 +62,8 @@ def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
 def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
     """The bundles of one trial: its driver, then its client actors.
 
-    With client actors the driver mostly waits and reserves nothing; without them it does the work.
+    With client actors the driver mostly waits and reserves nothing; without them it does the work, on one GPU
+    or on `cluster.gpus_per_actor` of one.
 
     Raises:
         ResourceError: No node can hold a bundle.
@@ -75,7 +77,16 @@ def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
             f"cluster.threads: a trial in one process with {cluster.threads} threads does not fit: the "
             f"largest node has {most:g} CPU; what would fit: cluster.threads={max(1, int(most))}"
         )
-    return [{"CPU": float(cluster.threads)}]
+    gpus = _gpus_of_a_process(cluster, demand)
+    return [{"CPU": float(cluster.threads), **({"GPU": gpus} if gpus else {})}]
+
+
+def _gpus_of_a_process(cluster: ClusterConfig, demand: Demand) -> float:
+    """The GPUs that a trial in one process reserves; Ray hides all others from it."""
+    has_gpus = any(node.get("GPU", 0) >= 1 for node in demand.nodes)
+    if demand.on_cpu or cluster.device == HOST.type or not has_gpus:
+        return 0.0
+    return 1.0 if cluster.gpus_per_actor == "auto" else cluster.gpus_per_actor
 
 
 def factory(cluster: ClusterConfig, demand: Demand) -> PlacementGroupFactory:

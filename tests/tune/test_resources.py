@@ -24,6 +24,15 @@ def demand(*nodes, together=1, clients=20, per_round=10, on_cpu=False):
     [
         ({"executor": "inline"}, demand(node(2), together=8), [{"CPU": 1.0}], 2),
         ({"executor": "inline", "threads": 2}, demand(node(4), node(3), together=8), [{"CPU": 2.0}], 3),
+        ({"executor": "inline"}, demand(node(8, 2), together=8), [{"CPU": 1.0, "GPU": 1.0}], 2),
+        ({"executor": "inline"}, demand(node(8, 2), together=8, on_cpu=True), [{"CPU": 1.0}], 8),
+        ({"executor": "inline", "device": "cpu"}, demand(node(8, 2), together=8), [{"CPU": 1.0}], 8),
+        (
+            {"executor": "inline", "gpus_per_actor": 0.5},
+            demand(node(8, 2), together=8),
+            [{"CPU": 1.0, "GPU": 0.5}],
+            4,
+        ),
         ({}, demand(node(2), together=8), [{}, {"CPU": 1.0}], 2),  # auto: a CPU each
         ({}, demand(node(8), together=2), [{}, *[{"CPU": 1.0}] * 4], 2),  # auto: shared among the trials
         ({}, demand(node(64)), [{}, *[{"CPU": 1.0}] * 10], 6),  # never more than work at the same time
