@@ -32,6 +32,9 @@ from rayfed.terminal.supervisor import note_ending
 # The first bytes of an HTTP/2 connection (preface and empty settings), to which every server replies.
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 QUIET = logging.CRITICAL  # level of Ray's log on the screen; its session folder has the whole log
+SHORT_FOLDER = "/tmp/ray"
+LONGEST_FOLDER = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store")
+"""Bytes of a temporary folder in which Ray's sockets have names of at most 107 bytes, as Linux asks."""
 
 
 def address_of(address: str | None) -> str:
@@ -148,10 +151,17 @@ def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: 
                 num_gpus=num_gpus,
                 include_dashboard=dashboard,
                 logging_level=QUIET,
+                _temp_dir=session_folder(),
             )
     except Exception as err:  # Ray raises errors of several classes here
         cause = f"{type(err).__name__}: {one_line(err)}"
         raise ClusterError(health.reason(f"Ray could not be started on this machine: {cause}")) from err
+
+
+def session_folder() -> str | None:
+    """Folder of a Ray that is started here, if the temporary folder is too long; None: Ray chooses."""
+    chosen = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or ""
+    return SHORT_FOLDER if len(os.fsencode(chosen)) > LONGEST_FOLDER else None
 
 
 def probe(address: str, timeout: float) -> None:

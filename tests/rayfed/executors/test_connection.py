@@ -1,4 +1,4 @@
-"""SIGTERM while Ray is started or joined, for which Ray sets a handler of its own."""
+"""Ray is started or joined: SIGTERM meanwhile, for which Ray has its own handler, and the folder used."""
 
 import os
 import signal
@@ -8,7 +8,14 @@ import pytest
 import ray
 
 from rayfed.errors import ClusterError
-from rayfed.executors.connection import connection, own_sigterm_handler
+from rayfed.executors.connection import (
+    LONGEST_FOLDER,
+    SHORT_FOLDER,
+    _start,
+    connection,
+    own_sigterm_handler,
+    session_folder,
+)
 from rayfed.terminal.guard import stoppable
 
 
@@ -67,3 +74,24 @@ def test_without_a_handler_rays_own_is_there_until_ray_has_started():
         set_rays()
         assert signal.getsignal(signal.SIGTERM) is rays
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+def test_ray_has_short_names_for_its_sockets_where_the_temporary_folder_is_long(name, monkeypatch):
+    for each in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(each, raising=False)
+    assert session_folder() is None
+    monkeypatch.setenv(name, "/" + "x" * (LONGEST_FOLDER - 1))
+    assert session_folder() is None
+    monkeypatch.setenv(name, "/" + "x" * LONGEST_FOLDER)
+    assert session_folder() == SHORT_FOLDER
+    socket = f"{session_folder()}/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store"
+    assert len(socket) <= 107
+
+
+def test_ray_is_started_in_that_folder(monkeypatch):
+    asked = {}
+    monkeypatch.setenv("TMPDIR", "/" + "x" * 80)
+    monkeypatch.setattr("ray.init", lambda **settings: asked.update(settings))
+    _start(1, 0, False, None)
+    assert asked["_temp_dir"] == SHORT_FOLDER
