@@ -106,7 +106,7 @@ def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
     names = [site.layer for site in core_sites(client.model)]
     hooks = [layers[name].register_forward_hook(partial(watch, name)) for name in names]
     try:
-        local.loss(client, sent, batch).backward()
+        client.backward(partial(local.loss, client, sent), batch)
     finally:
         for hook in hooks:
             hook.remove()
