@@ -24,7 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray prints a warning about a disk that is 95 % full into the output of whichever test runs then.
 os.environ.setdefault("RAY_local_fs_capacity_threshold", "1")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+set_threads = torch.set_num_threads
+set_threads(int(os.environ["OMP_NUM_THREADS"]))
 if torch.get_num_threads() > 1:  # an imitation of tests/roundings.py; experiments would ask for one thread
     torch.set_num_threads = lambda count: None
 
@@ -120,6 +121,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_made_once_per_file(item: pytest.Item, fixture: str) -> bool:
     made = getattr(item, "_fixtureinfo").name2fixturedefs.get(fixture, ())  # noqa: B009  (private in pytest)
     return any(each.scope == "module" for each in made)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute in one thread, as a client does by default: in several, MKL may add in another order."""
+    threads = torch.get_num_threads()
+    set_threads(1)
+    yield
+    set_threads(threads)
 
 
 @pytest.fixture(scope="session")

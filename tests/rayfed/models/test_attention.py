@@ -121,6 +121,7 @@ def test_second_derivatives_exist_where_they_do_in_torch():
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 2), (1, 16), (3, 8), (4, 16), (3, 64)])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 17, SHORT])
+@pytest.mark.usefixtures("one_thread")
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows(tokens, heads, width):
     """Neither on how many there are, nor on how they are divided into parts."""
     torch.manual_seed(0)

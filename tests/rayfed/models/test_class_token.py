@@ -110,6 +110,7 @@ def test_checkpointing_computes_the_same():
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.usefixtures("one_thread")
 def test_with_dropout_the_whole_block_is_computed_and_draws_the_same_numbers(training):
     whole, short = (net.train(training) for net in both(proj_drop_rate=0.3, attn_drop_rate=0.3))
     assert_alike(whole, short)
@@ -142,6 +143,7 @@ def step_by_step(net):
 
 
 @pytest.mark.parametrize("change", [hooked_before, hooked_after, step_by_step])
+@pytest.mark.usefixtures("one_thread")
 def test_a_block_that_is_watched_or_computed_otherwise_is_computed_whole(change):
     whole, short = both(change)
     assert tokens_of_mlps(short) == [17] * 3
