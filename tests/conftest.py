@@ -16,6 +16,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.simulate import Result
+from rayfed.terminal.guard import STOP
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
@@ -121,6 +122,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_made_once_per_file(item: pytest.Item, fixture: str) -> bool:
     made = getattr(item, "_fixtureinfo").name2fixturedefs.get(fixture, ())  # noqa: B009  (private in pytest)
     return any(each.scope == "module" for each in made)
+
+
+@pytest.fixture(autouse=True)
+def _no_interrupt_is_left() -> Iterator[None]:
+    """A test that leaves STOP set would interrupt the first run of a later test, whichever that is."""
+    yield
+    left = STOP.is_set()
+    STOP.clear()
+    assert not left
 
 
 @pytest.fixture

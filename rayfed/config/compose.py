@@ -191,7 +191,7 @@ def _composed(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]
         _check_choice(group, name)
     other = groups["model"] if "model" in groups and groups["model"] not in choices("model") else None
     known = {**groups, "model": MODEL_OF_LIBRARIES} if other else groups
-    tree = Composition(root, known, _by_name).values()
+    tree = Composition(root, dict(known), _by_name).values()
     tree["data"].pop(BRINGS, None)
     return tree | _model(other, tree["model"]) if other else tree
 
@@ -217,8 +217,7 @@ def _check_choice(group: str, name: str) -> None:
     if group == "data" and name.startswith(HUB):
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name.removeprefix(HUB)):
             raise ConfigError(
-                f"data: {name.removeprefix(HUB)!r} is not hf/NAME or hf/OWNER/NAME with letters, digits, "
-                f"'_', '-', '.'"
+                f"data: {name!r} is not hf/NAME or hf/OWNER/NAME with letters, digits, '_', '-', '.'"
             )
     elif group in NAMED and ":" in name:
         check_name(group, name)

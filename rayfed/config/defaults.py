@@ -57,11 +57,17 @@ class Composition:
 
         Raises:
             ConfigError: A file is missing, cannot be read, builds on itself, or has an entry in `defaults`
-                that means nothing.
+                that means nothing; a choice is from a group that no file puts in.
         """
         tree: Content = {}
         for part in self._file(ROOT, ""):
             merge(tree, part)
+        if unused := sorted(self.chosen.keys() - self._done):
+            raise ConfigError(
+                f"{unused[0]}={self.chosen[unused[0]]}: no file puts in a choice from {unused[0]!r}; add "
+                f"`- {unused[0]}: NAME` to the list {DEFAULTS!r} in configs/{ROOT}.yaml (groups there: "
+                f"{', '.join(sorted(self._done))})"
+            )
         return tree
 
     def _file(self, name: str, group: str) -> list[Content]:

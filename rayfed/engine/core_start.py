@@ -8,7 +8,6 @@ best approximation of D of this rank. With AdamW, as there, D is -lr times the s
 
 Differs from the released code: examples are the first batch of each client instead of 170 of all together,
 and the rate is that of the first step, which there is the final one over the number of steps of the warm-up.
-
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
     finally:
         for hook in hooks:
             hook.remove()
-    return Update(
-        client=client.id, num_examples=len(batch[1]), extra={n: g.float() for n, g in found.items()}
-    )
+    return Update(client=client.id, num_examples=len(batch[1]), extra=found)
 
 
 def first_step(gradient: Tensor, train: TrainConfig, lr: float) -> Tensor:

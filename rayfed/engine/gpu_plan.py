@@ -115,7 +115,8 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
             run in one process.
     """
     inline = cluster.executor == "inline"
-    if cluster.device != "auto" if inline else cluster.num_gpus is not None:
+    asked = cluster.device != "auto" if inline else cluster.num_gpus is not None
+    if asked:
         return ""
     world = setup.world
     whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once

@@ -44,7 +44,7 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
 def use_channels_last(model: nn.Module) -> None:
     """Store weights of 2d convolutions, shape (out, in, height, width), with the channels next to each other.
 
-    The kernels of a GPU then take and give images in this layout, and convert nothing. Values stay the same.
+    Kernels of a GPU that want this layout then need not convert the weights. Values stay the same.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

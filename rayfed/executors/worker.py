@@ -301,8 +301,8 @@ class Worker:
     def _answer(self, call: Call, client: Client, sent: Broadcast) -> Update:
         """Run the task of a call, check the shapes of its answer, and keep what stays at the client."""
         update = call.task(client, sent)
-        update = replace(update, metrics={**update.metrics, **client.metrics()})
-        update = replace(update, steps=client.steps, rows=client.rows)
+        metrics = {**update.metrics, **client.metrics()}
+        update = replace(update, metrics=metrics, steps=client.steps, rows=client.rows)
         check_shapes(update, self._start)
         return keep_own(update, client)
 

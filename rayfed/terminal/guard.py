@@ -98,7 +98,8 @@ def stoppable() -> Iterator[None]:
     """While the block runs, SIGTERM and Ctrl-C raise KeyboardInterrupt and set STOP.
 
     An exception that a signal raises inside Ray's own code may be lost there, so STOP is also checked after
-    every round.
+    every round. It is cleared at the end, so that the next run of this process, as in a notebook, is not
+    interrupted too.
     """
 
     def stop(*_: object) -> None:
@@ -112,3 +113,4 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        STOP.clear()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pyarrow.parquet as pq
 import pytest
@@ -175,26 +176,29 @@ def test_a_folder_without_a_run(tmp_path, capsys):
     assert "holds no run" in capsys.readouterr().err
 
 
+@contextmanager
+def changed(run, file, old, new):
+    """While the block runs, a file of the run has another text, and the trained tensors are missing."""
+    path, tensors = run / file, run / "model" / "params.safetensors"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    tensors.rename(run / "aside")
+    yield
+    path.write_text(text)
+    (run / "aside").rename(tensors)
+
+
 def test_another_config_is_named_and_not_the_images_that_follow_from_it(finished, capsys):
-    config = finished / "config.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("\nseed: 0\n", "\nseed: 5\n"))
-    (finished / "model" / "params.safetensors").rename(finished / "aside")
-    assert main([str(finished)]) == 2
-    assert "seed in config.yaml was 0" in capsys.readouterr().err
-    config.write_text(text)
-    (finished / "aside").rename(finished / "model" / "params.safetensors")
+    with changed(finished, "config.yaml", "\nseed: 0\n", "\nseed: 5\n"):
+        assert main([str(finished)]) == 2
+        assert "seed in config.yaml was 0" in capsys.readouterr().err
 
 
 def test_other_images_are_refused(finished, capsys):
-    facts = finished / "environment.json"
-    text = facts.read_text()
-    facts.write_text(text.replace('"data_digest": "', '"data_digest": "0'))
-    (finished / "model" / "params.safetensors").rename(finished / "aside")
-    assert main([str(finished)]) == 2
-    assert "data: the images changed" in capsys.readouterr().err
-    facts.write_text(text)
-    (finished / "aside").rename(finished / "model" / "params.safetensors")
+    with changed(finished, "environment.json", '"data_digest": "', '"data_digest": "0'):
+        assert main([str(finished)]) == 2
+        assert "data: the images changed" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_run(finished, monkeypatch, capsys):

@@ -98,6 +98,11 @@ def test_a_value_replaces_a_section_and_the_other_way_round():
             "# @package _global_\ndefaults: [override /algorithm: clip]\n",
             "algorithm cannot be chosen here",
         ),
+        (
+            "experiment/e",
+            "# @package _global_\ndefaults: [override /algoritm: clip]\n",
+            "algoritm=clip: no file puts in a choice from 'algoritm'",
+        ),
     ],
 )
 def test_what_means_nothing_is_named(tmp_path, file, text, message):
