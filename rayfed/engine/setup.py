@@ -12,7 +12,7 @@ import torch
 
 from rayfed.config.schema import Config, compatible_parts
 from rayfed.config.sections import ClusterConfig
-from rayfed.data.partition.make import Partition
+from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.devices import chosen_device

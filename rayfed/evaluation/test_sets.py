@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rayfed.data.partition.make import Partition
+from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import Splits
 from rayfed.seeds import generator
 

@@ -93,13 +93,13 @@ def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
         size=size if isinstance(size, int) else size[0],
         mean=tuple(weights.get("mean") or OPENAI_DATASET_MEAN),
         std=tuple(weights.get("std") or OPENAI_DATASET_STD),
-        published=_published(weights),
+        published=_open_clip_published(weights),
         is_tag=isinstance(pretrained, str) and tag in tags,
         resize="squash" if weights.get("resize_mode") == "squash" else "crop",
     )
 
 
-def _published(weights: dict[str, Any]) -> PublishedWeights | None:
+def _open_clip_published(weights: dict[str, Any]) -> PublishedWeights | None:
     if repository := weights.get("hf_hub"):
         folder, _, file = repository.rpartition("/")
         names = (file,) if file else ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -9,7 +9,7 @@ import numpy as np
 from rayfed.report import style
 from rayfed.report.run_tables import RunTables, span
 
-MOST_PANELS = 15
+MOST_ALLOCATION_PANELS = 15
 """Largest number of clients that get a panel each."""
 COLOURS = ("#F2F2F2", "#0072B2")
 """A block that a client does not hold, and one that it holds."""
@@ -32,7 +32,7 @@ def allocations(run: RunTables) -> style.Drawing | None:
     }
     for row in rows:
         grids[row["client"]][row["blocks"], row["round"] - first] = 1
-    own = grids if len(grids) <= MOST_PANELS else {}
+    own = grids if len(grids) <= MOST_ALLOCATION_PANELS else {}
     across = min(1 + len(own), 4)
     down = -(-(1 + len(own)) // across)
     figure, axes = style.canvas(down, across, (1.8 + 1.9 * across, 0.7 + 1.7 * down))

@@ -11,7 +11,7 @@ from rayfed.record.readers import read_rows
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table, last_evaluated
 
-COLUMNS = (
+FEW_SHOT_COLUMNS = (
     "shots",
     "method",
     "training samples",
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 
 
-def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
+def few_shot_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     """One row for each number of shots and algorithm, with the scores of the last round that has some.
 
     A run without scores (evaluation.every=0) has empty cells.
@@ -47,7 +47,7 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
         f"means; training samples: of all clients together",
         *on_own_tensors(config, folders),
     )
-    return Tables((Table(title, COLUMNS, tuple(rows), notes),))
+    return Tables((Table(title, FEW_SHOT_COLUMNS, tuple(rows), notes),))
 
 
 def training_samples(folder: Path) -> int:

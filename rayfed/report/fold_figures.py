@@ -42,7 +42,7 @@ def score_by_fold(run: RunTables) -> style.Drawing | None:
     figure, axes = style.canvas(len(PANELS), 1, (3.4 + 0.5 * len(methods) * (1 + len(folds)), 5.0))
     labels = [*folds, "mean"]
     width = 0.8 / len(methods)
-    metric = _metric(folds)
+    metric = _shared_metric(folds)
     for axis, (prefix, title) in zip(axes[:, 0], PANELS.items(), strict=True):
         for place, (name, of) in enumerate(methods.items()):
             values = _selected(of, prefix + metric)
@@ -65,7 +65,7 @@ def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
     folds = _folds(run)
     if not folds:
         return None
-    metric = _metric(folds)
+    metric = _shared_metric(folds)
     key = f"held_out_{metric}"
     curves = {
         name: {row["round"]: 100 * row[key] for row in fold.rounds if row.get(key) is not None}
@@ -97,7 +97,7 @@ def _about(run: RunTables) -> Sequence[str]:
     return (f"{run.config['data']['name']}, seed {run.config['seed']}",)
 
 
-def _metric(folds: Folds) -> str:
+def _shared_metric(folds: Folds) -> str:
     rows: list[dict[str, Any]] = [row for fold in folds.values() for row in fold.rounds]
     return next(metric for row in rows if (metric := metric_of(row, "val_")))
 

@@ -11,7 +11,7 @@ from rayfed.report import style
 from rayfed.report.run_tables import RunTables, span
 
 Rows = Sequence[Mapping[str, Any]]
-MOST_PANELS = 12
+MOST_GROUP_PANELS = 12
 """Largest number of domains that get a panel each."""
 MOST_LABELS = 6
 """Largest number of clients of a domain that are all named; of more, the lowest and the highest are."""
@@ -30,7 +30,7 @@ def aggregation_weights(run: RunTables) -> style.Drawing | None:
         points.append((row["round"], row["weight"]))
     numbers = [row["round"] for row in rows]
     order = [d for d in run.domains if d in curves] + [d for d in curves if d not in run.domains]
-    shown = order[:MOST_PANELS]
+    shown = order[:MOST_GROUP_PANELS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
     figure, axes = style.canvas(down, across, (0.4 + 2.9 * across, 0.8 + 1.9 * down), sharey=True)

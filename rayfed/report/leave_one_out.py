@@ -160,7 +160,7 @@ def check_unseen(folder: Path, domain: str) -> None:
         )
 
 
-def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
+def leave_one_out_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     """Two tables of all folds: targets in rows, clients in columns; and targets in columns.
 
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the

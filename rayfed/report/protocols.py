@@ -10,9 +10,9 @@ from rayfed.report import few_shot, generalization, leave_one_out, unseen_client
 from rayfed.report.leave_one_out import Tables
 
 TABLES: Mapping[str, Callable[[Config, Mapping[str, Path]], Tables]] = {
-    "leave_one_out": leave_one_out.table_of,
-    "few_shot": few_shot.table_of,
-    "unseen_clients": unseen_clients.table_of,
+    "leave_one_out": leave_one_out.leave_one_out_table,
+    "few_shot": few_shot.few_shot_table,
+    "unseen_clients": unseen_clients.unseen_clients_table,
     "cross_domain": generalization.by_domain,
     "base_to_new": generalization.by_classes,
     "cross_dataset": generalization.by_data_set,

@@ -18,7 +18,7 @@ MOST_NAMES = 30
 """Largest number of clients whose names are shown."""
 
 Rows = Sequence[Mapping[str, Any]]
-Points = list[tuple[int, float]]
+Curve = list[tuple[int, float]]
 
 
 def _scores(run: RunTables, *exchanges: str) -> Rows:
@@ -87,7 +87,7 @@ def _in_order(run: RunTables, rows: Rows) -> list[str]:
 def _curves(run: RunTables, axis: Any, model: str, metric: str, rows: Rows) -> bool:
     """Draw one panel; returns whether a band was drawn."""
     scale = 1 if metric == "loss" else 100
-    curves: dict[tuple[str, bool], Points] = {}
+    curves: dict[tuple[str, bool], Curve] = {}
     for row in rows:
         if (row["model"], row["metric"]) == (model, metric):
             key = (row["client"], row["exchange"] == HELD_OUT)
@@ -108,7 +108,7 @@ def _curves(run: RunTables, axis: Any, model: str, metric: str, rows: Rows) -> b
     return banded
 
 
-def _mean_of_many(axis: Any, curves: Sequence[Points]) -> None:
+def _mean_of_many(axis: Any, curves: Sequence[Curve]) -> None:
     values: dict[int, list[float]] = {}
     for points in curves:
         axis.plot(*zip(*points, strict=True), "-", color=style.GREY, alpha=0.3, linewidth=0.8)

@@ -13,13 +13,13 @@ from rayfed.report.generalization import last_scored, metric_in, of_global, of_p
 from rayfed.report.leave_one_out import Tables, on_own_tensors, percent, runs_in, title_of
 from rayfed.report.table import Table
 
-COLUMNS = ("unseen", "method", "round", "clients that train")
+UNSEEN_CLIENTS_COLUMNS = ("unseen", "method", "round", "clients that train")
 PERSONAL = "clients that train, personal"
 """Column that only tables with a method that has personal models have."""
 UNSEEN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")
 
 
-def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
+def unseen_clients_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     """One row for each number of unseen clients and algorithm, with the scores of the last scored round.
 
     Args:
@@ -43,5 +43,5 @@ def table_of(config: Config, folders: Mapping[str, Path]) -> Tables:
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
         *on_own_tensors(config, folders),
     )
-    columns = (*COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
+    columns = (*UNSEEN_CLIENTS_COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
     return Tables((Table(title_of(config, "some clients never train"), columns, tuple(rows), notes),))

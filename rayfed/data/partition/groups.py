@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.dealing import Indices
-from rayfed.data.partition.make import Partition, make_partition
+from rayfed.data.partition.make import make_partition
+from rayfed.data.partition.partition import Partition
 from rayfed.data.partition.population import Population, VirtualPartition
 from rayfed.data.partition.shots import keep_shots
 from rayfed.data.partition.unseen import hold_back

@@ -60,7 +60,7 @@ def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_ther
     folders = (run, run / "compare" / "ditto", run / "compare" / "fedper")
     for folder, own in zip(folders, scores, strict=True):
         write(folder, own)
-    (table,) = unseen_clients.table_of(config, {run.name: run}).parts
+    (table,) = unseen_clients.unseen_clients_table(config, {run.name: run}).parts
     assert table.columns[3:5] == ("clients that train", "clients that train, personal")
     assert [row[1:6] for row in table.rows] == [
         ("fedavg", "1", "50.00", "", "40.00"),
@@ -71,8 +71,8 @@ def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_ther
         "10 local steps from the global model, which has had none of them" in note for note in table.notes
     )
     write(folders[1], {"accuracy": 0.5, "personal_accuracy": 0.2})  # what evaluation.personal=true adds
-    assert unseen_clients.table_of(config, {run.name: run}).parts[0].rows[1][3:5] == ("50.00", "20.00")
+    assert unseen_clients.unseen_clients_table(config, {run.name: run}).parts[0].rows[1][3:5] == ("50.00", "20.00")
     write(folders[1], scores[0])
-    (table,) = unseen_clients.table_of(config, {run.name: run}).parts
+    (table,) = unseen_clients.unseen_clients_table(config, {run.name: run}).parts
     assert "clients that train, personal" not in table.columns
     assert [row[3:5] for row in table.rows] == [("50.00", "40.00"), ("50.00", "40.00"), ("80.00", "40.00")]
