@@ -38,6 +38,7 @@ SUBJECTS = {
 def strays(root: Path, subjects: dict[str, set[str]]) -> set[str]:
     """Test files of `tests/rayfed`, `tests/algorithms` and `tests/tune` that name no module and no subject.
 
+    Several files may test one module: their names begin with its name, as in `test_folder_round_rows.py`.
     `test_main.py` and `test_init.py` belong to `__main__.py` and `__init__.py`; the leading underscore of a
     private module is left out.
     """
@@ -51,7 +52,9 @@ def strays(root: Path, subjects: dict[str, set[str]]) -> set[str]:
 
 def _names_something(root: Path, file: Path, subjects: dict[str, set[str]]) -> bool:
     name = file.stem.removeprefix("test_")
-    modules = {"main": ("__main__",), "init": ("__init__",)}.get(name, (name, f"_{name}"))
+    parts = name.split("_")
+    beginnings = ["_".join(parts[:number]) for number in range(1, len(parts) + 1)]
+    modules = {"main": ("__main__",), "init": ("__init__",)}.get(name, (*beginnings, f"_{name}"))
     folder = root / file.parent
     return (
         any((folder / f"{module}.py").is_file() for module in modules)
@@ -72,11 +75,18 @@ def test_every_subject_has_a_file_and_is_no_module():
 
 
 def test_a_new_stray_file_is_found(tmp_path):
-    for name in ("rayfed/data/cache.py", "algorithms/_meta.py", "tune/__main__.py"):
+    for name in ("rayfed/data/stored.py", "algorithms/_meta.py", "tune/__main__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    for name in ("rayfed/data/test_cache", "algorithms/test_meta", "tune/test_main", "tune/test_cache"):
+    for name in (
+        "rayfed/data/test_stored",
+        "rayfed/data/test_stored_size",
+        "rayfed/data/test_restored",
+        "algorithms/test_meta",
+        "tune/test_main",
+        "tune/test_cache",
+    ):
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / f"{name}.py").touch()
-    assert strays(tmp_path, {}) == {"tune/test_cache.py"}
-    assert strays(tmp_path, {"tune": {"cache"}}) == set()
+    assert strays(tmp_path, {}) == {"rayfed/data/test_restored.py", "tune/test_cache.py"}
+    assert strays(tmp_path, {"rayfed/data": {"restored"}, "tune": {"cache"}}) == set()

@@ -197,7 +197,7 @@ def started(output, cache, *overrides):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
-    """Two may overwrite and one may not; tests/rayfed/record/test_lock.py has the other races in threads."""
+    """Two may overwrite and one may not; races of threads: tests/rayfed/record/test_lock.py."""
     overwrites = (True, True, False)
     run = tmp_path / "run"
     assert command(run, cache, "rounds=1", "--quiet") == 0

@@ -108,9 +108,9 @@ def curves(title: str, series: Sequence[Series], x: Axis, y: Axis, caption: str 
     drawn: list[str] = [*_frame(sx, sy, x, y)]
     legend = []
     for number, one in enumerate(series):
-        pen = svg.pen(number if one.place is None else one.place, one.dashed)
-        legend.append(Entry(one.label, pen.colour, pen.dash, pen.marker))
-        drawn.append(f'<g data-series="{number}">{_curve(one, pen, sx, sy)}</g>')
+        drawing = svg.pen(number if one.place is None else one.place, one.dashed)
+        legend.append(Entry(one.label, drawing.colour, drawing.dash, drawing.marker))
+        drawn.append(f'<g data-series="{number}">{_curve(one, drawing, sx, sy)}</g>')
     drawn.append(f'<line class="rule" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/>')
     summary = _in_words(title, series, x, y)
     return Figure(

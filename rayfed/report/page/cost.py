@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
-from rayfed.report.page.overview import bytes_of, gflops_of
 from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Text
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.scores import MOST_CLIENTS, QUANTILES
@@ -171,3 +170,15 @@ def _cell(value: object) -> Cell:
     if isinstance(value, int | float) or value is None:
         return value
     return str(value).splitlines()[0][:300] if str(value) else ""
+
+
+def bytes_of(row: Row) -> float:
+    return float((row.get("bytes_up") or 0) + (row.get("bytes_down") or 0))
+
+
+def gflops_of(row: Row) -> float:
+    return float(row.get("flops") or 0) / 1e9
+
+
+def seconds_of(row: Row) -> float:
+    return float(row.get("seconds") or 0.0)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
+from rayfed.report.page.cost import bytes_of
 from rayfed.report.page.find import Member
 from rayfed.report.page.parts import Cell, Column, Grid, Kind, Part, Section, Tiles
 from rayfed.report.table import total_cost, total_steps
-from rayfed.types import Row
 
 MEAN = "mean over domains"
 UNSEEN = " (held out)"
@@ -195,15 +195,3 @@ def domains_of(member: Member) -> Iterator[tuple[str, float, float | None]]:
             scores, loss = (run.now(of, "global", metric) for metric in (run.metric, "loss"))
         for name in run.order([str(each) for each in scores.index]):
             yield name + suffix, float(scores[name]), loss.get(name)
-
-
-def bytes_of(row: Row) -> float:
-    return float((row.get("bytes_up") or 0) + (row.get("bytes_down") or 0))
-
-
-def gflops_of(row: Row) -> float:
-    return float(row.get("flops") or 0) / 1e9
-
-
-def seconds_of(row: Row) -> float:
-    return float(row.get("seconds") or 0.0)

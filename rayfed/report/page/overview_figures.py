@@ -9,10 +9,11 @@ from statistics import fmean
 import numpy as np
 
 from rayfed.report.page.charts import ROUND, Axis, Series, curves, share_axis
+from rayfed.report.page.cost import bytes_of, seconds_of
 from rayfed.report.page.fairness import cumulative, spread_table
 from rayfed.report.page.find import Member
 from rayfed.report.page.heat import Cells, heat_map
-from rayfed.report.page.overview import UNSEEN, Groups, bytes_of, domains_of, grouped, level, seconds_of
+from rayfed.report.page.overview import UNSEEN, Groups, domains_of, grouped, level
 from rayfed.report.page.parts import Cell, Column, Grid, Part, Section
 from rayfed.types import Row
 

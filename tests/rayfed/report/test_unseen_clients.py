@@ -71,7 +71,10 @@ def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_ther
         "10 local steps from the global model, which has had none of them" in note for note in table.notes
     )
     write(folders[1], {"accuracy": 0.5, "personal_accuracy": 0.2})  # what evaluation.personal=true adds
-    assert unseen_clients.unseen_clients_table(config, {run.name: run}).parts[0].rows[1][3:5] == ("50.00", "20.00")
+    assert unseen_clients.unseen_clients_table(config, {run.name: run}).parts[0].rows[1][3:5] == (
+        "50.00",
+        "20.00",
+    )
     write(folders[1], scores[0])
     (table,) = unseen_clients.unseen_clients_table(config, {run.name: run}).parts
     assert "clients that train, personal" not in table.columns
