@@ -19,8 +19,7 @@ from algorithms._meta import InnerOptimizer, meta_step
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.federation.method import Method
-from rayfed.models.backbone import Backbone
-from rayfed.models.samples import samples_of
+from rayfed.models.backbone import Backbone, samples_of
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from rayfed.config.schema import load_config
-from rayfed.engine.launch import launch
+from rayfed.engine.session import launch
 from rayfed.engine.setup import prepare
 
 WARM_UP = 2

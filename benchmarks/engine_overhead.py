@@ -124,7 +124,7 @@ class Engine:
 
     def __init__(self, cache: Path, rounds: int, clients: int, batch: int, group: str) -> None:
         from rayfed.config.schema import load_config
-        from rayfed.engine.launch import launch
+        from rayfed.engine.session import launch
         from rayfed.engine.setup import prepare
 
         config = load_config(

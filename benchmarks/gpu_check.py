@@ -45,14 +45,12 @@ import torch
 from torch import Tensor
 
 from rayfed.config.schema import load_config
-from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products, total_memory
-from rayfed.engine.gpu_plan import actors_on
+from rayfed.devices import HOST, Precision, mps_runs, peak_memory, reset_peak, set_products, total_memory
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.measurement import largest_client, measure
+from rayfed.engine.measurement import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.mps import mps_runs
 from rayfed.federation.executor import Visit
 from rayfed.federation.method import METHODS
 from rayfed.models.backbone import Backbone
@@ -504,7 +502,7 @@ def actors(place: Place) -> Iterator[Row]:
 
 def shared(overrides: Sequence[str]) -> Row:
     """Seconds of the last round of an experiment on Ray, its digest, and what the command said."""
-    from rayfed.engine.launch import launch
+    from rayfed.engine.session import launch
 
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,7 @@ def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None
     import torch
     import torch.nn.functional as F
 
-    from rayfed.federation.joint import bound
+    from rayfed.executors.grouped.passes import bound
     from rayfed.models.attention import use_direct_attention
     from rayfed.models.class_token import use_class_token
     from rayfed.models.frozen_linear import use_onednn
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=4, help="clients of a pass")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    from rayfed.executors.trim import keep_freed_memory
+    from rayfed.executors.client_actor import keep_freed_memory
 
     keep_freed_memory()
     runs = {

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rayfed.config.schema import load_config
-from rayfed.engine.launch import launch
+from rayfed.engine.session import launch
 from rayfed.engine.setup import prepare
 
 SWITCHES = ("cluster.metrics", "tensorboard", "cluster.dashboard")

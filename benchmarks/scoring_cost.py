@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
     from rayfed.config.schema import load_config
-    from rayfed.engine.launch import launch
+    from rayfed.engine.session import launch
     from rayfed.engine.setup import prepare
 
     with tempfile.TemporaryDirectory() as name:

@@ -74,7 +74,7 @@ def work(args: argparse.Namespace) -> None:
 
         config = load_config(args.overrides, args.config)
         if args.print_config:
-            from rayfed.engine.inputs import without_values
+            from rayfed.engine.setup import without_values
 
             compatible_parts(config)
             without_values(config)

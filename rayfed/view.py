@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
-from rayfed.record.lock import is_locked
+from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.console import follow, say, teller
 from rayfed.terminal.fitting import terminal_width

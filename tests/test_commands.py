@@ -146,7 +146,7 @@ def test_a_method_that_is_named_keeps_its_needs(capsys):
 
 def test_the_keys_of_the_table_exist():
     from rayfed.config.compose import config_groups
-    from rayfed.config.elsewhere import _keys
+    from rayfed.config.parse import _keys
     from rayfed.config.schema import Config
 
     table = (ROOT / "README.md").read_text().split("<!-- keys -->")[1].split("<!-- /keys -->")[0]

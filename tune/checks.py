@@ -12,12 +12,11 @@ from typing import Any
 
 import yaml
 
-from rayfed.config.place import check_own_folder
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown
-from rayfed.record import tracking
-from rayfed.record.claim import look
+from rayfed.record import trackers
+from rayfed.record.claim import check_own_folder, look
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_yaml, reading
 from tune.experiment import Base
@@ -111,7 +110,7 @@ def _check_loggers(sweep: Sweep, config: Config) -> None:
         raise ConfigError(
             f"trackers: {', '.join(config.trackers)} is for single runs; a sweep has loggers=[mlflow]"
         )
-    tracking.check_trackers([name for name in sweep.loggers if name == "mlflow"], "loggers")
+    trackers.check_trackers([name for name in sweep.loggers if name == "mlflow"], "loggers")
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:

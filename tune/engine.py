@@ -16,14 +16,13 @@ import ray
 import ray.tune
 import yaml
 
-from rayfed.config.schema import Config, to_dict
-from rayfed.config.sections import ClusterConfig
-from rayfed.engine.gpu_plan import inline_device, is_measured, too_small
+from rayfed.config.schema import ClusterConfig, Config, to_dict
+from rayfed.engine.measurement import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
-from rayfed.experiment.summary import last_words
+from rayfed.experiment.alone import last_words
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say

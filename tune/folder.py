@@ -8,15 +8,14 @@ from pathlib import Path
 from rayfed.config.schema import Config
 from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
-from rayfed.experiment.begin import begin
+from rayfed.experiment.alone import begin
 from rayfed.federation.executor import Executor
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look
 from rayfed.record.files import write_bytes
 from rayfed.record.folder import finished
 from rayfed.record.history import History
-from rayfed.record.layout import ROWS
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import ROWS, read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Row
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 from ray.tune import PlacementGroupFactory
 
-from rayfed.config.sections import ClusterConfig
-from rayfed.devices import HOST
+from rayfed.config.schema import ClusterConfig
+from rayfed.devices import HOST, mps_runs
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
-from rayfed.executors.mps import mps_runs
 
 SLACK = 1e-9
 

@@ -18,7 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
-from rayfed.engine.gpu_plan import inline_device
+from rayfed.engine.measurement import inline_device
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, NonFiniteError, unknown
 from rayfed.executors.inline import InlineExecutor

@@ -13,7 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from rayfed.errors import RayFedError
 from rayfed.record.ownership import unlink_plain
 from rayfed.record.readers import DamagedError, read_json
-from rayfed.record.tracking import DATABASE, URI, temporary_environment, variables
+from rayfed.record.trackers import DATABASE, URI, temporary_environment, variables
 from tune.checks import Search
 from tune.progress import Progress
 from tune.searcher import RoundAwareOptuna, make_sampler

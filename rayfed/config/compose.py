@@ -5,23 +5,313 @@ that are merged on top. Nothing is checked here beyond names and syntax: `rayfed
 
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
+
+Reads which methods `compare` lists, for commands on which nothing else chooses an algorithm.
+
+Writes out the short forms of values in a config: paths, and names in place of a section.
+
+Puts the YAML files of `configs/` together.
+
+A file may build on others, in its list `defaults`:
+
+    # @package _global_                        the keys are those of the whole config, not of the file's group
+    defaults:
+      - /experiment/fedgcr/clean@_global_      the values of that file
+      - override /tuning: lora                 a choice from another group
+      - _self_                                 the values of this file come here; without the line, last
+
+Of two values for one key the later one counts. Of two choices from one group, that of the command line
+counts, then that of the file which builds on the other, then that of the later entry of a list.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
-from rayfed.config.defaults import Composition
-from rayfed.documents import is_folder, parse_value, read_file
+from rayfed.data.partition_config import PopulationConfig
+from rayfed.documents import is_folder, parse_value, read_file, user_path
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
+from rayfed.models.config import with_weights
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
+
+CHOOSES = ("algorithm", "experiment")
+"""Groups that choose the method of a command."""
+
+
+def listed(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The methods that a command compares where nothing but `compare` names one.
+
+    Args:
+        overrides: `group=name` and `key=value`, as on the command line.
+
+    Returns:
+        Their names; empty where `algorithm` or `experiment` chooses a method, or nothing is compared.
+
+    Raises:
+        ConfigError: Only one method is listed, or one of them twice.
+    """
+    pairs = [(key.strip(), value.strip()) for key, _, value in (text.partition("=") for text in overrides)]
+    texts = [value for key, value in pairs if key == "compare"]
+    if not texts or any(key in CHOOSES for key, _ in pairs):
+        return ()
+    value = parse_value("compare", texts[-1])
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()  # the schema refuses it, or nothing is compared
+    check_listed_once(value)
+    if len(names) == 1:
+        raise ConfigError(
+            f"compare: {names[0]!r} is the only method, as no algorithm is given; write algorithm=NAME "
+            f"compare={names[0]}, or list two or more methods"
+        )
+    return tuple(names)
+
+
+def check_listed_once(names: str | Sequence[str]) -> None:
+    """Refuse a method that `compare` lists twice, and a list without brackets.
+
+    Raises:
+        ConfigError: Names the first one, or says how the list is written.
+    """
+    found = [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str) and "," in names:
+        raise ConfigError(f"compare: {names!r} is not a list; write compare=[{names.replace(' ', '')}]")
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise ConfigError(f"compare: {twice[0]!r} is listed twice; list each method once")
+
+
+PATHS = (
+    *("output", "data.root", "data.cache", "data.partition.file", "model.weights", "evaluation.model_of"),
+    *(f"faults.{name}" for name in ("trace", "devices", "sessions")),
+)
+"""Keys that may hold a path; `~` in them stands for a home folder."""
+
+STAGES = ("clip", "noise", "top_k", "fp16", "int8")
+"""Names of the stages of `channel`; the first three have a strength."""
+
+
+def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values that may be written in short, written in full.
+
+    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
+    a list or a name in `data.augment` is a section, `data.population: N` is `data.population.clients: N`, and
+    `~` in a path is the home folder.
+
+    Raises:
+        ConfigError: A path begins with `~` and names no home folder, the system allows no such path, or a
+            short form has a value that it cannot have.
+    """
+    data = tree.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
+        data = {**data, "partition": {"file": data["partition"]}}
+    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
+        data = {**data, "augment": _augment_section(data["augment"])}
+    if isinstance(data, Mapping) and (population := data.get("population")) is not None:
+        data = {**data, "population": _population_section(population)}
+    if data is not None:
+        tree = {**tree, "data": data}
+    if isinstance(channel := tree.get("channel"), str | list | tuple):
+        tree = {**tree, "channel": _stages(channel)}
+    if isinstance(model := tree.get("model"), Mapping):
+        tree = {**tree, "model": with_weights(model)}
+    for key in PATHS:
+        tree = _at_home(tree, key.split("."), key)
+    return tree
+
+
+def _population_section(value: Any) -> Mapping[str, Any]:
+    """The section `data.population` for a number of clients or a section."""
+    if isinstance(value, Mapping):
+        return value
+    if type(value) is not int:
+        raise ConfigError(
+            f"data.population: {shown(value)} is neither a number of clients nor a section; write "
+            f"data.population=1000, or data.population.clients=1000 and other keys of the section: "
+            f"{', '.join(key.name for key in fields(PopulationConfig) if key.name != 'clients')}"
+        )
+    return {"clients": value}
+
+
+def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
+    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
+    listed = [names] if isinstance(names, str) else list(names)
+    if listed in ([], ["none"]):
+        return None
+    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
+        raise ConfigError(
+            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
+            f"data.augment=[crop,flip]"
+        )
+    return {name: {} for name in listed}
+
+
+def _stages(names: str | Sequence[Any]) -> list[Any]:
+    """The list `channel` for a name or a list; its names are checked, with a message that lists all."""
+    stages = [names] if isinstance(names, str) else list(names)
+    for stage in stages:
+        wrong = [name for name in stage if name not in STAGES[:3]] if isinstance(stage, Mapping) else []
+        if isinstance(stage, str) and stage not in STAGES[3:]:
+            wrong = [stage]
+        if wrong:
+            raise ConfigError(
+                f"channel: {shown(wrong[0])} is not a stage; the stages are {{clip: NORM}}, "
+                f"{{noise: MULTIPLE}}, {{top_k: SHARE}}, fp16 and int8"
+            )
+    return stages
+
+
+def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
+    """The tree with the home folder written out in one value, where that is a path; the path is checked."""
+    name, *rest = path
+    value = tree.get(name)
+    if rest:
+        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
+    if isinstance(value, str):
+        there = user_path(value, key)
+        return {**tree, name: str(there)} if value.startswith("~") else tree
+    return tree
+
+
+DEFAULTS = "defaults"
+SELF = "_self_"
+OVERRIDE = "override /"
+GLOBAL = "# @package _global_"
+ROOT = "config"
+"""Name of the file with which every config begins."""
+
+FORMS = "write '_self_', '/GROUP/NAME@_global_' or 'override /GROUP: NAME'"
+
+Content = dict[str, Any]
+
+
+@dataclass
+class Composition:
+    """One config while it is put together.
+
+    Attributes:
+        folder: Folder of the groups.
+        chosen: The choice of the command line from each group; `values` adds those that files make.
+        plain: The content of a choice that has no YAML file, in the keys of the whole config.
+    """
+
+    folder: Path
+    chosen: dict[str, str]
+    plain: Callable[[str, str], Content]
+    _done: set[str] = field(default_factory=set)
+    _open: list[str] = field(default_factory=list)
+
+    def values(self) -> Content:
+        """All values, as new nested mappings.
+
+        Raises:
+            ConfigError: A file is missing, cannot be read, builds on itself, or has an entry in `defaults`
+                that means nothing; a choice is from a group that no file puts in.
+        """
+        tree: Content = {}
+        for part in self._file(ROOT, ""):
+            merge(tree, part)
+        if unused := sorted(self.chosen.keys() - self._done):
+            raise ConfigError(
+                f"{unused[0]}={self.chosen[unused[0]]}: no file puts in a choice from {unused[0]!r}; add "
+                f"`- {unused[0]}: NAME` to the list {DEFAULTS!r} in configs/{ROOT}.yaml (groups there: "
+                f"{', '.join(sorted(self._done))})"
+            )
+        return tree
+
+    def _file(self, name: str, group: str) -> list[Content]:
+        """The values of a file and of those it builds on, in the order in which they count."""
+        if name in self._open:
+            raise ConfigError(f"configs/{name}.yaml: {DEFAULTS}: the file builds on itself")
+        path = self.folder / f"{name}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"configs/{name}.yaml: there is no such file, and another builds on it")
+        own, entries, is_global = _read(path, name, path.stat().st_mtime_ns)
+        parts = [own if is_global or not group else {group: own}]
+        if name == ROOT and "experiment" in self.chosen:
+            entries = [*entries, {"experiment": self.chosen["experiment"]}]
+        self._open.append(name)
+        for entry in entries:
+            if is_override(entry):
+                self._override(name, *_pair(name, entry))
+        # The last entry first: what it chooses counts in the entries before it.
+        found = [parts if entry == SELF else self._entry(name, entry) for entry in reversed(entries)]
+        self._open.pop()
+        if SELF not in entries:
+            found.insert(0, parts)
+        return [part for each in reversed(found) for part in each]
+
+    def _override(self, file: str, group: str, choice: str) -> None:
+        if group in self._done and group not in self.chosen:
+            raise ConfigError(
+                f"configs/{file}.yaml: {DEFAULTS}: {group} cannot be chosen here, because it is put in later"
+            )
+        self.chosen.setdefault(group, choice)
+
+    def _entry(self, file: str, entry: Any) -> list[Content]:
+        if is_override(entry):
+            return []
+        if isinstance(entry, str) and entry.startswith("/"):
+            name = entry.removeprefix("/").removesuffix("@_global_")
+            return self._file(name, name.partition("/")[0])
+        group, default = _pair(file, entry)
+        choice = self.chosen.get(group, default)
+        self._done.add(group)
+        name = f"{group}/{choice}"
+        if (self.folder / f"{name}.yaml").is_file():
+            return self._file(name, group)
+        return [self.plain(group, choice)]
+
+
+def is_override(entry: Any) -> bool:
+    """Whether an entry of `defaults` chooses from another group."""
+    return isinstance(entry, dict) and any(str(key).startswith(OVERRIDE) for key in entry)
+
+
+def merge(tree: Content, other: Mapping[str, Any]) -> None:
+    """Put the values of `other` into `tree`; nested mappings are merged, anything else is replaced."""
+    for key, value in other.items():
+        if isinstance(tree.get(key), dict) and isinstance(value, dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = deepcopy(value)
+
+
+def _pair(file: str, entry: Any) -> tuple[str, str]:
+    """Group and name of the entry `GROUP: NAME`.
+
+    Raises:
+        ConfigError: The entry is something else.
+    """
+    match list(entry.items()) if isinstance(entry, dict) else ():
+        case [(str(group), str(choice))]:
+            return group.removeprefix(OVERRIDE), choice
+    raise ConfigError(f"configs/{file}.yaml: {DEFAULTS}: {shown(entry)} is no entry; {FORMS}")
+
+
+@cache
+def _read(path: Path, name: str, changed: int) -> tuple[Content, list[Any], bool]:
+    """The values of a file, its list `defaults`, and whether its keys are those of the whole config.
+
+    Args:
+        path: The file.
+        name: Its name below `configs/`, for errors.
+        changed: When it was written, so that a new text is read.
+    """
+    content = read_file(path, f"configs/{name}.yaml")
+    entries = content.pop(DEFAULTS, [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"configs/{name}.yaml: {DEFAULTS}: {shown(entries)} is not a list")
+    comments = [line.strip() for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+    return content, entries, GLOBAL in comments
+
 
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Sections that a choice from a group sets, for groups that do not set the section of their name."""

@@ -63,7 +63,7 @@ class Table:
         title: What it shows, in one line.
         measures: Names of the published numbers of a cell. Where a cell has several under the letter of
             each domain, a measure is the last one of a letter, which is their mean.
-        scores: What is read from a run for a measure (`rayfed.reproduce.scores`); a measure that is not in it
+        scores: What is read from a run for a measure (`rayfed.reproduce.job`); a measure that is not in it
             cannot be read from a run.
         columns: Domains in the order of the paper's columns, by setting; by default that of the data set.
         selection: The round whose scores are reported, and how scores of seeds are combined.

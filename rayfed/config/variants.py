@@ -1,19 +1,218 @@
-"""Other experiments that a config asks for: compared algorithms, and the runs of a protocol."""
+"""Other experiments that a config asks for: compared algorithms, and the runs of a protocol.
+
+Runs of the protocols that score clients, domains, classes and data sets on which nobody trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from rayfed.config import generalization
 from rayfed.config.catalog import listed
-from rayfed.config.generalization import Open, part
-from rayfed.config.parse import plain
+from rayfed.config.compose import compose
+from rayfed.config.parse import parse, plain
 from rayfed.config.schema import Config, compatible_parts, with_method
+from rayfed.data.config import DataConfig, client_domains
+from rayfed.data.partition.groups import only_tests
+from rayfed.data.shards import Dataset
+from rayfed.data.source import choose_classes
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
+from rayfed.federation.privacy import PrivacyConfig
+from rayfed.heterogeneity.faults import FaultsConfig
+
+Open: TypeAlias = Callable[[DataConfig], Dataset]
+"""Opens the data set of a section `data`."""
+
+UNSEEN = 0.2
+"""Share of the clients that never train under protocol=unseen_clients, by default."""
+
+LOCAL_STEPS = 10
+"""Steps after which unseen clients are scored there, by default."""
+
+BASE, NEW = "base", "new"
+"""Names of the two runs of protocol=base_to_new."""
+
+TEMPLATE = "template"
+"""Key of a data set in `data.targets` that is not one of the section `data`: its class prompt."""
+
+
+def part(config: Config, path: Path, name: str, **changes: Any) -> Config:
+    """A run of a protocol, in a folder of its name. Args: changes: other values, by key of the config."""
+    return replace(config, protocol="single", output=str(path / name), overwrite=True, **changes)
+
+
+def unseen_clients(config: Config, path: Path) -> dict[str, Config]:
+    """One experiment for each number of clients that never train.
+
+    Raises:
+        ConfigError: A number is listed twice, or none is.
+    """
+    asked = config.data.unseen_clients
+    numbers = asked if isinstance(asked, list) else [UNSEEN if asked is None else asked]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(
+            f"data.unseen_clients: {asked} must list one number or share of clients or more, each once"
+        )
+    steps = config.evaluation.local_steps or LOCAL_STEPS
+    runs = {}
+    for number in numbers:
+        evaluation = replace(config.evaluation, local_steps=steps if number else 0)
+        data = replace(config.data, unseen_clients=number)
+        name = f"unseen-{number}"
+        runs[name] = part(config, path, name, data=data, evaluation=evaluation)
+    return runs
+
+
+def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
+    """One experiment whose clients have the domains that are not held out; or one for each domain alone.
+
+    Raises:
+        ConfigError: A domain does not exist, or there is only one.
+    """
+    data = config.data
+    owners, held_out = client_domains(data, open_data(data).domains)
+    if held_out:
+        pairs = [(owners, held_out)]
+    else:
+        pairs = [([name], [other for other in owners if other != name]) for name in owners]
+    if not all(targets for _, targets in pairs):
+        raise ConfigError(f"protocol: cross_domain needs two or more domains, there is {owners[0]}")
+    runs = {}
+    for sources, targets in pairs:
+        name = f"from-{sources[0]}" if len(sources) == 1 else f"from-{len(sources)}-domains"
+        runs[name] = part(config, path, name, data=replace(data, domains=sources, held_out=targets))
+    return runs
+
+
+def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
+    """The experiment on the base classes, and one that scores its model on the new ones at the same clients.
+
+    Raises:
+        ConfigError: There are no such classes, or fewer than two base or new ones.
+    """
+    plain = replace(config.data, new_classes=None)
+    classes = list(open_data(plain).classes)
+    new = new_classes(config.data.new_classes, classes)
+    base = [name for name in classes if name not in new]
+    for what, names in (("base", base), ("new", new)):
+        if len(names) < 2:
+            raise ConfigError(
+                f"data.new_classes: {config.data.new_classes} leaves {len(names)} of {len(classes)} classes "
+                f"as {what} classes; two or more are needed to be told apart"
+            )
+    trained = part(config, path, BASE, data=replace(plain, classes=base))
+    if plain.population is not None:  # too many clients to score each of them on the new classes
+        return {BASE: trained, NEW: scoring(trained, path, NEW, only_tests(replace(plain, classes=new)))}
+    scored = scoring(trained, path, NEW, replace(plain, classes=new, base_classes=base, augment=None))
+    evaluation = replace(scored.evaluation, clients=config.evaluation.clients)
+    return {BASE: trained, NEW: replace(scored, evaluation=evaluation)}
+
+
+def new_classes(wanted: Sequence[str] | int | None, classes: Sequence[str]) -> list[str]:
+    """The new classes, in the order of the data set.
+
+    Args:
+        wanted: Names, or the number of last classes; None: the second half, the smaller one where the number
+            of classes is odd.
+        classes: All classes.
+
+    Raises:
+        ConfigError: A class does not exist or is listed twice, or there are fewer than the number.
+    """
+    if wanted is None:
+        wanted = len(classes) // 2
+    if isinstance(wanted, int):
+        if not 1 <= wanted < len(classes):
+            raise ConfigError(
+                f"data.new_classes: {wanted} of {len(classes)} classes; {_allowed(len(classes))}"
+            )
+        return list(classes[-wanted:])
+    chosen = choose_classes(wanted, classes, "data.new_classes")
+    return [name for name in classes if name in chosen]
+
+
+def _allowed(classes: int) -> str:
+    if classes < 4:
+        return "the base and the new classes are two or more each; choose data with four classes or more"
+    return f"use a number of 2..{classes - 2}"
+
+
+def cross_datasets(config: Config, path: Path) -> dict[str, Config]:
+    """The experiment on its own data, and one that scores its model on each data set of `data.targets`.
+
+    Raises:
+        ConfigError: There are none, one does not exist, or two have the same name.
+    """
+    asked = config.data.targets
+    if not asked:
+        raise ConfigError(
+            "data.targets: empty; protocol=cross_dataset needs the data sets to score on, such as "
+            "'data.targets={dtd: {root: DTD}, eurosat: {root: EUROSAT}}'"
+        )
+    source = folder_name(config.data.name)
+    trained = part(config, path, source, data=replace(config.data, targets=None))
+    runs = {source: trained}
+    for name, values in (asked if isinstance(asked, Mapping) else {name: {} for name in asked}).items():
+        target = target_data(name, values, config.data.cache)
+        model = config.model
+        if TEMPLATE in values:
+            model = replace(model, template=str(values[TEMPLATE]))
+        key = folder_name(target.name)
+        if key in runs:
+            raise ConfigError(
+                f"data.targets: {name} is named {target.name!r}, as another data set of this experiment; set "
+                f"its `name`, as in data.targets={{{name}: {{name: other}}}}"
+            )
+        runs[key] = replace(scoring(trained, path, key, only_tests(target)), model=model)
+    return runs
+
+
+def folder_name(name: str) -> str:
+    """The name of a data set as the name of a folder."""
+    return re.sub(r"[^\w-]+", "-", name)
+
+
+def target_data(name: str, values: Mapping[str, Any], cache: str | None) -> DataConfig:
+    """The section `data` of a data set of `data.targets`.
+
+    Args:
+        name: What `data=` accepts.
+        values: Values of its section, and `template`.
+        cache: Folder of prepared data sets, unless the section has one.
+
+    Raises:
+        ConfigError: There is no such data set or key.
+    """
+    section = compose([f"data={name}"])["data"]
+    own = {key: value for key, value in values.items() if key != TEMPLATE}
+    return parse(DataConfig, {"cache": cache, **section, **own}, f"data.targets.{name}")
+
+
+def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
+    """A run that trains nothing and scores the final model of another one on other data.
+
+    Args:
+        trained: The other run.
+        path: Folder of the experiment.
+        name: Name of the run.
+        data: Its data, of which only the test samples count.
+    """
+    evaluation = replace(
+        trained.evaluation,
+        every=1,
+        clients="all",
+        personal=False,
+        validation=False,
+        local_steps=0,
+        model_of=trained.output,
+    )
+    off: dict[str, Any] = {"channel": (), "privacy": PrivacyConfig(), "faults": FaultsConfig()}
+    off |= {"capacity": None, "clients_per_round": "all", "sampling": "uniform", "rounds": 1}
+    return part(trained, path, name, data=data, evaluation=evaluation, **off)
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:
@@ -140,26 +339,26 @@ PROTOCOLS: Mapping[str, Protocol] = {
         data="few shots",
     ),
     "unseen_clients": Protocol(
-        parts=lambda config, open_data, path: generalization.unseen_clients(config, path),
+        parts=lambda config, open_data, path: unseen_clients(config, path),
         doing="holding back clients: {names}",
         part="share of unseen clients",
         data="some clients never train",
     ),
     "cross_domain": Protocol(
-        parts=generalization.cross_domains,
+        parts=cross_domains,
         doing="training on source domains: {names}",
         part="source",
         data="scored on domains without clients",
     ),
     "base_to_new": Protocol(
-        parts=generalization.base_to_new,
+        parts=base_to_new,
         doing="training on the base classes, then scoring on the new ones: {names}",
         part="set of classes",
         data="base and new classes",
         setting="{name} classes",
     ),
     "cross_dataset": Protocol(
-        parts=lambda config, open_data, path: generalization.cross_datasets(config, path),
+        parts=lambda config, open_data, path: cross_datasets(config, path),
         doing="training on the first and scoring on the other data sets: {names}",
         part="data set",
         data="scored on other data sets",

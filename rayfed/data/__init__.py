@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayfed.data.cache import cache_folder
-from rayfed.data.chosen_classes import source_of
 from rayfed.data.config import DataConfig, Resize, check_config, client_domains
-from rayfed.data.download_check import nearby
-from rayfed.data.preparation import prepare
+from rayfed.data.preparation import cache_folder, prepare
+from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset
-from rayfed.data.source import ONE_DOMAIN, Listing, task_of
+from rayfed.data.source import ONE_DOMAIN, Listing, source_of, task_of
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.objective import CLASSIFICATION
 

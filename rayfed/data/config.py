@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Gt, Lt
 
-from rayfed.data.augment_config import AugmentConfig
-from rayfed.data.partition_config import PartitionConfig, check_partition
-from rayfed.data.population_config import PopulationConfig
+from rayfed.data.augmentation import AugmentConfig
+from rayfed.data.partition_config import PartitionConfig, PopulationConfig, check_partition
 from rayfed.errors import ConfigError, unknown
 
 Resize: TypeAlias = Literal["squash", "crop"]

@@ -1,12 +1,22 @@
 """The data sets as their authors published them: domains, classes, numbers of images, and addresses.
 
 Counts are those of the papers or, where these differ from the distributed files, those of the files.
+
+Compare the files of a download with what the authors of the data set published, without decoding them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.data.source import Listing
+from rayfed.documents import is_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +127,136 @@ PUBLISHED: Mapping[str, PublishedDataset] = {
     ),
 }
 """Data sets by the name of their config, `data=<name>`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainCounts:
+    """Counts of one domain.
+
+    Attributes:
+        domain: Name of the domain.
+        classes: Number of classes that have images.
+        images: Number of images.
+        test: Number of images of the official test split.
+        published: Number of images that the authors published; None if it is not known.
+    """
+
+    domain: str
+    classes: int
+    images: int
+    test: int
+    published: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The result of a comparison.
+
+    Attributes:
+        rows: Counts of each domain; published domains first.
+        problems: Differences that make the data unusable, one line each.
+        notes: Differences that do not, one line each.
+    """
+
+    rows: tuple[DomainCounts, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def nearby(root: str | None, domains: Collection[str]) -> Path | None:
+    """The folder with folders of all these domains: the one above `root`, or one inside it; None: neither."""
+    if not root or not domains:
+        return None
+    folder = Path(root).expanduser()
+    places = [folder.absolute().parent]
+    with suppress(OSError):
+        places = sorted(folder.iterdir()) + places
+    return next((place for place in places if all(is_folder(place / name) for name in domains)), None)
+
+
+def take_inventory(listing: Listing, published: PublishedDataset | None) -> Inventory:
+    """Compare a listing with the published counts.
+
+    Args:
+        listing: The samples that a reader finds.
+        published: The data set as published; None only checks that every domain has every class.
+    """
+    counts = np.zeros((len(listing.domains), len(listing.classes)), dtype=np.int64)
+    np.add.at(counts, (listing.domain, listing.labels), 1)
+    tests = np.bincount(listing.domain[listing.test], minlength=len(listing.domains))
+    expected = dict(published.domains) if published else dict.fromkeys(listing.domains)
+    here = [name for name in expected if name in listing.domains]
+    extra = [name for name in listing.domains if name not in expected]
+    rows = []
+    for name in here + extra:
+        place = listing.domains.index(name)
+        rows.append(
+            DomainCounts(
+                domain=name,
+                classes=int((counts[place] > 0).sum()),
+                images=int(counts[place].sum()),
+                test=int(tests[place]),
+                published=expected.get(name),
+            )
+        )
+    by_domain = {name: counts[listing.domains.index(name)].tolist() for name in here}
+    cells = {name: dict(zip(listing.classes, each, strict=True)) for name, each in by_domain.items()}
+    absent = [_missing_domain(name, extra) for name in expected if name not in here]
+    problems = [*_class_problems(cells, published), *_number_of_classes(listing, published)]
+    notes = [f"folder {name!r} is not a domain of this data set and is ignored" for name in extra]
+    notes += [*_count_notes(rows), *_cell_notes(cells, published)]
+    if published and published.optional and here:
+        notes = absent + notes
+    else:
+        problems = absent + problems
+    return Inventory(rows=tuple(rows), problems=tuple(problems), notes=tuple(notes))
+
+
+def _missing_domain(name: str, extra: Collection[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), [other.lower() for other in extra], n=1, cutoff=0.5)
+    similar = next((other for other in extra if near and other.lower() == near[0]), None)
+    hint = f"; {similar!r} is there: rename it to {name!r}" if similar else ""
+    return f"domain {name!r} is missing{hint}"
+
+
+def _class_problems(cells: dict[str, dict[str, int]], published: PublishedDataset | None) -> Iterator[str]:
+    """One line for each class folder that is missing or unknown, domain by domain."""
+    named = published.classes if published and not isinstance(published.classes, int) else None
+    present = {name for counts in cells.values() for name, count in counts.items() if count}
+    wanted = named or sorted(present)
+    for domain, counts in cells.items():
+        unknown = [name for name, count in counts.items() if count and name not in wanted]
+        for name in wanted:
+            if not counts.get(name):
+                near = difflib.get_close_matches(name, unknown, n=1)
+                hint = f"; {near[0]!r} is there: rename it to {name!r}" if near else ""
+                yield f"class {domain}/{name} is missing{hint}"
+        for name in unknown:
+            if not difflib.get_close_matches(name, [w for w in wanted if not counts.get(w)], n=1):
+                yield f"class {domain}/{name} is not a class of this data set; remove it"
+
+
+def _number_of_classes(listing: Listing, published: PublishedDataset | None) -> Iterator[str]:
+    if published and isinstance(published.classes, int) and len(listing.classes) != published.classes:
+        yield f"{len(listing.classes)} classes, {published.classes} published"
+
+
+def _count_notes(rows: list[DomainCounts]) -> Iterator[str]:
+    known = [row for row in rows if row.published is not None]
+    for row in known:
+        if row.images > (row.published or 0):
+            yield f"{row.domain} has {row.images:,} images, more than the {row.published:,} published"
+    total = sum(row.images for row in known)
+    everything = sum(row.published or 0 for row in known)
+    if known and total < everything:
+        yield f"sample: {total:,} of {everything:,} images"
+
+
+def _cell_notes(cells: dict[str, dict[str, int]], published: PublishedDataset | None) -> Iterator[str]:
+    """One line for each class with more images than were published, e.g. because of copies."""
+    if published is None or isinstance(published.classes, int):
+        return
+    for domain, known in published.cells.items():
+        for name, count in zip(published.classes, known, strict=True):
+            if (present := cells.get(domain, {}).get(name, 0)) > count:
+                yield f"class {domain}/{name} has {present:,} images, more than the {count:,} published"

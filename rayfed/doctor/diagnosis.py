@@ -108,13 +108,11 @@ def diagnose(config: Config) -> Diagnosis:
         ConfigError: The input is wrong, or no cluster answers at `cluster.address`.
         ClientError: The client failed.
     """
-    from rayfed.engine.gpu_plan import actors_on, is_measured, too_small
-    from rayfed.engine.measurement import measure
-    from rayfed.engine.preflight import plan_actors
+    from rayfed.devices import mps_runs
+    from rayfed.engine.measurement import actors_on, is_measured, measure, plan_actors, too_small
     from rayfed.engine.setup import prepare
-    from rayfed.executors.mps import mps_runs
-    from rayfed.experiment.plan import first_run
-    from rayfed.record.tracking import check_trackers
+    from rayfed.experiment.parts import first_run
+    from rayfed.record.trackers import check_trackers
 
     check_trackers(config.trackers)
     setup = prepare(first_run(config))
@@ -182,8 +180,7 @@ def _memory_problems(
     config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
 ) -> list[str]:
     """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
-    from rayfed.engine.gpu_plan import actors_on
-    from rayfed.engine.preflight import plan_actors
+    from rayfed.engine.measurement import actors_on, plan_actors
 
     asked = replace(
         config.cluster,
@@ -262,7 +259,7 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
 
 
 def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
-    from rayfed.engine.preflight import free_disk
+    from rayfed.engine.measurement import free_disk
 
     shard = setup.dataset.path
     experiment = setup.experiment

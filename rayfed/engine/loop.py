@@ -1,35 +1,227 @@
-"""The round loop: samples clients, runs the round, evaluates the model."""
+"""The round loop: samples clients, runs the round, evaluates the model.
+
+Columns of the row of a round: scores, faults and cost.
+
+Draws the clients of a round; clients that are not drawn cost nothing.
+
+Scores clients that never train, after a few local steps from the global model.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from typing import Any
 
+import numpy as np
 import torch
 
 from rayfed.clients import ClientTable
-from rayfed.engine.adapted import Adapting, score_adapted
-from rayfed.engine.columns import cost_columns, fault_columns, headline
-from rayfed.engine.sampling import sample
-from rayfed.errors import NobodyAnsweredError, ServerError, one_line
-from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal
-from rayfed.evaluation.test_sets import EvaluationSet, Pack
+from rayfed.config.schema import Config
+from rayfed.data.partition.partition import Partition
+from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line
+from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
+from rayfed.evaluation.scores import Round
+from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.channel import OPEN, Channel
-from rayfed.federation.cohort import Cohort, Sampling
-from rayfed.federation.cost import Cost
+from rayfed.federation.cohort import Cohort, Cost, Ledger, Sampling
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import Privacy
 from rayfed.federation.server import Server
-from rayfed.federation.visit import SETS, evaluate, evaluate_pack
+from rayfed.federation.visit import SETS, adapt, evaluate, evaluate_pack
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of
-from rayfed.record.round import Round
+from rayfed.seeds import generator
 from rayfed.types import Params, ServerState, Update
+
+
+def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, float | str]:
+    """Accuracy columns of a round: those of the model that the method deploys have no prefix.
+
+    Those of other models begin with its name, except that the global model is the one that is scored on
+    held-out domains and by unseen clients, whatever a method deploys.
+
+    Args:
+        scores: Evaluations by model: `global`, `personal`, or `adapted` (`rayfed.engine.loop`).
+        deploys: Which of the first two the method deploys.
+    """
+    row: dict[str, float | str] = {}
+    for model, scored in scores.items():
+        columns = summary(scored)
+        prefix = "" if model == deploys else f"{model}_"
+        bare = ("held_out_", "unseen_") if model == "global" else ()
+        row |= {name if name.startswith(bare) else prefix + name: v for name, v in columns.items()}
+    return row
+
+
+def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> dict[str, Any]:
+    """Columns of a round about faults: missing clients, and the virtual clock where there is one.
+
+    The number of missing clients is left out where no faults are injected and all clients answered.
+    """
+    row: dict[str, Any] = {}
+    if faults is not None or ledger.missing:
+        row["missing"] = len(ledger.missing)
+    if faults is not None and faults.has_clock:
+        row |= {"virtual_seconds": ledger.seconds, "virtual_time": state.virtual_time}
+    return row
+
+
+def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
+    """Columns of a round about what training cost: steps and operations of all clients, what one trains."""
+    steps = {"local_steps": ledger.steps, "local_examples": ledger.rows}
+    return steps if cost is None else {**steps, "flops": ledger.flops, "trained_params": ledger.trained}
+
+
+MANY = 10_000
+"""From this number of clients on, only those that might be drawn are asked whether they are available."""
+
+
+def sample(
+    clients: ClientTable, wanted: int, sampling: Sampling, faults: Faults | None, seed: int, round: int
+) -> tuple[str, ...]:
+    """Ids of the cohort, in client order: all, a uniform or Poisson draw, or one client of each domain.
+
+    Only available clients are drawn; where there are fewer than `wanted`, all of them take part.
+
+    Args:
+        clients: All clients.
+        wanted: Number of clients to draw, with poisson its mean if all are available; not used by
+            one_per_domain.
+        sampling: How the cohort is drawn.
+        faults: They tell who is available; None: everybody.
+        seed: Seed of the experiment.
+        round: Round index, from 0.
+    """
+    rng = generator(seed, "sample", round)
+    is_open: Callable[[int], bool] | None = None
+    if faults is not None and faults.limits_availability:
+        is_open = partial(_is_available, clients, faults, round)
+    if sampling == "one_per_domain":
+        groups = [_open(places, 1, is_open, rng) for places in clients.places_by_domain()]
+        chosen = [group[int(rng.integers(len(group)))] for group in groups if len(group)]
+    elif sampling == "poisson":
+        chosen = _independent(range(len(clients)), wanted / len(clients), is_open, rng)
+    else:
+        places = _open(range(len(clients)), wanted, is_open, rng)
+        few = wanted >= len(places)
+        drawn = () if few else rng.choice(len(places), size=wanted, replace=False).tolist()
+        chosen = list(places) if few else [places[i] for i in drawn]
+    return tuple(clients.names[place] for place in sorted(chosen))
+
+
+def usual_size(clients: ClientTable, wanted: int, sampling: Sampling) -> int:
+    """Number of clients in a round where all are available; with poisson, the expected number.
+
+    Args:
+        clients: The clients.
+        wanted: Number of clients in a cohort (`clients_per_round`); not used by one_per_domain.
+        sampling: How the cohort is drawn.
+    """
+    if sampling == "one_per_domain":
+        return sum(len(places) > 0 for places in clients.places_by_domain())
+    return wanted
+
+
+def _independent(
+    places: range, rate: float, is_open: Callable[[int], bool] | None, rng: np.random.Generator
+) -> list[int]:
+    """Each available one of these clients with this probability; of very many, only those are asked."""
+    there: Sequence[int] = places
+    if is_open is not None and len(places) < MANY:
+        there = [place for place in places if is_open(place)]
+    drawn = [there[i] for i in np.flatnonzero(rng.random(len(there)) < rate).tolist()]
+    return drawn if is_open is None or there is not places else list(filter(is_open, drawn))
+
+
+def _is_available(clients: ClientTable, faults: Faults, round: int, place: int) -> bool:
+    return faults.is_available(round, clients.names[place])
+
+
+def _open(
+    places: range, wanted: int, is_open: Callable[[int], bool] | None, rng: np.random.Generator
+) -> Sequence[int]:
+    """The available ones among these clients; of very many, the first `wanted` ones in a random order."""
+    if is_open is None:
+        return places
+    if len(places) < MANY:
+        return [place for place in places if is_open(place)]
+    found: list[int] = []
+    asked: set[int] = set()
+    while len(found) < wanted and 2 * len(asked) < len(places):
+        place = places[int(rng.integers(len(places)))]
+        if place not in asked:
+            asked.add(place)
+            found += [place] if is_open(place) else []
+    if len(found) < wanted:  # few are available: ask all the others, too
+        others = rng.permutation([place for place in places if place not in asked]).tolist()
+        found += islice(filter(is_open, others), wanted - len(found))
+    return found
+
+
+TAG = "report_adapted"
+"""Name of the exchange, and of the random streams of the batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapting:
+    """What is scored.
+
+    Attributes:
+        sets: Test sets of the clients that never train, one for each client.
+        steps: Number of optimisation steps of a client (`evaluation.local_steps`).
+    """
+
+    sets: tuple[EvaluationSet, ...]
+    steps: int
+
+
+def adapting(config: Config, server: Server, partition: Partition) -> Adapting | None:
+    """What an experiment scores; None: nothing, because it is not asked for or the method trains nothing.
+
+    Raises:
+        ConfigError: A number of steps is set, but all clients train.
+    """
+    steps = config.evaluation.local_steps
+    if steps and not partition.unseen:
+        raise ConfigError(
+            f"evaluation.local_steps: {steps} has no effect, because all clients train; set "
+            f"data.unseen_clients=0.2, or leave it out"
+        )
+    if not steps or not server.trains:
+        return None
+    return Adapting(sets=unseen_sets(partition, config.evaluation.clients, config.seed), steps=steps)
+
+
+def score_adapted(wanted: Adapting, local: Local, cohort: Cohort, state: ServerState) -> Evaluation:
+    """Scores of the models that unseen clients would deploy after a few steps from the global model.
+
+    Every evaluation begins anew: a client keeps nothing of it. It receives what every client receives in a
+    broadcast, with all blocks and at the full rank. The traffic is not counted as the method's; how many
+    clients have no score is recorded as `report_adapted_missing`.
+
+    Args:
+        wanted: The clients and the number of steps.
+        local: Client half of the method, which trains.
+        cohort: Clients of the round.
+        state: State of the server after the round.
+    """
+    ids = tuple(one.id for one in wanted.sets)
+    task = partial(adapt, local=local, steps=wanted.steps)
+    try:
+        found = cohort.for_reporting(ids).run(task, state.broadcast(), tag=TAG)
+        answers = {one.client: one for one in found}
+    except NobodyAnsweredError:
+        answers = {}
+    if len(answers) < len(ids):
+        cohort.measure(**{f"{TAG}_missing": float(len(ids) - len(answers))})
+    return evaluation(wanted.sets, answers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,31 @@
-"""Estimates the memory of an experiment from shapes, and refuses one that cannot fit."""
+"""Estimates the memory of an experiment from shapes, and refuses one that cannot fit.
+
+Checks that a model trained on some classes can score others (`evaluation.model_of`).
+
+Counts what training costs, once for each kind of model and each number of its blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psutil
 from torch import nn
 
+from rayfed.clients import ByClient
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, ResourceError, one_line
+from rayfed.executors.worker import World
+from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
+from rayfed.models.backbone import Backbone
+from rayfed.models.operations import step_operations
+from rayfed.tuning.base import trainable
 from rayfed.types import num_bytes
 
 T = TypeVar("T")
@@ -125,3 +139,117 @@ def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]
             yield from _numbers(value, f"{where}.{key}")
         elif isinstance(value, int) and not isinstance(value, bool):
             yield f"{where}.{key}: {value}", value
+
+
+def check_scored(config: Config, world: World) -> None:
+    """Check, before anything runs, that a model trained on other classes can score those of this data set.
+
+    Args:
+        config: The experiment; without `evaluation.model_of` nothing is checked.
+        world: What builds its model.
+
+    Raises:
+        ConfigError: Its rounds would train, its model has no text tower, or the values that it trains belong
+            to the classes one by one.
+    """
+    if config.evaluation.model_of is None:
+        if config.data.base_classes is not None:
+            raise ConfigError(
+                f"data.base_classes: {config.data.base_classes} has no effect without evaluation.model_of, "
+                f"because its clients have no samples of these classes; set that, or leave it out"
+            )
+        return
+    if config.rounds != 1:
+        raise ConfigError(
+            f"rounds: {config.rounds}, but with evaluation.model_of nothing is trained; set rounds=1"
+        )
+    model = world.skeleton()
+    if model.text is None:
+        raise ConfigError(
+            f"model.name: the classifier of {model.label!r} has an output for each class that it was "
+            f"trained on, and cannot score new ones; choose a model that makes it from the names of the "
+            f"classes, such as model=clip_mini or clip_vit_b_16"
+        )
+    one_more = replace(world, num_classes=world.num_classes + 1, classes=()).skeleton()
+    other = {name: entry.tensor.shape for name, entry in one_more.tensors().items() if entry.is_trained}
+    for name, entry in model.tensors().items():
+        if entry.is_trained and other[name] != entry.tensor.shape:
+            raise ConfigError(
+                f"tuning.name: {config.tuning['name']!r} trains {name!r}, which has values for each class, "
+                f"so that it cannot score new ones; set tuning.train_head=false where it has that option, or "
+                f"choose text_prompt (without class_specific), residual_adapter or attention_adapter"
+            )
+
+
+log = logging.getLogger(__name__)
+
+MOST_SIZES = 6
+"""Largest number of different sizes that are counted one by one; of more, the smallest and the largest."""
+
+_COUNTED: dict[str, dict[int, Load]] = {}
+"""Counts of this process by kind of model, because one command may prepare many experiments."""
+
+
+def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None, depth: int) -> Cost | None:
+    """The cost of the visits of an experiment; None if a part of the model cannot be counted.
+
+    Args:
+        model: The tuned model, best without values; its active blocks are the same afterwards.
+        world: What the model was made from, and the settings of local optimisation.
+        capacity: Number of blocks of each client; None: drawn anew in each round.
+        depth: Number of blocks that capacities count; 0: the model is always whole.
+    """
+    keeps = world.train.cache_features is not False
+    sizes = _sizes(capacity, depth) if depth else ()
+    kind = repr((world.model, world.tuning, world.num_classes, keeps, sizes))
+    if kind not in _COUNTED:
+        try:
+            _COUNTED[kind] = _loads(model, keeps, sizes)
+        except RuntimeError as err:  # what a part of somebody's own does without values is not known
+            log.info("the operations of training are not counted: %s", one_line(err))
+            return None
+    loads = _COUNTED[kind]
+    return Cost(world.train, loads, max(loads))
+
+
+def _loads(model: Backbone, keeps: bool, sizes: tuple[int, ...]) -> dict[int, Load]:
+    """The cost of the model with its first blocks, by their number; sizes: empty for the whole model."""
+    whole = model.num_blocks
+    if len(sizes) > 1 or whole < 3 or not _are_alike(model):
+        return _count(model, keeps, sizes or (whole,))
+    # Two counts of small models give that of the whole one.
+    one, two = _count(model, keeps, (1, 2)).values()
+    parts = {part: (getattr(one, part), getattr(two, part)) for part in ("step", "row", "trained")}
+    found = {part: first + (whole - 1) * (second - first) for part, (first, second) in parts.items()}
+    return {whole: Load(**found)}
+
+
+def _are_alike(model: Backbone) -> bool:
+    """Whether each block costs the same: none has an exit or is changed by a module, and all train alike."""
+    if model.exits is not None or getattr(model.net, "paired", None) is not None:
+        return False
+    trained: Counter[int | None] = Counter()
+    for entry in model.tensors().values():
+        trained[entry.block] += entry.tensor.numel() if entry.is_trained else 0
+    return len({trained[block] for block in model.active}) == 1
+
+
+def _count(model: Backbone, keeps: bool, sizes: Iterable[int]) -> dict[int, Load]:
+    everything = model.active
+    loads = {}
+    for number in sizes:
+        if everything:
+            model.active = everything[:number]
+        step, row = step_operations(model, keeps)
+        loads[number] = Load(step, row, sum(p.numel() for p in trainable(model).values()))
+    if everything:
+        model.active = everything
+    return loads
+
+
+def _sizes(capacity: Mapping[str, int] | None, depth: int) -> tuple[int, ...]:
+    if capacity is None:
+        return 1, depth
+    values = capacity.different if isinstance(capacity, ByClient) else capacity.values()
+    sizes = sorted({*values, depth})
+    return tuple(sizes) if len(sizes) <= MOST_SIZES else (sizes[0], depth)

@@ -17,15 +17,14 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
+from rayfed.evaluation.scores import Round
 from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
-from rayfed.record.checkpoint import Checkpoints, Saved, restore
+from rayfed.record.checkpoint import NOTHING, Basis, Checkpoints, Saved, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
-from rayfed.record.round import Round
-from rayfed.record.seal import NOTHING, Basis
-from rayfed.record.tracking import NO_TRACKING, Tracking
+from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Params, Row
 

@@ -14,10 +14,9 @@ from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.server import Server
 from rayfed.federation.stays import STAYS, staying
-from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import read_tensors
-from rayfed.record.serialization import from_file
 from rayfed.types import Params, ServerState
 
 

@@ -1,31 +1,120 @@
-"""Ray and the actors of one command, which its runs use one after the other."""
+"""Ray and the actors of one command, which its runs use one after the other.
+
+The driver actor: it runs the round loop on its node, and owns the client actors.
+
+Starts a prepared experiment in this process, or on the driver and client actors of a session.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rayfed.config.schema import Config
-from rayfed.config.sections import ClusterConfig
-from rayfed.engine.driver import DriverActor
-from rayfed.engine.gpu_plan import GpuPlans
-from rayfed.engine.recorded import Keeping
+from rayfed.config.schema import ClusterConfig, Config
+from rayfed.engine.loop import Experiment
+from rayfed.engine.measurement import GpuPlans, inline_device
+from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
-from rayfed.errors import ClusterError, RayFedError, one_line
+from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
+from rayfed.executors.failures import Policy
+from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.lane import namespace
+from rayfed.executors.worker import World
 from rayfed.terminal.guard import STOP
 from rayfed.terminal.stages import counted, stage
 from rayfed.types import Row
 
 if TYPE_CHECKING:
     from rayfed.engine.stored import WeightStore
+    from rayfed.executors.actors import RayExecutor
     from rayfed.executors.cluster import Plan
-    from rayfed.executors.connection import Connection
-    from rayfed.executors.local_ray import Health
+    from rayfed.executors.connection import Connection, Health
     from rayfed.executors.worker import Weights
+
+
+class DriverActor:
+    """The driver as a Ray actor: it runs one experiment after the other on its client actors.
+
+    These end with it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._executor: RayExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"rayfed:driver:{self._name}"
+
+    def start(
+        self,
+        experiment: Experiment,
+        world: World,
+        weights: list[Any],
+        actors: Mapping[str, dict[str, Any]],
+        policy: Policy,
+        labels: Mapping[str, str] | None,
+    ) -> Iterator[int]:
+        """Start the client actors, or change those that run to this experiment, and wait for their models.
+
+        Args:
+            experiment: The experiment whose rounds are run next.
+            world: What its client actors need.
+            weights: Object reference of the initial tensors, in a list so that Ray does not read it.
+            actors: Ray options of each client actor, by its name.
+            policy: What is done when a client or an actor fails.
+            labels: Labels of the metrics for Prometheus; None: no metrics.
+
+        Yields:
+            The number of actors that are ready, once for each of them.
+        """
+        import torch
+
+        from rayfed.executors.actors import RayExecutor
+        from rayfed.executors.metrics import Metrics
+
+        torch.set_num_threads(world.threads)
+        self._experiment = experiment
+        self._ended = threading.Event()
+        self._executor = RayExecutor(
+            world, weights[0], list(actors), list(actors.values()), policy, labels, before=self._executor
+        )
+        self._watch: Watch | None = Metrics(labels) if labels else None
+        try:
+            yield from self._executor.starting()
+        except BaseException:  # `stop` waits for this; GeneratorExit is raised where the command has ended
+            self._ended.set()
+            raise
+
+    def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
+        """Run and record all rounds; yields a row per round, then the digest of the final tensors."""
+        from rayfed.executors.client_actor import Trim, leave_out_of_garbage_collection
+        from rayfed.executors.wire import unpack
+
+        assert self._executor is not None  # `start` was called
+        params = {name: value.clone() for name, value in unpack(start).items()}
+        leave_out_of_garbage_collection()
+        trim = Trim()
+        try:
+            for row in record_rounds(self._experiment, self._executor, params, keeping, self._watch):
+                trim.now_and_then()
+                yield row
+        except StoppedError:
+            return
+        finally:
+            self._ended.set()
+
+    def stop(self, patience: float) -> bool:
+        """End the rounds early; returns whether they ended within `patience` seconds."""
+        if self._executor is None:
+            return True
+        self._executor.stop()
+        return self._ended.wait(patience)
+
 
 STOP_PATIENCE = 15.0  # seconds in which the driver must end the running exchange and save a checkpoint
 
@@ -306,3 +395,44 @@ def _start_driver(name: str, space: str) -> Any:
         )
         .remote(name)
     )
+
+
+def launch(
+    setup: Setup,
+    config: Config,
+    path: Path,
+    notify: Callable[[str], None] = lambda _: None,
+    resume: bool = False,
+    claim: str = "",
+    session: Session | None = None,
+) -> Generator[Row, None, None]:
+    """Run and record an experiment in this process or on Ray, as the config says.
+
+    Args:
+        setup: The experiment, prepared from `config`.
+        config: The config of the run.
+        path: Folder of the run.
+        notify: Called with a sentence about each thing that is started.
+        resume: Continue after the last checkpoint in the folder, if there is one.
+        claim: Token of the command that owns the folder, as it is in the folder's marker.
+        session: Ray and client actors of earlier runs of the same command, which are used again; None: this
+            run has its own.
+
+    Yields:
+        One row per round, then a row with the digest of the final tensors.
+
+    Raises:
+        ConfigError: The cluster does not answer or cannot hold the actors.
+        ClientError: A client failed.
+        ClusterError: The driver or all client actors were lost.
+    """
+    keeping = Keeping.of(setup, config, path, resume, claim)
+    if config.cluster.executor == "inline":
+        device, small = inline_device(setup, config.cluster)
+        if small:
+            notify(small)
+        executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
+        yield from record_rounds(setup.experiment, executor, setup.start, keeping)
+    else:
+        with nullcontext(session) if session else Session() as own:
+            yield from own.rows(setup, config, keeping, notify)

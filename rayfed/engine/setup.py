@@ -1,62 +1,266 @@
-"""Prepares an experiment from its config: data, partition and model; all input is checked here."""
+"""Prepares an experiment from its config: data, partition and model; all input is checked here.
+
+What an experiment is made from: its data set, its clients, and the shape of its model without values.
+
+Decides which small test sets of an experiment are scored in shared batches.
+
+Builds the channel of an experiment and the count of its privacy loss from the config.
+
+Start values of the matrices between LoRA's factors, taken from the first step of full training.
+
+Ponkshe et al., Initialization using Update Approximation is a Silver Bullet for Extremely Efficient Low-Rank
+Fine-Tuning, 2024 (LoRA-SB) [ponkshe2024lorasb], with which Fed-SB [singhal2025fedsb] begins, and its released
+code: the change D that one step of full training would make in a layer, from gradients of some examples, is
+split into singular vectors and values; B and A are the first vectors, and B C A times alpha / rank is the
+best approximation of D of this rank. With AdamW, as there, D is -lr times the sign of the gradient.
+
+Differs from the released code: examples are the first batch of each client instead of 170 of all together,
+and the rate is that of the first step, which there is the final one over the number of steps of the warm-up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from rayfed.config.schema import Config, compatible_parts
-from rayfed.config.sections import ClusterConfig
+from rayfed.config.schema import ClusterConfig, Config, compatible_parts
+from rayfed.data import load
+from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import RowTable
 from rayfed.data.shards import Dataset
 from rayfed.devices import chosen_device
-from rayfed.engine.adapted import adapting
-from rayfed.engine.channels import make_channel
-from rayfed.engine.core_start import core_start
-from rayfed.engine.costs import count_cost
-from rayfed.engine.inputs import clients_of, dataset_of, shape_of
-from rayfed.engine.loop import Experiment
+from rayfed.engine.loop import Experiment, adapting, usual_size
 from rayfed.engine.memory import (
     GB,
     check_counts,
     check_memory,
     check_micro_batch,
+    check_scored,
+    count_cost,
     measurable,
     why_whole_batches,
 )
-from rayfed.engine.packing import packs_of, scores_alone
-from rayfed.engine.sampling import usual_size
-from rayfed.engine.scorable import check_scored
 from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
-from rayfed.evaluation.test_sets import (
-    all_splits,
-    evaluation_sets,
-    pack_splits,
-    validation_sets,
-)
-from rayfed.executors.adjust_trunk import adjust_trunk
-from rayfed.executors.worker import Weights, World
-from rayfed.federation.group_size import GroupSize, check_group, group_size
-from rayfed.federation.less_memory import Smaller
+from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
+from rayfed.executors.grouped.size import GroupSize, check_group, group_size
+from rayfed.executors.worker import Weights, Worker, World, adjust_trunk
+from rayfed.federation.channel import Channel
+from rayfed.federation.client import Client, make_optimizer
+from rayfed.federation.executor import Call
+from rayfed.federation.local import Local
 from rayfed.federation.method import Parts, check_task
-from rayfed.federation.privacy import check_values
+from rayfed.federation.privacy import Privacy, check_private, check_values, guarantee
 from rayfed.federation.stays import staying
-from rayfed.federation.train_config import TrainConfig
+from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.plan import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
+from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
+from rayfed.models.named_tensors import global_name
+from rayfed.models.sharing import as_array, skeleton
 from rayfed.models.trunk import check_compiler
 from rayfed.objective import CLASSIFICATION, objective
+from rayfed.seeds import generator
 from rayfed.terminal.stages import stage
-from rayfed.types import Params
+from rayfed.tuning.lora import Lora, core_sites
+from rayfed.types import Broadcast, Params, Update
+
+
+def without_values(config: Config) -> Backbone:
+    """The model of a config without values: it has the input size and the way of resizing."""
+    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
+
+
+def shape_of(config: Config, shared: Shared) -> Backbone:
+    """The model of a config without values. Args: shared: what was made before."""
+    return shared.once("shape", (config.model, config.seed), lambda: without_values(config))
+
+
+def dataset_of(config: Config, shared: Shared) -> Dataset:
+    """The data set of a config, prepared for its model. Args: shared: what was made before."""
+    shape = shape_of(config, shared)
+    where = (config.data, shape.size, shape.task, shape.resize)
+    return shared.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
+
+
+def clients_of(config: Config, shared: Shared) -> Partition:
+    """The clients of a config and their samples. With `data.base_classes`, the clients are those of that run.
+
+    Args:
+        config: The experiment.
+        shared: What was made before.
+
+    Raises:
+        ConfigError: The samples cannot be distributed as the config asks.
+    """
+    data = config.data
+    if data.base_classes is None:
+        shape = shape_of(config, shared)
+        key = (data, shape.size, shape.task, shape.resize, config.seed)
+        return shared.once(
+            "partition", key, lambda: partition_of(dataset_of(config, shared), data, config.seed)
+        )
+    trained, tests = (
+        clients_of(replace(config, data=replace(own, base_classes=None)), shared)
+        for own in (replace(data, classes=data.base_classes), only_tests(data))
+    )
+    return with_tests_of(trained, tests)
+
+
+def scores_alone(config: Config, local: Local) -> bool:
+    """Whether every client is scored with tensors of its own."""
+    return config.train.batch_norm == "local" or bool(local.stays)
+
+
+def packs_of(config: Config, experiment: Experiment, world: World) -> tuple[Pack, ...]:
+    """Small sets that are scored in shared batches: where all of them are scored with the same model."""
+    local = experiment.local
+    if scores_alone(config, local) or type(local).prepare is not Local.prepare:
+        return ()
+    rows = config.train.eval_batch_size
+    test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
+    val = packs(experiment.validate, world.splits, "val", rows)
+    return (*test, *val)
+
+
+def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> tuple[Channel, Privacy | None]:
+    """The channel, and what counts the privacy loss where it adds noise.
+
+    Args:
+        config: The experiment.
+        parts: Its method.
+        clients: Number of clients of the experiment.
+        expected: Expected number of clients in a round.
+
+    Raises:
+        ConfigError: The stages do not fit together, or the method breaks the guarantee of privacy.
+    """
+    at_client = config.privacy.noise_at == "client"
+    seed = config.seed
+    channel = Channel.of(config.channel, at_client=at_client, expected=float(expected), seed=seed)
+    everyone = expected == clients
+    check_private(parts.server, parts.local, channel, config.sampling, everyone, config.train)
+    privacy = guarantee(config.privacy, channel, clients, expected / clients)
+    if privacy is not None:
+        privacy.check(config.rounds)
+    return channel, privacy
+
+
+MOST_CLIENTS = 32
+"""Clients whose first batch is used; with more clients, as many are drawn."""
+
+
+def core_start(
+    world: World, weights: Weights, start: Params, experiment: Experiment
+) -> tuple[Weights, Params]:
+    """All initial tensors, and those that are sent, with the start values that the tuning asks for.
+
+    Args:
+        world: What a process needs to run clients.
+        weights: All initial tensors by module name.
+        start: Initial values of the tensors that are sent and trained, by global name.
+        experiment: The clients and their method.
+
+    Raises:
+        ConfigError: The tuning begins with gradients of the clients, which the noise of the channel should
+            hide.
+    """
+    scheme = getattr(world.tuning, "inner", world.tuning)
+    if not (isinstance(scheme, Lora) and scheme.core and scheme.core_start == "gradient"):
+        return weights, start
+    if experiment.channel.noise:
+        raise ConfigError(
+            "tuning.core_start: 'gradient' computes A, B and C from gradients of the clients, to which the "
+            "channel adds no noise; set tuning.core_start=random, or leave noise out"
+        )
+    stage("computing the first gradients")
+    clients = [*experiment.clients]
+    worker = Worker(world, weights)
+    order = generator(world.seed, "core start").permutation(len(clients))
+    task, sent = partial(gradients, experiment.local), Broadcast(round=0, params=start)
+    calls = [
+        Call(client=clients[i], task=task, tag="core start", sent=sent) for i in sorted(order[:MOST_CLIENTS])
+    ]
+    updates = [worker.call(call, {})[0] for call in calls]
+    total = sum(update.num_examples for update in updates)
+    values, own = dict(weights), dict(start)
+    for site in core_sites(world.skeleton()):
+        parts = [update.extra[site.layer] * (update.num_examples / total) for update in updates]
+        change = first_step(torch.stack(parts).sum(0), world.train, world.train.rate(0, world.rounds))
+        for name, value in zip((site.a, site.b, site.c), split(change, site.rank, site.scale), strict=True):
+            values[name] = as_array(value, weights[name])
+        own[global_name(site.c)] = torch.from_numpy(values[site.c]).clone()
+    return values, own
+
+
+def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
+    """Gradients of the loss of a client's first batch, by the names of the layers with a core.
+
+    Those of the frozen weights, shape (d_out, d_in), of which autograd computes none.
+
+    Args:
+        local: The client half, whose loss is derived.
+        client: The client.
+        sent: The message to it.
+    """
+    batch = next(client.batches())
+    found: dict[str, Tensor] = {}
+
+    def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        rows = inputs[0].detach().flatten(0, -2)
+
+        def add(grad: Tensor) -> None:
+            product = grad.flatten(0, -2).mT.float() @ rows.float()
+            found[name] = found[name] + product if name in found else product
+
+        output.register_hook(add)
+
+    layers = dict(client.model.named_modules())
+    names = [site.layer for site in core_sites(client.model)]
+    hooks = [layers[name].register_forward_hook(partial(watch, name)) for name in names]
+    try:
+        client.backward(partial(local.loss, client, sent), batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Update(client=client.id, num_examples=len(batch[1]), extra=found)
+
+
+def first_step(gradient: Tensor, train: TrainConfig, lr: float) -> Tensor:
+    """The change of a weight in the first step of the optimizer of the run, shape as of the gradient."""
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    weight.grad = gradient
+    make_optimizer(train, [weight], lr).step()
+    return weight.detach()
+
+
+def split(change: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors whose product scale B C A is the best approximation of a change of this rank.
+
+    Args:
+        change: Shape (d_out, d_in).
+        rank: Rank r; where the change has fewer singular values, the rest of the factors is zero.
+        scale: alpha / rank.
+
+    Returns:
+        A, shape (r, d_in), and B, shape (d_out, r), with orthonormal rows and columns, and C, shape (r, r).
+    """
+    u, values, vt = torch.linalg.svd(change.double(), full_matrices=False)
+    a, b, c = (change.new_zeros(shape) for shape in ((rank, vt.shape[1]), (len(u), rank), (rank, rank)))
+    k = min(rank, len(values))
+    a[:k], b[:, :k] = vt[:k], u[:, :k]
+    c.diagonal()[:k] = values[:k] / scale
+    return a, b, c
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ray.util.placement_group import get_current_placement_group, placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.errors import BusyError, ResourceError
-from rayfed.executors.local_ray import Health
+from rayfed.executors.connection import Health
 
 GB = 1e9
 OWN_MEMORY = 0.7

@@ -1,8 +1,17 @@
-"""Runs calls of clients in one process; all executors use it, so that placement changes no result."""
+"""Runs calls of clients in one process; all executors use it, so that placement changes no result.
+
+Moves what clients receive to the device, and their answers back to the CPU, and checks the answers.
+
+Switches on what the config asks of the network of a model.
+
+The errors of calls that failed at a client, among them faults of a device and a lack of its memory.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,33 +22,238 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor, nn
 
-from rayfed.data.augment_config import AugmentConfig
-from rayfed.data.augmentation import Augmentation
-from rayfed.data.client_data import ClientData, Normalizer
-from rayfed.data.examples import Resident, choose
+from rayfed.data.augmentation import Augmentation, AugmentConfig
+from rayfed.data.examples import ClientData, Normalizer, Resident, choose
 from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, Deterministic, give_back, moved, set_deterministic, set_products
-from rayfed.errors import DeviceError, DeviceMemoryError, RayFedError
-from rayfed.executors.adjust_trunk import adjust_trunk
-from rayfed.executors.failed_call import failed_call, is_fault
+from rayfed.devices import HOST, Deterministic, give_back, moved, mps_runs, set_deterministic, set_products
+from rayfed.errors import (
+    ClientError,
+    DeviceError,
+    DeviceMemoryError,
+    NonFiniteClientError,
+    RayFedError,
+    one_line,
+    place_of,
+)
 from rayfed.executors.features import FeatureCache, FeatureFolder, feature_folder
-from rayfed.executors.transfer import arrived, check_finite, check_shapes, left
+from rayfed.executors.grouped.passes import Group, log_failure
+from rayfed.federation.channel import CODED
 from rayfed.federation.client import Client
+from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
-from rayfed.federation.group import Group, log_failure
-from rayfed.federation.less_memory import Smaller
 from rayfed.federation.stays import STAYS, keep_own, seen, staying
-from rayfed.federation.train_config import TrainConfig
+from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
+from rayfed.models.frozen_linear import use_onednn
+from rayfed.models.pooling import use_mean_pooling
 from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.trunk import use_checkpointing, use_compile
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
+
+
+def arrived(
+    messages: Sequence[tuple[Broadcast, Mapping[str, Any]]], device: torch.device
+) -> list[tuple[Broadcast, dict[str, Any]]]:
+    """Messages and stores of clients on a device; all tensors of a type travel together.
+
+    Args:
+        messages: The message and the private store of each client, on the CPU.
+        device: Device of the model.
+    """
+    if device == HOST:
+        return [(sent, dict(store)) for sent, store in messages]
+    parts = moved([(sent.params, sent.shared, dict(store)) for sent, store in messages], device)
+    pairs = zip(messages, parts, strict=True)
+    return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
+
+
+def left(
+    answers: list[tuple[Update, dict[str, Any]]], device: torch.device
+) -> list[tuple[Update, dict[str, Any]]]:
+    """Updates and stores of clients on the CPU; all tensors of a type travel together.
+
+    Args:
+        answers: The update and the private store of each client, on the device of the model.
+        device: Device of the model.
+    """
+    if device == HOST:
+        return answers
+    parts = moved([(update.params, update.extra, store) for update, store in answers], HOST)
+    pairs = zip(answers, parts, strict=True)
+    return [(replace(update, params=p, extra=extra), own) for (update, _), (p, extra, own) in pairs]
+
+
+def check_shapes(update: Update, wanted: Params) -> None:
+    """Raise ValueError if an update has a tensor that the model does not have, or of another shape.
+
+    Args:
+        update: The answer of a client.
+        wanted: Tensors of the model by global name.
+    """
+    for name, value in update.params.items():
+        if name not in wanted:
+            raise ValueError(f"it answered with {name!r}, which is not a trained tensor of this model")
+        if value.shape != wanted[name].shape:
+            shapes = f"{tuple(value.shape)} instead of {tuple(wanted[name].shape)}"
+            raise ValueError(f"{name} has shape {shapes}")
+
+
+def check_finite(updates: Sequence[Update]) -> None:
+    """Raise FloatingPointError if trained values, also compressed ones, hold NaN or infinity.
+
+    Names the first such tensor.
+
+    Args:
+        updates: Answers of clients, on the CPU.
+    """
+    alike: dict[tuple[str, torch.Size, torch.dtype], list[Tensor]] = {}
+    for update in updates:
+        coded = ((n, v) for n, parts in update.extra.get(CODED, {}).items() for v in parts.values())
+        for name, value in (*update.params.items(), *coded):
+            alike.setdefault((name, value.shape, value.dtype), []).append(value)
+    for (name, shape, dtype), values in alike.items():
+        if dtype.is_floating_point and 0 not in shape:
+            each = torch.stack(values) if len(values) > 1 else values[0]
+            # NaN is both the least and the largest value of a tensor that has any.
+            if not torch.isfinite(torch.stack(each.aminmax())).all():
+                raise FloatingPointError(f"{name} is not finite after the call; a smaller train.lr may help")
+
+
+def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
+    """Switch on the checkpointing and the compilation of the network that the config asks for.
+
+    A network that is not compiled gets attention that is quicker, a last block that computes the class token
+    only, and linear layers that are quicker on a CPU. On a GPU pooling has the same bits in every run, and
+    convolutions get the layout of tensor cores.
+
+    Raises:
+        ConfigError: The network or the machine does not support it.
+    """
+    if device != "cpu":
+        use_mean_pooling(model)
+        use_channels_last(model)
+    if train.checkpointing:
+        use_checkpointing(model)
+    if train.compile:
+        use_compile(model, device)
+    else:
+        use_onednn(model)
+        if "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
+            from rayfed.models.attention import use_direct_attention
+            from rayfed.models.class_token import use_class_token
+
+            use_direct_attention(model)
+            use_class_token(model)
+
+
+def use_channels_last(model: nn.Module) -> None:
+    """Store weights of 2d convolutions, shape (out, in, height, width), with the channels next to each other.
+
+    Kernels of a GPU that want this layout then need not convert the weights. Values stay the same.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.to(memory_format=torch.channels_last)
+
+
+SENTENCES = 3
+"""Of torch's message: that memory is short, how much was asked for, and how much there is."""
+
+NO_MEMORY = re.compile(
+    r"out of memory"  # CUDA's own error, also of its driver, of Triton and of Apple's GPUs
+    r"|(CUBLAS|CUSOLVER|CUSPARSE|CUDNN)_STATUS_\w*ALLOC(ATION)?_FAILED|CUFFT_ALLOC_FAILED"
+)
+"""Messages of a RuntimeError that tell of a lack of memory on a device."""
+
+EXCLUSIVE = re.compile(r"devices?(\(s\))? (is/are|are|is) busy or unavailable")
+"""What CUDA says where a GPU may be used by one process only, and another process uses it."""
+
+LOST_WITH_MPS = "; under MPS such a fault ends all processes on its GPU"
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether a device had no memory, or no place, for this process.
+
+    torch has an error of its own for its allocator. CUDA and its libraries also allocate by themselves, for
+    which torch raises RuntimeError, or its subclass AcceleratorError.
+    """
+    if isinstance(err, torch.OutOfMemoryError):
+        return True
+    return isinstance(err, RuntimeError) and bool(NO_MEMORY.search(str(err)) or EXCLUSIVE.search(str(err)))
+
+
+def is_fault(err: BaseException) -> bool:
+    """Whether a device raised an error after which its process cannot use it any more.
+
+    Such errors are an illegal address, an assertion in a kernel, or memory with more errors than it corrects.
+    """
+    accelerator = getattr(torch, "AcceleratorError", None)  # torch has it since 2.8
+    return accelerator is not None and isinstance(err, accelerator) and not is_out_of_memory(err)
+
+
+def failed_call(
+    call: Call, err: Exception, smaller: Smaller, splits: Mapping[str, Splits], share: float
+) -> ClientError:
+    """The error of a call, by what was raised in it.
+
+    Args:
+        call: The call.
+        err: What was raised.
+        smaller: The changes of the training that would need less memory on a device.
+        splits: Row numbers by client and split.
+        share: Share of the device that this process was given.
+    """
+    kind: type[ClientError] = ClientError
+    cause = f"{type(err).__name__}: {err}{place_of(err)}"
+    if is_out_of_memory(err):
+        kind = DeviceMemoryError
+        examples = len(splits[call.client].get("train", ()))
+        cause = out_of_memory(err, share, changes_for(call, smaller, examples))
+    elif is_fault(err):
+        kind = DeviceError
+        said = one_line(err).partition(" CUDA kernel errors might")[0]
+        cause = f"{type(err).__name__}: {said}{place_of(err)}{LOST_WITH_MPS if mps_runs() else ''}"
+    elif isinstance(err, FloatingPointError):
+        kind = NonFiniteClientError
+    trace = "".join(traceback.format_exception(err))
+    return kind(call.client, call.sent.round, call.tag, cause, trace)
+
+
+def out_of_memory(err: BaseException, share: float, changes: list[str]) -> str:
+    """What torch says of a lack of memory, in one line, and the overrides that would need less of it.
+
+    Args:
+        err: An error for which `is_out_of_memory` holds.
+        share: Share of the device that this process was given.
+        changes: Overrides of the training that need less.
+    """
+    said = ". ".join(" ".join(str(err).split()).split(". ")[:SENTENCES]).removesuffix(".")
+    said = said.partition(" CUDA kernel errors might")[0]
+    if EXCLUSIVE.search(said):
+        return (
+            f"{said}: this GPU takes one process only, if another job has not taken it; what would fit: "
+            f"cluster.gpus_per_actor=1, or several processes after `nvidia-smi -c DEFAULT`"
+        )
+    if share < 1:
+        changes = [f"cluster.gpus_per_actor={min(1.0, 2 * share):.3g} (now {share:.3g})", *changes]
+    return f"{said}; what needs less: {', '.join(changes) or 'a smaller model'}"
+
+
+def changes_for(call: Call, smaller: Smaller, examples: int) -> list[str]:
+    """The smallest change of each key of the training with which a call would need less memory."""
+    found = smaller.changes(examples)
+    if call.tag == TRAINING:
+        found.pop("eval_batch_size", None)
+    return [override(changes[0], key) for key, changes in found.items()]
+
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +471,7 @@ class Worker:
     def call_group(
         self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
     ) -> list[tuple[Update, dict[str, Any]]] | None:
-        """Run calls of several clients, which share their passes (`rayfed.federation.group`).
+        """Run calls of several clients, which share their passes (`rayfed.executors.grouped.passes`).
 
         Args:
             calls: The calls, all of one exchange.

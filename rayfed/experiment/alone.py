@@ -1,30 +1,156 @@
-"""Runs one prepared experiment in its folder."""
+"""Runs one prepared experiment in its folder.
+
+Writes config, versions and partition into a run folder before the first round.
+
+What a command shows of its runs.
+
+Writes report.md and the figures of a finished run, and shows its table.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayfed.config.schema import Config, to_dict
+from rayfed.config.variants import PROTOCOLS
+from rayfed.data.partition.manifest import describe, with_digests
+from rayfed.engine.recorded import basis_of
 from rayfed.engine.scored import scored
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.experiment.begin import begin, check_continuable
-from rayfed.experiment.show import Show
-from rayfed.record.files import write_bytes
-from rayfed.record.folder import finished, how_to_go_on
-from rayfed.record.layout import ROWS
-from rayfed.record.readers import read_tensors
-from rayfed.terminal.console import follow
+from rayfed.objective import objective
+from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.claim import Claim
+from rayfed.record.files import write_bytes, write_table, write_text
+from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
+from rayfed.record.readers import OWN_TENSORS, ROWS, DamagedError, read_json, read_tensors, reading
+from rayfed.terminal.arguments import command_line
+from rayfed.terminal.console import follow, teller
+from rayfed.terminal.fitting import fitted, terminal_width
 from rayfed.terminal.guard import STOP
 from rayfed.terminal.supervisor import note_advice
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
     from rayfed.engine.session import Session
-    from rayfed.engine.setup import Setup
-    from rayfed.record.claim import Claim
+
+
+def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
+    """Write config.yaml, environment.json and partition.parquet, and show the partition.
+
+    Args:
+        config: The config of the run.
+        setup: The experiment, prepared from it.
+        claim: The right to write into the folder.
+        tell: Called with each text for the user.
+        resume: The folder holds a run that is continued; check that its inputs are the same.
+
+    Raises:
+        ConfigError: The run that is continued had other data or another config, or its checkpoints are
+            missing.
+    """
+    partition = setup.partition
+    dataset = setup.dataset
+    path = claim.path
+    basis = basis_of(config, setup)
+    facts = {
+        **basis.data,
+        "bad_images_skipped": dataset.skipped,
+        "task": dataset.task,
+        "examples": objective(dataset.task).examples,
+        "tensors_trained": len(setup.start),
+        "numbers_trained": sum(v.numel() for v in setup.start.values()),
+        "threads": config.cluster.threads,
+        "precision": config.train.precision,
+        "group": setup.group.clients,
+        **_own_tensors(setup),
+    }
+    commands: list[str] = []
+    if resume:
+        with suppress(DamagedError):
+            commands = list(read_json(path / "environment.json", dict).get("commands") or [])
+        check_continuable(config, setup, path)  # names the key of the config from which other data follow
+        check_same_inputs(path, facts)
+        claim.take_over()
+    commands += [command_line()] if command_line() else []
+    describe_run(path, to_dict(config), {**facts, "commands": commands})
+    write_table(path / "partition.parquet", with_digests(partition, dataset))
+    tell_clients(setup, tell)
+
+
+def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
+    """How many of the scored clients have kept tensors in the run whose model is scored; empty: none has."""
+    names = [name for unit in setup.experiment.sets for name in unit.clients]
+    kept = sum(name in setup.stores for name in names)
+    return {OWN_TENSORS: {"clients": len(names), "kept": kept}} if kept else {}
+
+
+def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
+    """Show the table of the clients, what they hold if it differs, and how many images could not be read."""
+    sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
+    tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
+    if setup.group.sentence:
+        tell(fitted(setup.group.sentence, terminal_width()))
+    if skipped := setup.dataset.skipped:
+        tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+def check_continuable(config: Config, setup: Setup, path: Path) -> None:
+    """Check that neither the config nor the data of a run changed since its last checkpoint.
+
+    Args:
+        config: The config with which the run is continued, or reported again.
+        setup: The experiment, prepared from it.
+        path: Folder of the run.
+
+    Raises:
+        ConfigError: Something changed that affects the result, or the checkpoints are missing.
+    """
+    Checkpoints(path, basis=basis_of(config, setup)).check_continuable(rounds_on_disk(path))
+
+
+@dataclass(frozen=True)
+class Show:
+    """How much is shown: nothing (`quiet`), text, or JSON objects.
+
+    Attributes:
+        quiet: Show nothing.
+        as_json: Write JSON objects to standard output, and text to standard error.
+        whole: Folder of the run that the shown one is a part of; None: it is the whole.
+        described: Digests of the partitions whose table of clients was shown.
+        again: The command that continues the whole; empty: `rayfed.resume` does.
+    """
+
+    quiet: bool = True
+    as_json: bool = False
+    whole: Path | None = None
+    described: set[str] = field(default_factory=set)
+    again: str = ""
+
+    @property
+    def tell(self) -> Callable[[str], None]:
+        return teller(self.quiet, self.as_json)
+
+    def tell_whole(self, text: str) -> None:
+        """Show a text, unless the run is a part of another one, which shows this for all its parts."""
+        if self.whole is None:
+            self.tell(text)
+
+    def part_of(self, whole: Path) -> Show:
+        """The same for a part of the run in the folder `whole`."""
+        return replace(self, whole=self.whole or whole)
+
+    def about_clients(self, partition: str) -> Callable[[str], None]:
+        """Shows the table of clients of a partition with this digest, the first time."""
+        if partition in self.described:
+            return lambda _: None
+        self.described.add(partition)
+        return self.tell
 
 
 def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool, session: Session) -> str:
@@ -63,7 +189,7 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
 
 def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool, session: Session) -> str:
     """Launch the experiment and show its rounds; returns the digest of the final tensors."""
-    from rayfed.engine.launch import launch
+    from rayfed.engine.session import launch
 
     path = claim.path
     digest = ""
@@ -109,3 +235,80 @@ def _save_adapters(config: Config, setup: Setup, path: Path) -> None:
         save(params, config.model.name, Path(folder))
         for file in sorted(Path(folder).iterdir()):
             write_bytes(path / "model" / file.name, file.read_bytes())
+
+
+Tell = Callable[[str], None]
+
+
+def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> None:
+    """Write report.md with tables and figures, and show the first table.
+
+    Args:
+        path: Folder of the run.
+        tell: Called with the table as text.
+        others: Algorithms whose runs are in `compare/<name>`; then the first table is that of all methods.
+        figures: Draw the figures.
+    """
+    from rayfed.record.readers import COMPARE
+    from rayfed.report.comparison import table_of_methods
+    from rayfed.report.document import document
+    from rayfed.report.run_tables import RunTables
+    from rayfed.report.table import final_table
+
+    inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
+    with reading(path):
+        # The main method of a comparison may have failed in its first round.
+        tables = [final_table(path)] if RunTables(path).rounds or not others else []
+        if others:
+            tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
+        text = document(path, tables, _drawn(path, figures), inside)
+    write_text(path / "report.md", text)
+    tell("\n" + tables[0].text(terminal_width()))
+
+
+def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Tell) -> None:
+    """The same for the finished runs of a protocol.
+
+    Args:
+        config: The experiment of all runs.
+        path: Folder of the whole run.
+        folds: Folders of the finished runs, such as folds by held-out domain.
+        tell: Called with the tables as text.
+    """
+    from rayfed.report.document import document
+    from rayfed.report.protocols import TABLES
+
+    setting = PROTOCOLS[config.protocol].setting
+    inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
+    with reading(path):
+        tables = TABLES[config.protocol](config, folds)
+        text = document(path, tables.parts, _drawn(path, config.figures), inside)
+    write_text(path / "report.md", text)
+    tell("\n" + tables.text(terminal_width()))
+
+
+def last_words(path: Path, tell: Tell, write: bool) -> None:
+    """Say which command shows everything on one page; with `write` (report=true), write that page.
+
+    Args:
+        path: Folder of the run.
+        tell: Called with a sentence.
+        write: Write the page.
+
+    Raises:
+        ConfigError: There is a file of somebody else with the name of the page.
+    """
+    from rayfed.report.page.render import NAME, command, write_report
+
+    if write:
+        write_report([path], path / NAME)
+        tell(f"everything on one page: {path / NAME}")
+    else:
+        tell(f"everything on one page: {command(path)}")
+
+
+def _drawn(path: Path, figures: bool) -> Mapping[str, Path]:
+    """Draw the figures of a run if they are wanted; returns their files by title."""
+    from rayfed.report.figures import draw_figures
+
+    return draw_figures(path) if figures else {}

@@ -1,4 +1,7 @@
-"""Runs the experiments of one command one after the other: compared methods, folds, or a single one."""
+"""Runs the experiments of one command one after the other: compared methods, folds, or a single one.
+
+Prepares all runs of a command and checks them, before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,23 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.changes import changes
-from rayfed.config.schema import to_dict
-from rayfed.config.variants import PROTOCOLS
+from rayfed.config.parse import changes
+from rayfed.config.schema import Config, to_dict
+from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
+from rayfed.data.config import DataConfig
+from rayfed.data.shards import Dataset
+from rayfed.engine.measurement import check_resources
 from rayfed.engine.scored import model_digest
+from rayfed.engine.setup import Setup, dataset_of, prepare
+from rayfed.engine.shared import Shared
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
-from rayfed.experiment.alone import run_alone
-from rayfed.experiment.begin import tell_clients
-from rayfed.experiment.plan import Plan
-from rayfed.experiment.show import Show
-from rayfed.experiment.summary import last_words, report, report_folds
+from rayfed.experiment.alone import Show, last_words, report, report_folds, run_alone, tell_clients
+from rayfed.federation.method import METHODS
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
 from rayfed.record.readers import DamagedError, read_yaml
@@ -30,6 +35,120 @@ if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit
     from rayfed.engine.session import Session
     from rayfed.record.claim import Claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checked experiment.
+
+    Attributes:
+        config: Its config.
+        path: Its folder.
+        setup: The prepared experiment; None for a protocol, which consists of its runs only.
+        parts: The runs of the protocol, such as folds by held-out domain, or the algorithms that it is
+            compared with, by name.
+    """
+
+    config: Config
+    path: Path
+    setup: Setup | None = None
+    parts: Mapping[str, Plan] = field(default_factory=dict)
+
+    @property
+    def setups(self) -> tuple[Setup, ...]:
+        """The prepared experiment, or those of all folds; not those of compared methods."""
+        if self.setup is not None:
+            return (self.setup,)
+        return tuple(setup for fold in self.parts.values() for setup in fold.setups)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that are run on the same data, the main one first."""
+        if self.setup is None:
+            return next(iter(self.parts.values())).methods
+        return self.config.algorithm, *self.parts
+
+    @property
+    def in_words(self) -> str:
+        """The methods with their rounds, why one without training is among them, and which lack their tuning.
+
+        For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round); ...`.
+        """
+        if self.setup is None:
+            return next(iter(self.parts.values())).in_words
+        rounds = [self.config.rounds, *(part.config.rounds for part in self.parts.values())]
+        if len(set(rounds)) == 1:
+            each = " each" if len(rounds) > 1 else ""
+            return f"{', '.join(self.methods)} ({_rounds(rounds[0])}{each}){self._notes}"
+        pairs = zip(self.methods, rounds, strict=True)
+        return ", ".join(f"{name} ({_rounds(count)})" for name, count in pairs) + self._notes
+
+    @property
+    def _notes(self) -> str:
+        """What a user may not expect of the methods that are compared; or nothing."""
+        every = (self.config, *(part.config for part in self.parts.values()))
+        tunings = tuned_otherwise({config.algorithm: config.tuning["name"] for config in every})
+        return self._reference + (f"; {tunings}" if tunings else "")
+
+    @property
+    def _reference(self) -> str:
+        """Says where the reference without training comes from that a model's config brings; or nothing."""
+        name = self.config.compare
+        if not isinstance(name, str) or name not in self.parts or METHODS.load(name, "compare").server.trains:
+            return ""
+        return (
+            f"; {name} trains nothing, it is the reference that model={self.config.model.name} brings: "
+            f"compare=[] leaves it out"
+        )
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
+    """Prepare an experiment and all others that it runs; nothing is written to `path`.
+
+    Args:
+        config: The experiment.
+        path: Its folder.
+        shared: What was made for other experiments of the command.
+
+    Raises:
+        ConfigError: One of the experiments cannot be run.
+    """
+    if config.protocol in PROTOCOLS:
+        shared = shared or Shared()
+        runs = _runs(config, path, shared)
+        parts = {name: make_plan(run, Path(str(run.output)), shared) for name, run in runs.items()}
+        return Plan(config=config, path=path, parts=parts)
+    others = comparisons(config, path)
+    if others:
+        shared = shared or Shared()
+    parts = {name: make_plan(other, Path(str(other.output)), shared) for name, other in others.items()}
+    setup = prepare(config, shared=shared)
+    check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
+    return Plan(config=config, path=path, setup=setup, parts=parts)
+
+
+def first_run(config: Config) -> Config:
+    """The experiment itself, or the first run of its protocol.
+
+    Raises:
+        ConfigError: The protocol has no runs on these data.
+    """
+    if config.protocol not in PROTOCOLS:
+        return config
+    return next(iter(_runs(config, Path(config.output or "run"), Shared()).values()))
+
+
+def _runs(config: Config, path: Path, shared: Shared) -> dict[str, Config]:
+    """The runs of a protocol by name."""
+
+    def open_data(data: DataConfig) -> Dataset:
+        return dataset_of(replace(config, data=data), shared)
+
+    return PROTOCOLS[config.protocol].parts(config, open_data, path)
 
 
 def run(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:

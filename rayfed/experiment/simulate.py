@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, shown
-from rayfed.experiment.show import Show
+from rayfed.experiment.alone import Show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,13 +83,12 @@ def simulate(
         ClientError: A client failed.
         PartsFailedError: A method of `compare`, or a fold of leave_one_out, failed; the others are finished.
     """
-    from rayfed.config.place import check_own_folder
     from rayfed.config.schema import Config, load_config
     from rayfed.engine.session import Session
-    from rayfed.experiment.parts import run
-    from rayfed.experiment.plan import make_plan
+    from rayfed.experiment.parts import make_plan, run
     from rayfed.record import claim as folders
-    from rayfed.record.tracking import check_trackers
+    from rayfed.record.claim import check_own_folder
+    from rayfed.record.trackers import check_trackers
 
     config = config if isinstance(config, Config) else load_config(_overrides(config))
     check_trackers(config.trackers)

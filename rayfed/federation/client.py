@@ -1,24 +1,144 @@
-"""The client object that client-side code receives: model, data and private store during one call."""
+"""The client object that client-side code receives: model, data and private store during one call.
+
+Gradients of the loss of a batch, in one piece or added up over parts, and those of what a client holds.
+
+Makes the optimizers of clients, and carries their state from visit to visit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.client_data import ClientData
+from rayfed.data.examples import ClientData
 from rayfed.devices import moved, numbers, total
 from rayfed.errors import ConfigError
-from rayfed.federation.gradients import backward, drop_beyond_rank
-from rayfed.federation.optimizers import States, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective
 from rayfed.tuning.base import copies, load, trainable
-from rayfed.types import RESIDUAL, Batch, Params, Update
+from rayfed.types import RESIDUAL, Batch, Params, Update, beyond_rank
+
+
+def backward(model: Backbone, loss: Callable[[Batch], Tensor], batch: Batch, micro_batch: int | None) -> None:
+    """Add the gradients of a loss to those of the parameters.
+
+    Parts are weighted by their share of the rows, so that for a loss that is a mean over rows (plus terms
+    that depend on the parameters only) the sum is the gradient of the whole batch, except for rounding.
+
+    Args:
+        model: The model, whose remembered frozen features are passed on to the parts.
+        loss: Loss of a batch, a scalar with gradient.
+        batch: Inputs, shape (B, ...), and targets.
+        micro_batch: Largest number of rows of a part; None: the whole batch.
+    """
+    if micro_batch is None or len(batch[1]) <= micro_batch:
+        loss(batch).backward()
+        return
+    num = len(batch[1])
+    for part in _parts(model, batch, micro_batch):
+        (loss(part) * (len(part[1]) / num)).backward()
+
+
+def drop_beyond_rank(parameters: Mapping[str, nn.Parameter], rank: int) -> None:
+    """Set gradients of what a client of this rank does not hold to zero.
+
+    Args:
+        parameters: Trained parameters, by global name.
+        rank: Rank of the client's LoRA adapters.
+    """
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            for part in beyond_rank(name, parameter.grad, rank):
+                part.zero_()
+
+
+def _parts(model: Backbone, batch: Batch, size: int) -> Iterator[Batch]:
+    x, y = batch
+    known = model.remembered_features(x)
+    pieces = None if known is None else known.split(size)
+    for i, (inputs, targets) in enumerate(zip(x.split(size), y.split(size), strict=True)):
+        if pieces is not None:
+            model.remember_frozen_features(inputs, pieces[i])
+        yield inputs, targets
+
+
+States: TypeAlias = dict[str, dict[str, Tensor]]
+"""State of an optimizer: by global name of a parameter, its tensors such as `momentum_buffer`, `exp_avg`."""
+
+FEW_NUMBERS = 1_000_000
+"""Most trained numbers for which an optimizer steps all tensors in one call on a CPU."""
+
+
+def make_optimizer(
+    config: TrainConfig, parameters: Iterable[nn.Parameter], lr: float | None = None
+) -> torch.optim.Optimizer:
+    """A new optimizer as the config section `train` says, without state.
+
+    Args:
+        config: The config section `train`.
+        parameters: What it trains.
+        lr: Learning rate; None: that of the config.
+    """
+    params = list(parameters)
+    rest: Any = {"lr": config.lr if lr is None else lr}
+    if _is_fused(config, params):
+        rest["fused"] = True
+    else:
+        # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
+        rest["foreach"] = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
+    rest["weight_decay"] = config.weight_decay
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(params, momentum=config.momentum, **rest)
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(params, betas=config.betas, eps=config.eps, **rest)
+
+
+def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:
+    """Whether an optimizer steps all tensors in one kernel of CUDA.
+
+    Fused Adam counts its steps on the GPU, so that each kept count would have to be copied there on its own.
+    """
+    counts = config.keep_optimizer and config.optimizer != "sgd"
+    return not counts and all(parameter.device.type == "cuda" for parameter in params)
+
+
+def states_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> States:
+    """Copies of an optimizer's state, by global name; parameters without state are left out.
+
+    Args:
+        optimizer: The optimizer.
+        names: Its parameters by global name.
+    """
+    return {
+        name: {key: value.detach().clone() for key, value in kept.items() if isinstance(value, Tensor)}
+        for name, parameter in names.items()
+        if (kept := optimizer.state.get(parameter))
+    }
+
+
+def resume(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], states: States) -> None:
+    """Give a new optimizer the state of an earlier one; learning rates stay those of the new one.
+
+    Args:
+        optimizer: An optimizer without state.
+        names: Its parameters by global name.
+        states: What `states_of` returned; names that the optimizer does not have are ignored.
+    """
+    known = {id(parameter): states[name] for name, parameter in names.items() if name in states}
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    whole = optimizer.state_dict()
+    whole["state"] = {
+        position: {key: value.clone() for key, value in known[id(parameter)].items()}
+        for position, parameter in enumerate(listed)
+        if id(parameter) in known
+    }
+    optimizer.load_state_dict(whole)  # moves each tensor to the device of its parameter
+
 
 OPTIMIZERS = "_optimizers"  # reserved name in a client's store: states by number of the optimizer
 

@@ -1,4 +1,7 @@
-"""The clients of one round, and how a server calls them."""
+"""The clients of one round, and how a server calls them.
+
+What training costs a client: floating-point operations and trained numbers, known from its examples.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,69 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.attacks import attacked
 from rayfed.federation.channel import OPEN, Channel
-from rayfed.federation.cost import Cost
 from rayfed.federation.executor import Call, Executor, Task
+from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
+
+
+@dataclass(frozen=True)
+class Load:
+    """Cost of a model with some number of blocks.
+
+    Attributes:
+        step: Operations of one step, whatever the number of rows in its batch.
+        row: Operations of each row of a batch, forward and backward.
+        trained: Numbers that are trained.
+    """
+
+    step: int
+    row: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a visit in which a client trains.
+
+    Attributes:
+        train: Settings of local optimisation.
+        loads: Cost of the model by its number of blocks; others are interpolated, which is exact where all
+            blocks are alike.
+        depth: Number of blocks of the whole model.
+    """
+
+    train: TrainConfig
+    loads: Mapping[int, Load]
+    depth: int
+
+    def visit(self, sent: Broadcast, num_examples: int) -> tuple[int, int]:
+        """Operations of the steps of a visit, and the numbers that the client trains.
+
+        Args:
+            sent: The message, which says what blocks the client holds.
+            num_examples: Training examples of the client.
+        """
+        load = self.load(sent.blocks)
+        steps, rows = self.train.steps(num_examples), self.train.examples(num_examples)
+        return steps * load.step + rows * load.row, load.trained
+
+    def load(self, blocks: Collection[int] | None) -> Load:
+        """Cost of the model with these blocks; None: all of them."""
+        number = self.depth if blocks is None else len(blocks)
+        if number in self.loads:
+            return self.loads[number]
+        known = sorted(self.loads)
+        parts = ([getattr(self.loads[n], part) for n in known] for part in ("step", "row", "trained"))
+        step, row, trained = (round(float(np.interp(number, known, values))) for values in parts)
+        return Load(step=step, row=row, trained=trained)
+
 
 __all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Ledger", "Sampling", "task_name"]
 
@@ -45,7 +103,7 @@ class Ledger:
         missing: Ids of the clients that were called and did not answer, each once, in the order of the
             failures. They are not called again in this round.
         seconds: Duration of all exchanges on the virtual clock, in seconds.
-        flops: Floating-point operations of the training steps of all answers (`rayfed.federation.cost`).
+        flops: Floating-point operations of the training steps of all answers (`rayfed.federation.cohort`).
         trained: Numbers that a client trains; the largest of the round.
         steps: Training batches of all answers.
         rows: Examples in these batches.

@@ -1,9 +1,13 @@
-"""The config section `train`: settings of local optimisation, and what follows from them."""
+"""The config section `train`: settings of local optimisation, and what follows from them.
+
+Changes of local training that need less memory on a device.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -49,7 +53,7 @@ class TrainConfig:
         cache_memory: Bytes of these features that each process keeps in memory. Beyond, those that were not
             used for the longest time go to the disk (`data.cache`) where that is faster than computing them.
         group: Number of clients whose rows share each forward and backward pass of their training
-            (`rayfed.federation.group`). `auto`: up to 32 where a pass of one client is so short that this
+            (`rayfed.executors.grouped`). `auto`: up to 32 where a pass of one client is so short that this
             pays, else 1. Rounding depends on it, and on nothing else about how clients are placed.
         checkpointing: Compute the activations within a block again in the backward pass instead of keeping
             them: less memory, about a third more time, the same result.
@@ -137,3 +141,55 @@ class TrainConfig:
         batches = self.batches(num_examples)
         passes, rest = divmod(self.steps(num_examples), batches)
         return passes * min(num_examples, batches * self.batch_size) + rest * self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smaller:
+    """The changes of a training that method and model allow, and that need less memory on a device.
+
+    Attributes:
+        train: The training.
+        micro_batch: Gradients may be computed in parts of a batch.
+        checkpointing: Activations may be computed again between the blocks.
+    """
+
+    train: TrainConfig
+    micro_batch: bool = False
+    checkpointing: bool = False
+
+    def changes(self, examples: int) -> dict[str, list[TrainConfig]]:
+        """The changed trainings by the key that differs, from the smallest to the largest change of it.
+
+        `micro_batch` and `checkpointing` come first, because they keep the result, apart from rounding.
+
+        Args:
+            examples: Training examples of the client; a batch has no more.
+        """
+        train = self.train
+        batch = min(train.batch_size, max(examples, 1))
+        part = min(train.micro_batch or batch, batch)
+        parts = _halves(part) if self.micro_batch else ()
+        again = (True,) if self.checkpointing and not train.checkpointing else ()
+        found = {
+            "micro_batch": [replace(train, micro_batch=n) for n in parts],
+            "checkpointing": [replace(train, checkpointing=value) for value in again],
+            "batch_size": [replace(train, batch_size=n) for n in _halves(batch)],
+            "eval_batch_size": [replace(train, eval_batch_size=n) for n in _halves(train.eval_batch_size)],
+        }
+        return {key: changes for key, changes in found.items() if changes}
+
+
+def override(train: TrainConfig, key: str) -> str:
+    """The override that gives a key of the section `train` the value that it has here.
+
+    >>> override(TrainConfig(checkpointing=True), "checkpointing")
+    'train.checkpointing=true'
+    """
+    return f"train.{key}={str(getattr(train, key)).lower()}"
+
+
+def _halves(number: int) -> Iterator[int]:
+    """Half of a number, a quarter of it and so on, down to 1."""
+    while number > 1:
+        number //= 2
+        yield number

@@ -1,4 +1,9 @@
-"""The interface that every backbone has: input size, blocks, features, head, and tensors by global name."""
+"""The interface that every backbone has: input size, blocks, features, head, and tensors by global name.
+
+Runs a part of a model in automatic mixed precision, with a result in float32.
+
+Features as samples, for losses and clusterings that compare distributions of features.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +22,24 @@ from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
 from rayfed.models.clip import ClipHead
 from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
-from rayfed.models.modes import trained_modules
-from rayfed.models.named_tensors import NamedTensor, find_tensors
-from rayfed.models.precision import computed
+from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
 from rayfed.models.text_side import TextSide
 from rayfed.objective import CLASSIFICATION
+
+T = TypeVar("T", Tensor, list[Tensor])
+
+
+def computed(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
+    """The result of a part of a model, in float32.
+
+    Args:
+        part: Maps a tensor to a tensor or to a list of tensors, such as a network.
+        x: Its input, on the device that computes.
+        mixed: Compute matrix products and convolutions in bfloat16.
+    """
+    with torch.autocast(x.device.type, torch.bfloat16) if mixed else nullcontext():
+        result = part(x)
+    return [each.float() for each in result] if isinstance(result, list) else result.float()
 
 
 class Backbone(nn.Module):
@@ -309,3 +327,19 @@ class Backbone(nn.Module):
         for entry in self.tensors().values():
             if entry.tensor.grad is not None:
                 entry.tensor.grad = None if set_to_none else entry.tensor.grad.zero_()
+
+
+STRIDE = 8
+"""`samples_of` takes every eighth row and every eighth column of a feature map."""
+
+
+def samples_of(features: Tensor) -> Tensor:
+    """Features as rows, for statistics over samples.
+
+    Args:
+        features: Shape (B, width), or a map of shape (B, width, H, W).
+
+    Returns:
+        Features as they are, or one row for each pixel of every eighth row and column, shape (n, width).
+    """
+    return features if features.ndim == 2 else features[:, :, ::STRIDE, ::STRIDE].movedim(1, -1).flatten(0, 2)

@@ -12,10 +12,9 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
-from rayfed.models.bare_network import BareNetwork
 from rayfed.models.checkpoints import load_into, locate
 from rayfed.models.config import ModelConfig
-from rayfed.models.networks import construct_network
+from rayfed.models.networks import BareNetwork, construct_network
 from rayfed.objective import SEGMENTATION
 from rayfed.seeds import derive, seeded
 

@@ -1,4 +1,7 @@
-"""Global names of a model's tensors: independent of wrappers, of the adapter library and of the process."""
+"""Global names of a model's tensors: independent of wrappers, of the adapter library and of the process.
+
+Which modules are in train mode while a model is tuned.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,42 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfed.models.modes import is_trained_norm
 from rayfed.types import RESIDUAL, STATISTICS, block_of
+
+
+def is_trained_norm(module: nn.Module) -> bool:
+    """Whether this BatchNorm layer has affine parameters that require gradients."""
+    weight = module._parameters["weight"]
+    return weight is not None and weight.requires_grad
+
+
+def trained_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that `Backbone.train` puts into train mode; its docstring has the rule."""
+    chosen: list[nn.Module] = []
+    _collect(model, chosen)
+    once = dict.fromkeys(chosen)  # blocks of a CLIP model have two names
+    return [m for m in once if not isinstance(m, _BatchNorm) or is_trained_norm(m)]
+
+
+def _collect(module: nn.Module, chosen: list[nn.Module]) -> bool | None:
+    """Add the trained modules within `module` to `chosen`.
+
+    Returns:
+        Whether all parameters of the module require gradients; None if it has none.
+    """
+    below = {name: _collect(child, chosen) for name, child in module.named_children()}
+    known = [p.requires_grad for p in module._parameters.values() if p is not None]
+    known += [trained for trained in below.values() if trained is not None]
+    if not known:
+        return None
+    trained = all(known)
+    for name, child in module.named_children():
+        if below[name] is None and (trained or (name == "lora_dropout" and below["lora_B"])):
+            chosen.extend(child.modules())
+    if trained:
+        chosen.append(module)
+    return trained
+
 
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 """Attribute name of the residual matrix of an adapted layer."""

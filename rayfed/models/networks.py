@@ -1,23 +1,290 @@
-"""Construct networks by name: the project's own small ones, and those of torchvision, timm and open_clip."""
+"""Construct networks by name: the project's own small ones, and those of torchvision, timm and open_clip.
+
+A network before it becomes a Backbone, with its input format and the source of its weights.
+
+AlexNet with BatchNorm: the baseline that FedCLIP's tables train from random weights.
+
+Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural Networks, 2014, with a BatchNorm layer
+after every convolution and after the first two linear layers and without dropout (Li et al., FedBN, ICLR
+2021).
+
+The network of the Shakespeare experiments: embedded characters, two LSTM layers, the last hidden state.
+
+McMahan et al., AISTATS 2017, and LEAF: embeddings of size 8, 2 layers; 256 hidden units as in the code of
+q-FFL, which FFT-GP follows.
+
+The U-Net of the Fed-Prostate experiments, from MONAI.
+
+Ronneberger, Fischer, Brox, U-Net, MICCAI 2015, in the size of GRACE's and HarmoFL's released code: two 3 x 3
+convolutions without bias at every level, widths from `width` to 16 `width` at the bottom, transposed
+convolutions on the way up.
+
+Differs from that code: every convolution is followed by a ReLU (there, the second one is not), and
+InstanceNorm without parameters replaces BatchNorm without parameters and running statistics.
+
+Look up the models of open_clip and their published weights by `model.name` and `model.pretrained`.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from rayfed.data.text import WINDOW
-from rayfed.errors import ConfigError
-from rayfed.models import clip, open_clip_models
-from rayfed.models.bare_network import HALF, IMAGENET_MEAN, IMAGENET_STD, BareNetwork
-from rayfed.models.char_lstm import CharLSTM
+from rayfed.data.config import Resize
+from rayfed.data.formats.slices import MEAN, ONE_SD
+from rayfed.data.text import SYMBOLS, WINDOW
+from rayfed.errors import ConfigError, unknown
+from rayfed.models import clip
 from rayfed.models.checkpoints import PublishedWeights
 from rayfed.models.config import OPEN_CLIP, ModelConfig
-from rayfed.models.unet import STANDARDISED_MEAN, STANDARDISED_STD, unet
-from rayfed.objective import NEXT_CHARACTER, SEGMENTATION
+from rayfed.models.text_side import Tokenizer
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, SEGMENTATION
+
+Channels = tuple[float, float, float]
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+HALF: Channels = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareNetwork:
+    """A network without classifier and without pre-trained weights.
+
+    Attributes:
+        net: The network, with random values, or without values on the meta device.
+        width: Number of its features.
+        size: Input height and width in pixels, or length of a text in characters.
+        mean, std: Mean and standard deviation by channel that its inputs are normalised with.
+        classifiers: Names of the classifier's modules in its weight files.
+        published: Location of its published weights; None if there are none.
+        packaged: File in rayfed/models/weights/ with its weights; empty if there is none.
+        load: Reads a published file that is in the authors' own format; None if the file is a state dict.
+        is_tag: Whether `model.pretrained` is the tag of published weights, not a path.
+        tokenizer: Turns texts into tokens; set for CLIP models only, whose `net` has both towers.
+        task: The task that it solves, a name of `rayfed.objective`.
+        resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
+    """
+
+    net: nn.Module
+    width: int
+    size: int
+    mean: Channels
+    std: Channels
+    classifiers: tuple[str, ...]
+    published: PublishedWeights | None = None
+    packaged: str = ""
+    load: Callable[[str], None] | None = None
+    is_tag: bool = False
+    tokenizer: Tokenizer | None = None
+    task: str = CLASSIFICATION
+    resize: Resize = "squash"
+
+
+WIDTH = 4096
+CONVOLUTIONS = ((64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))
+"""Output channels, kernel size, stride and padding of each convolution."""
+
+POOLED = (0, 1, 4)
+"""Indices of the convolutions that are followed by a pooling layer."""
+
+
+class SingleNorm(nn.BatchNorm1d):
+    """BatchNorm that normalises a batch of one image with its running statistics, as in evaluation.
+
+    One image has no variance, so PyTorch's own layer raises an error in training.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) == 1:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+
+class AlexNetBN(nn.Module):
+    """Maps images (B, 3, size, size), size >= 63, to features (B, 4096)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for i, (channels, kernel, stride, padding) in enumerate(CONVOLUTIONS):
+            layers += [
+                nn.Conv2d(before, channels, kernel, stride, padding),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+            ]
+            layers += [nn.MaxPool2d(3, 2)] if i in POOLED else []
+            before = channels
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(6)
+        self.hidden = nn.Sequential(
+            *(nn.Linear(36 * before, WIDTH), SingleNorm(WIDTH), nn.ReLU()),
+            *(nn.Linear(WIDTH, WIDTH), SingleNorm(WIDTH), nn.ReLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.hidden(torch.flatten(self.pool(self.features(x)), 1))
+        return features
+
+
+class CharLSTM(nn.Module):
+    """Maps symbols (B, length) to the last hidden state (B, hidden).
+
+    The forget gates start with a bias of 1, the default of TensorFlow, which the authors' code uses.
+    """
+
+    def __init__(self, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
+        super().__init__()
+        self.width = hidden
+        self.embedding = nn.Embedding(SYMBOLS, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        with torch.no_grad():
+            for layer in range(layers):
+                # PyTorch adds two biases, in the order input, forget, cell, output.
+                getattr(self.lstm, f"bias_ih_l{layer}")[hidden : 2 * hidden] = 1
+                getattr(self.lstm, f"bias_hh_l{layer}")[hidden : 2 * hidden] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(x))
+        return states[:, -1]
+
+
+LEVELS = 4
+"""Number of times that the network halves the size of its input."""
+
+STANDARDISED_MEAN = (MEAN / 255, MEAN / 255, MEAN / 255)
+STANDARDISED_STD = (ONE_SD / 255, ONE_SD / 255, ONE_SD / 255)
+"""Normalisation that turns prepared slices back into standard deviations from the volume's mean."""
+
+
+def unet(size: int, width: int) -> nn.Module:
+    """A U-Net without its last layer; maps images (B, 3, size, size) to features (B, width, size, size).
+
+    Args:
+        size: Input height and width in pixels, a multiple of 2 ** LEVELS.
+        width: Channels of the first level and of the features.
+
+    Raises:
+        ConfigError: MONAI is not installed, or the size is not a multiple of 2 ** LEVELS.
+    """
+    if size % 2**LEVELS:
+        raise ConfigError(f"model.size: {size} is not a multiple of {2**LEVELS}, which 'unet' needs")
+    try:
+        from monai.networks.nets.basic_unet import BasicUNet
+    except ImportError as err:
+        raise ConfigError("model.name: 'unet' needs MONAI; install rayfed-sim[segmentation]") from err
+    net: nn.Module = BasicUNet(
+        spatial_dims=2,
+        in_channels=3,
+        out_channels=1,
+        features=(*(width * 2**level for level in range(LEVELS + 1)), width),
+        act="RELU",
+        norm=("instance", {"affine": False}),
+        bias=False,
+        upsample="deconv",
+    )
+    net.final_conv = nn.Identity()
+    return net
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenClipModel:
+    """A model of open_clip that is not built yet.
+
+    Attributes:
+        name: Its name in open_clip.
+        width: Number of features of both towers.
+        size: Input height and width in pixels.
+        mean, std: Mean and standard deviation by channel that its inputs are normalised with.
+        published: Location of the chosen weights; None if there are none.
+        resize: How its transform makes a square of an image.
+        is_tag: Whether `model.pretrained` is the tag of published weights, not a path.
+    """
+
+    name: str
+    width: int
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    published: PublishedWeights | None
+    is_tag: bool
+    resize: Resize = "crop"
+
+    def build(self, options: dict[str, Any]) -> nn.Module:
+        """Build the network with random weights.
+
+        Args:
+            options: Override open_clip's own arguments of the constructor.
+        """
+        from open_clip import CLIP, CustomTextCLIP, get_model_config
+
+        config = {**(get_model_config(self.name) or {}), **options}
+        kind = CustomTextCLIP if config.pop("custom_text", False) else CLIP
+        net: nn.Module = kind(**config)
+        return net
+
+    def tokenizer(self, texts: Sequence[str]) -> Tensor:
+        """Tokens of texts by open_clip's tokenizer of the model, shape (len(texts), length)."""
+        from open_clip import get_tokenizer
+
+        with torch.device("cpu"):
+            tokens: Tensor = get_tokenizer(self.name)(list(texts))
+        return tokens.to(torch.get_default_device())
+
+
+def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
+    """Look up `open_clip/<model>` and one of its published weights in open_clip's tables.
+
+    Args:
+        name: The value of `model.name`.
+        pretrained: The value of `model.pretrained`: a tag chooses weights, True the first tag of the model.
+
+    Raises:
+        ConfigError: open_clip has no such model, or its text tower is of another library.
+    """
+    import open_clip
+    from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
+    model = name.removeprefix(OPEN_CLIP)
+    config = open_clip.get_model_config(model)
+    if config is None:
+        raise ConfigError(unknown("model.name", name, [OPEN_CLIP + n for n in open_clip.list_models()]))
+    if "multimodal_cfg" in config or "hf_model_name" in config["text_cfg"]:
+        raise ConfigError(
+            f"model.name: {name!r} has a text tower of another library; choose a plain model such as "
+            f"open_clip/ViT-B-32-quickgelu"
+        )
+    tags = list_pretrained_tags_by_model(model)
+    tag = pretrained if isinstance(pretrained, str) else next(iter(tags), "")
+    weights = get_pretrained_cfg(model, tag) if tag in tags else {}
+    size = config["vision_cfg"].get("image_size", 224)
+    return OpenClipModel(
+        name=model,
+        width=config["embed_dim"],
+        size=size if isinstance(size, int) else size[0],
+        mean=tuple(weights.get("mean") or OPENAI_DATASET_MEAN),
+        std=tuple(weights.get("std") or OPENAI_DATASET_STD),
+        published=_open_clip_published(weights),
+        is_tag=isinstance(pretrained, str) and tag in tags,
+        resize="squash" if weights.get("resize_mode") == "squash" else "crop",
+    )
+
+
+def _open_clip_published(weights: dict[str, Any]) -> PublishedWeights | None:
+    if repository := weights.get("hf_hub"):
+        folder, _, file = repository.rpartition("/")
+        names = (file,) if file else ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+        return PublishedWeights(files=names, repository=folder)
+    if url := weights.get("url"):
+        return PublishedWeights(files=(url.rpartition("/")[2],), url=url)
+    return None
 
 
 def construct_network(config: ModelConfig) -> BareNetwork:
@@ -78,7 +345,6 @@ def _alexnet(config: ModelConfig) -> BareNetwork:
 
 
 def _alexnet_bn(config: ModelConfig) -> BareNetwork:
-    from rayfed.models.alexnet_bn import WIDTH, AlexNetBN
 
     return BareNetwork(
         net=_construct(config, lambda: AlexNetBN(**config.options)),
@@ -193,7 +459,7 @@ def _clip_mini(config: ModelConfig) -> BareNetwork:
 
 
 def _open_clip(config: ModelConfig) -> BareNetwork:
-    known = open_clip_models.find_model(config.name, config.pretrained)
+    known = find_model(config.name, config.pretrained)
     return BareNetwork(
         net=_construct(config, lambda: known.build(config.options)),
         width=known.width,

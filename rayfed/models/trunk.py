@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.modes import is_trained_norm
+from rayfed.models.named_tensors import is_trained_norm
 
 WORKERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Variable of torch's compiler; it is read when the compiler is first used."""

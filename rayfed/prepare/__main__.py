@@ -91,8 +91,8 @@ def _text(path: Path | None) -> str | None:
 
 
 def _clean_all(args: argparse.Namespace) -> int:
-    from rayfed.data.cache import cache_folder, clean
     from rayfed.data.config import DataConfig
+    from rayfed.data.preparation import cache_folder, clean
     from rayfed.prepare.output import cleaned
 
     if not args.clean:
@@ -104,8 +104,8 @@ def _clean_all(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
     from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
-    from rayfed.data.cache import clean
-    from rayfed.engine.inputs import without_values
+    from rayfed.data.preparation import clean
+    from rayfed.engine.setup import without_values
     from rayfed.prepare import output
     from rayfed.prepare.examination import examine
 

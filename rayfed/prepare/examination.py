@@ -9,13 +9,10 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from rayfed.data import instead
-from rayfed.data.cache import cache_folder
-from rayfed.data.chosen_classes import source_of
 from rayfed.data.config import DataConfig, Resize
-from rayfed.data.download_check import Inventory, nearby, take_inventory
-from rayfed.data.preparation import prepare
-from rayfed.data.published import PUBLISHED, PublishedDataset
-from rayfed.data.source import BadImageError, Listing, Source
+from rayfed.data.preparation import cache_folder, prepare
+from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby, take_inventory
+from rayfed.data.source import BadImageError, Listing, Source, source_of
 from rayfed.errors import ConfigError, one_line
 
 

@@ -110,7 +110,7 @@ def plot(config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize)
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
     from rayfed.data.partition.manifest import to_table
-    from rayfed.report.partition_figure import draw_partition
+    from rayfed.report.method_figures import draw_partition
 
     dataset = load(config, open_dataset(shard).size, resize=resize)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)

@@ -4,6 +4,13 @@ Files are safetensors and JSON only, so that reading them runs no code. A checkp
 file exists. Stores are named by the digest of their content, so that an unchanged store is written only once.
 The JSON file holds digests of itself, of the history of its rounds, of the config and of the data, so that
 later changes of any of them are detected.
+
+Digests in a checkpoint, by which later changes of its entries, the config or the data are detected.
+
+Writes nested values of tensors, numbers and strings into one safetensors file, and reads them back.
+
+Containers are stored as JSON in the metadata of the file, which refers to its tensors by name. Reading a
+file runs no code of it.
 """
 
 from __future__ import annotations
@@ -14,20 +21,201 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from rayfed.config.parse import changes
+from rayfed.documents import checked_depth, parse_json
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Executor, Kept
 from rayfed.record.files import write_bytes, write_text
 from rayfed.record.history import History
 from rayfed.record.ownership import SAVED, names_of, owner, remove, remove_folder
-from rayfed.record.readers import DamagedError, digest_of, reading
-from rayfed.record.seal import FACTS, FORMAT, NOTHING, Basis, read_facts, seals
-from rayfed.record.serialization import from_file, to_bytes
+from rayfed.record.readers import DamagedError, digest_of, read_json, reading
 from rayfed.types import Params, ServerState
+
+FORMAT = 2
+FACTS = "checkpoint.json"
+WHAT = {
+    "stores": "which client has which store",
+    "personal": "the scores of the clients' own models",
+    "config": "the config",
+    "data": "the digests of the data",
+}
+"""Entries of a checkpoint, as messages name them."""
+DIGESTS = {
+    "data_digest": "data: the images",
+    "partition_digest": "data.partition: the clients' images",
+    "trace_digest": "faults.trace: the file",
+}
+"""What the digests of the data are about, by their names in environment.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """The inputs of a run, with which a checkpoint can be continued.
+
+    Attributes:
+        config: The config, as in config.yaml.
+        data: Digests of images, partition and trace, by their names in environment.json.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    def check_unchanged(self, facts: Mapping[str, Any], path: Path) -> None:
+        """Check that a checkpoint was saved with the same inputs.
+
+        Args:
+            facts: Entries of the checkpoint.
+            path: Folder of the run, for errors.
+
+        Raises:
+            ConfigError: A key of the config or a digest that affects the result changed; names it.
+        """
+        where = f"when round {facts['round']} of {path} was saved"
+        advice = "put it back or start a new run"
+        now = json.loads(json.dumps(self.config))  # with the key types that JSON has
+        for key, old, new in changes(facts["config"], now):
+            if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
+                raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
+        for key, _, _ in changes(facts["data"], self.data):
+            raise ConfigError(
+                f"{DIGESTS.get(key, key)} changed since round {facts['round']} of {path}; {advice}"
+            )
+
+
+def _depends_on_rounds(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a round depends on the number of all rounds."""
+    train = config.get("train")
+    return isinstance(train, Mapping) and train.get("schedule", "constant") != "constant"
+
+
+NOTHING = Basis()
+
+
+def seals(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 digest of every entry of a checkpoint."""
+    return {
+        key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        for key, value in facts.items()
+    }
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The entries of a checkpoint, checked against their digests.
+
+    Raises:
+        DamagedError: An entry was changed, or the format is not known.
+    """
+    facts = read_json(path / FACTS, dict)
+    with reading(path / FACTS):
+        if facts["format"] != FORMAT:
+            raise DamagedError(f"format {facts['format']!r}, this version reads {FORMAT}")
+        sealed = facts.pop("seals")
+        changed = [key for key, seal in seals(facts).items() if sealed.get(key) != seal]
+        changed += [key for key in sealed if key not in facts]
+        if changed:
+            what = WHAT.get(changed[0], changed[0])
+            raise DamagedError(f"{FACTS}: {what} was changed")
+        if path.name != f"round-{facts['round']:06d}":
+            raise DamagedError(f"{FACTS} belongs to round {facts['round']}")
+    return facts
+
+
+TREE = "tree"
+
+
+def to_bytes(value: Any, where: str) -> bytes:
+    """A safetensors file with all tensors of a nested value.
+
+    Args:
+        value: Tensors, numbers, strings, booleans, None, and dicts, lists and tuples of these.
+        where: Description of the value, for errors.
+
+    Raises:
+        TypeError: It holds something else; the message says where.
+        DocumentError: Its containers are nested too deeply.
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    tree = _flatten(value, where, tensors)
+    return save(_contiguous_copies(tensors), metadata={TREE: json.dumps(checked_depth(tree))})
+
+
+def from_file(path: Path) -> Any:
+    """Undo `to_bytes`.
+
+    Raises:
+        ValueError: The file is not one that `to_bytes` wrote.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tree = parse_json((file.metadata() or {})[TREE])
+            return _restore(tree, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError) as err:
+        raise ValueError(f"{path.name} is not a saved state: {err}") from err
+
+
+def _flatten(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON: types that JSON lacks become `{kind: content}`; tensors are added to `tensors`."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        name = where if where not in tensors else f"{where}#{len(tensors)}"
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"{where}: the key {key!r} is neither a string nor an integer")
+        return {"dict": [[key, _flatten(v, f"{where}/{key}", tensors)] for key, v in value.items()]}
+    if kind in (list, tuple):
+        items = [_flatten(v, f"{where}/{i}", tensors) for i, v in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if value is None or kind in (bool, int, float, str):
+        return value
+    raise TypeError(
+        f"{where} is a {kind.__module__}.{kind.__qualname__}; only tensors, numbers, strings and dicts, "
+        f"lists and tuples of these outlive a round"
+    )
+
+
+def _restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_restore(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_restore(item, tensors) for item in content)
+    if kind != "dict":
+        raise KeyError(kind)
+    return {key: _restore(item, tensors) for key, item in content}
+
+
+def _contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU copies that share no storage, as safetensors requires."""
+    seen: set[int] = set()
+    found = {}
+    for name, value in tensors.items():
+        held = value.cpu().contiguous()
+        storage = held.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != held.numel() * held.element_size():
+            held = held.clone(memory_format=torch.contiguous_format)
+        seen.add(held.untyped_storage().data_ptr())
+        found[name] = held
+    return found
+
 
 log = logging.getLogger(__name__)
 

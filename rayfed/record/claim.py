@@ -4,6 +4,12 @@ Nothing is created before the input has been checked, and nothing is removed tha
 run's files (`rayfed.record.ownership`). A command first looks into the folder (`look`), prepares the
 experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a new token
 for every command, so that a command finds out if another one has begun in the folder meanwhile.
+
+Removes from a folder the files in the list of its run, and no others. The caller holds the locks.
+
+Folders that a command creates for a run (`make_all`) are removed with it (`remove_empty`).
+
+Refuses output folders in which no run may be written: system folders, the home and current folder.
 """
 
 from __future__ import annotations
@@ -18,24 +24,108 @@ from pathlib import Path
 
 from rayfed.errors import ConfigError, StorageError
 from rayfed.record import earlier
-from rayfed.record.clearing import (
-    KEPT,
-    clear,
-    drop_temporaries,
-    join,
-    make_all,
-    mark_of,
-    parts,
-    remove_empty,
-    remove_kept,
-)
 from rayfed.record.folder import TENSORS
 from rayfed.record.history import HISTORY
-from rayfed.record.layout import FOLDERS, ROWS
-from rayfed.record.lock import COMMAND, MOMENT, WRITER, locked
-from rayfed.record.marker import MARKER, Mark, read_mark, write_mark
-from rayfed.record.ownership import forget_names, make_folder, names_of, unlink_plain
-from rayfed.record.readers import DamagedError
+from rayfed.record.ownership import (
+    COMMAND,
+    MARKER,
+    MOMENT,
+    NAMES,
+    SAVED,
+    WRITER,
+    Mark,
+    forget_names,
+    locked,
+    make_folder,
+    names_of,
+    no_link_above,
+    read_mark,
+    unlink_plain,
+    write_mark,
+)
+from rayfed.record.readers import FOLDERS, ROWS, DamagedError
+
+KEPT = (COMMAND, WRITER, MARKER, NAMES, f"{MARKER}.tmp", f"{NAMES}.tmp")
+"""Files of RayFed in a run folder that are not in its list."""
+
+
+def mark_of(path: Path) -> Mark | None:
+    """The marker of a folder; None if there is none or it is damaged."""
+    try:
+        return read_mark(path)
+    except DamagedError:
+        return None
+
+
+def clear(root: Path) -> None:
+    """Remove all files in the lists of a folder and its parts; follows no links. Begins a new list."""
+    for part in parts(root):
+        clear(part)
+        remove_kept(part)
+    names = names_of(root)
+    found = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
+    for name in found:
+        if not name.endswith("/"):
+            unlink_plain(root / name)
+    remove_empty([root / name for name in sorted(found) if name.endswith("/")])
+    names.clear()
+
+
+def parts(root: Path) -> list[Path]:
+    """Folders of the runs that are part of this one, such as those of `compare`."""
+    folders = [root / name for name in names_of(root).all() if name.endswith("/")]
+    return [
+        path
+        for path in folders
+        if no_link_above(root, path / MARKER) and mark_of(path) is not None and path.is_dir()
+    ]
+
+
+def join(whole: Path, part: Path) -> None:
+    """Add a folder to the list of the run that it is a part of."""
+    name = f"{part.absolute().relative_to(whole.absolute()).as_posix()}/"
+    if mark_of(whole) is not None and not names_of(whole.absolute()).has(name):
+        names_of(whole.absolute()).add(name)
+
+
+def remove_kept(path: Path) -> None:
+    """Remove marker, list and locks from a folder that holds nothing else."""
+    if {found.name for found in path.iterdir()} <= set(KEPT):
+        for name in (f"{NAMES}.tmp", NAMES, f"{MARKER}.tmp", MARKER, WRITER, COMMAND):
+            unlink_plain(path / name)
+        forget_names(path)
+
+
+def make_all(path: Path) -> list[Path]:
+    """Create a folder and its parents; returns those that did not exist, outermost first.
+
+    Raises:
+        OSError: A folder cannot be created, or something else is in its place.
+    """
+    made = []
+    for part in [*reversed(path.parents), path]:
+        with suppress(FileExistsError):
+            part.mkdir()
+            made.append(part)
+    if not path.is_dir():
+        raise NotADirectoryError(20, os.strerror(20))
+    return made
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove the empty ones of these folders, in reverse order."""
+    for path in reversed(folders):
+        with suppress(OSError):
+            path.rmdir()
+
+
+def drop_temporaries(root: Path) -> None:
+    """Remove the temporary files of processes that were killed while writing."""
+    names = names_of(root)
+    for name in names.all():
+        if "/" not in name and name.startswith(".rayfed-") and name.endswith(".tmp"):
+            unlink_plain(root / name)
+
 
 MOST_NAMED = 3  # largest number of foreign files that a message names
 
@@ -295,3 +385,75 @@ def _saying(path: Path) -> Iterator[None]:
     except OSError as err:
         why = os.strerror(err.errno) if err.errno else str(err)
         raise ConfigError(f"output: cannot write to {str(path)!r}: {why}") from err
+
+
+SHARED = (
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/home",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/media",
+        "/mnt",
+        "/opt",
+        "/proc",
+    ),
+    *("/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/Applications", "/Library"),
+    *("/System", "/Users", "/private", "/private/tmp", "/private/var", "/var/tmp", "/dev/shm"),
+)
+"""Folders with files of others; a folder inside them may be used for a run."""
+
+SYSTEM = (
+    *("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/System"),
+    *("/usr/bin", "/usr/include", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/sbin", "/private/etc"),
+)
+"""Folders of the operating system, in which no folder may be used either."""
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse the root, a system folder, the home folder and the current folder as the folder of a run.
+
+    Raises:
+        ConfigError: It is one of these; the message says which.
+    """
+    lexical = Path(os.path.normpath(path.absolute()))
+    for place in dict.fromkeys((lexical, _real(lexical))):
+        if what := _owner(place):
+            raise ConfigError(
+                f"output: {str(path)!r} is {what}; a run needs a folder of its own, such as runs/mine"
+            )
+
+
+def _owner(place: Path) -> str:
+    """Description of the folder if it may not be used for a run; else empty."""
+    here = Path.cwd()
+    home = _home()
+    if place == Path(place.anchor):
+        return "the root of the file system"
+    if place == here:
+        return "the current folder"
+    if home is not None and place == home:
+        return "your home folder"
+    if place in here.parents or (home is not None and place in home.parents):
+        return "a folder that the current folder or your home folder is in"
+    if str(place) in SHARED or any(place.is_relative_to(folder) for folder in SYSTEM):
+        return "a folder of the system"
+    return ""
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path

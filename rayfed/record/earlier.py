@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.layout import ROWS
-from rayfed.record.readers import DamagedError, read_json, read_rows, read_yaml
+from rayfed.record.readers import ROWS, DamagedError, read_json, read_rows, read_yaml
 
 ALWAYS = ("config.yaml", "environment.json", "partition.parquet")
 """Files that every run has, besides the one with its rounds."""

@@ -1,4 +1,10 @@
-"""Writes the folder of a run: config, versions, result tables, events and final tensors."""
+"""Writes the folder of a run: config, versions, result tables, events and final tensors.
+
+Appends each finished round to rounds.jsonl, or writes the file anew where it cannot.
+
+Appending takes the same time however many rounds there were before. The history of the run has the same rows,
+so a file that a crash cut off or that was changed is written again from there.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,15 @@ from typing import Any
 
 from rayfed.documents import DocumentError, parse_json, without_nonfinite
 from rayfed.errors import ConfigError, StoppedError, StorageError
+from rayfed.evaluation.scores import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
-from rayfed.record.files import write_parquet, write_text, write_whole
+from rayfed.record.checkpoint import DIGESTS
+from rayfed.record.files import GrowingFile, write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
-from rayfed.record.lock import WRITER, locked
-from rayfed.record.marker import read_mark
-from rayfed.record.ownership import note, remove
+from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
 from rayfed.record.readers import (
+    ROWS,
     DamagedError,
     has_checkpoint,
     read_bytes,
@@ -31,13 +38,37 @@ from rayfed.record.readers import (
     reading,
     rows_so_far,
 )
-from rayfed.record.round import Round
-from rayfed.record.round_rows import RoundRows
-from rayfed.record.seal import DIGESTS
-from rayfed.record.tensorboard import Board, Ending
-from rayfed.record.trackers import KINDS, Tracker
-from rayfed.record.tracking import NO_TRACKING, Tracking
+from rayfed.record.trackers import KINDS, NO_TRACKING, Board, Ending, Tracker, Tracking
 from rayfed.types import Params
+
+
+class RoundRows:
+    """The rows of all rounds of a run, as JSON lines."""
+
+    def __init__(self, run: Path, history: History) -> None:
+        """Args: run: its folder. history: has the row of every round, the newest one included."""
+        self._history = history
+        self._lines = GrowingFile(run / ROWS)
+
+    def begin(self) -> None:
+        """Write the file from the history, if it has any rounds."""
+        rows = [entry["row"] for entry in self._history.entries()]
+        if rows:
+            self._lines.write(map(_line, rows))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append the round that was written into the history last.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        if not self._lines.append(_line(row)):
+            self.begin()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 """Reads the files of a run folder, which anybody may have changed: returns the right type or raises an error.
 
 YAML and JSON are read by `rayfed.documents`, with its limits.
+
+Names in the folder of a run.
 """
 
 from __future__ import annotations
@@ -19,13 +21,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
-from rayfed.record.layout import ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from rayfed.types import Params
+
+
+COMPARE = "compare"
+"""The folders of the other runs of `compare` are in here, one for each algorithm."""
+
+FOLDERS = ("checkpoints", COMPARE, "figures", "history", "model", "tensorboard")
+"""Folders that a run makes in its folder."""
+
+ROWS = "rounds.jsonl"
+"""One JSON object for each finished round."""
+
+OWN_TENSORS = "own_tensors"
+"""Entry of environment.json: how many of the scored clients kept tensors in the run whose model is scored."""
+
 
 Content = TypeVar("Content")
 

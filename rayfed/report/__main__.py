@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.documents import user_folder, user_path
-from rayfed.report.page.write import JSON, page_file, write_report
+from rayfed.report.page.render import JSON, page_file, write_report
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rayfed.report.allocation_figure import allocations
-from rayfed.report.comparison_figure import comparison
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
-from rayfed.report.fold_figures import score_by_fold, score_by_fold_and_round
-from rayfed.report.gap_figures import gap_variance
-from rayfed.report.group_figures import aggregation_weights, client_map, cluster_flow, sample_map
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
-from rayfed.report.partition_figure import partition_map
+from rayfed.report.method_figures import (
+    aggregation_weights,
+    allocations,
+    client_map,
+    cluster_flow,
+    gap_variance,
+    partition_map,
+    sample_map,
+)
 from rayfed.report.run_tables import RunTables
-from rayfed.report.score_figures import score_by_client, score_by_cost, score_by_domain, time_to_accuracy
+from rayfed.report.score_figures import (
+    comparison,
+    score_by_client,
+    score_by_cost,
+    score_by_domain,
+    score_by_fold,
+    score_by_fold_and_round,
+    time_to_accuracy,
+)
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing

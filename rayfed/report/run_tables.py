@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.objective import SEGMENTATION
-from rayfed.record.layout import OWN_TENSORS
-from rayfed.record.readers import read_json, read_parquet, read_table, read_yaml, rows_so_far
+from rayfed.record.readers import OWN_TENSORS, read_json, read_parquet, read_table, read_yaml, rows_so_far
 from rayfed.report.style import UNKNOWN, Look, looks
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rayfed.terminal.supervisor import supervised
 
 if TYPE_CHECKING:
     from rayfed.reproduce.job import Job
-    from rayfed.reproduce.reproduction import Reproduction
+    from rayfed.reproduce.results import Reproduction
 
 USAGE = """\
 python -m rayfed.reproduce TABLE [--scale mini|paper] [--seeds N]
@@ -96,7 +96,7 @@ def work(args: argparse.Namespace) -> None:
                 return
             found = _run(job, args)
     from rayfed.documents import to_json
-    from rayfed.experiment.summary import last_words
+    from rayfed.experiment.alone import last_words
     from rayfed.reproduce.render import text
 
     stream = sys.stderr if args.json else None
@@ -118,9 +118,7 @@ def small_scale_named(job: Job) -> Iterator[None]:
 
 def _run(job: Job, args: argparse.Namespace) -> Reproduction:
     """Run the job, with a table that fills on a terminal and lines of text elsewhere."""
-    from rayfed.reproduce.live import live_table
-    from rayfed.reproduce.progress import Progress
-    from rayfed.reproduce.run import reproduce
+    from rayfed.reproduce.run import Progress, live_table, reproduce
 
     progress = Progress(job, command_line())
     quiet = args.quiet or args.json

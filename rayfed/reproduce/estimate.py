@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rayfed.doctor.diagnosis import diagnose, estimate
 from rayfed.engine.measurement import costs
-from rayfed.experiment.plan import Plan
-from rayfed.reproduce.job import Job, JobCell
-from rayfed.reproduce.plans import Plans, share
+from rayfed.experiment.parts import Plan
+from rayfed.reproduce.job import Job, JobCell, Plans, share
 from rayfed.terminal.console import size
 
 HOUR = 3600.0

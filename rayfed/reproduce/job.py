@@ -1,24 +1,48 @@
-"""A reproduce job: the cells of a paper's table that are to be run, each with its config and its folder."""
+"""A reproduce job: the cells of a paper's table that are to be run, each with its config and its folder.
+
+Prepares the cells of a job, which share data, partitions and models, and divides the cluster.
+
+Reads the scores of a finished cell, by the names that `scores` in configs/papers/*.yaml may have.
+
+A name is a column of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of
+the global model on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the
+clients; `numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the
+percentage of rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
+`rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such
+as `generalization 2`) that of the second held-out domain.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
-from rayfed.config.changes import changes
 from rayfed.config.compose import ELSE
+from rayfed.config.parse import changes
+from rayfed.config.schema import ClusterConfig, Config
 from rayfed.documents import user_path
+from rayfed.engine.shared import Shared
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.record.readers import read_json, read_yaml
+from rayfed.evaluation.metrics import spread
+from rayfed.experiment.parts import Plan, make_plan
+from rayfed.objective import METRICS, metric_of
+from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.report.protocols import MEASURES, outcome, selected
+from rayfed.report.run_tables import RunTables
+from rayfed.report.table import last_evaluated, scores_of, total_steps
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
+    from rayfed.executors import cluster
+
 
 MANIFEST = "job.json"
 CELLS = "cells"
@@ -252,7 +276,6 @@ def _cell(
     table: papers.Table, scale: str, row: str, setting: str, seed: int, overrides: Sequence[str], path: Path
 ) -> JobCell:
     from rayfed.config.schema import compatible_parts, load_config
-    from rayfed.reproduce.scores import READERS
 
     experiment = table.name if scale == papers.PAPER else f"{table.name}/{scale}"
     chosen = (f"experiment={experiment}", f"row={row}", f"setting={setting}", f"seed={seed}", "compare=[]")
@@ -284,3 +307,233 @@ def _slug(name: str) -> str:
     ('faa-1-4-ordinary-training', 'dif1-t-3')
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+MOST_KEPT = 2
+"""Pairs of a setting and a seed whose data and models are kept in memory for other cells."""
+
+GB = 1e9
+
+
+class Plans:
+    """Prepares cells one at a time; those of one setting and seed share what they have in common.
+
+    Attributes:
+        alone: Held while a cell is prepared, and while files of the job are written, as several threads run.
+    """
+
+    def __init__(self) -> None:
+        self.alone = threading.RLock()
+        self._shared: OrderedDict[tuple[str, int], Shared] = OrderedDict()
+
+    def of(self, cell: JobCell) -> Plan:
+        """The prepared cell.
+
+        Raises:
+            ConfigError: It cannot be run.
+        """
+        with self.alone:
+            key = (cell.setting, cell.seed)
+            shared = self._shared.setdefault(key, Shared())
+            self._shared.move_to_end(key)
+            if len(self._shared) > MOST_KEPT:
+                self._shared.popitem(last=False)
+            return make_plan(cell.config, cell.path, shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """How a cluster is divided among the cells that run side by side.
+
+    Attributes:
+        lanes: Number of cells at the same time.
+        actors: Client actors of each cell.
+        cpus, gpus: CPUs and GPUs of each actor.
+    """
+
+    lanes: int
+    actors: int
+    cpus: float
+    gpus: float
+
+    def config(self, before: ClusterConfig, plan: Plan) -> ClusterConfig:
+        """The section `cluster` of a cell; never more actors than clients in a round."""
+        actors = min(self.actors, *(setup.experiment.clients_per_round for setup in plan.setups))
+        return replace(before, actors=max(1, actors), cpus_per_actor=self.cpus, gpus_per_actor=self.gpus)
+
+
+def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]]) -> Share:
+    """Divide the nodes among cells: as many at once as there is room for, with few actors each.
+
+    A cell with one actor never waits for its slowest client, so that many small cells use a cluster best.
+
+    Args:
+        wanted: The section `cluster` of the config; `actors` is the number of actors of each cell.
+        cells: Number of cells that are to be run.
+        nodes: Resources of every node: CPU, GPU, memory (bytes).
+
+    Raises:
+        ResourceError: No actor of the wanted size fits on the nodes.
+    """
+    from rayfed.executors.cluster import Wish, plan
+
+    if wanted.executor == "inline":
+        return Share(lanes=1, actors=1, cpus=1.0, gpus=0.0)
+    wish = Wish(
+        actors="auto",
+        cpus=wanted.cpus_per_actor,
+        gpus=wanted.gpus_per_actor,
+        memory=wanted.memory_per_actor * GB,
+    )
+    most = 1_000_000  # more clients than any node has room for
+    whole: cluster.Plan = plan(wish, most, most, nodes)
+    actors = wanted.actors if isinstance(wanted.actors, int) else 0
+    lanes = max(1, min(cells, whole.actors // actors if actors else whole.actors))
+    return Share(
+        lanes=lanes, actors=actors or max(1, whole.actors // lanes), cpus=whole.cpus, gpus=whole.gpus
+    )
+
+
+TRAINED = "numbers_trained"
+STEPS, EXAMPLES = "local steps", "local examples"
+MEAN, ROUNDS = "geometric mean ", "rounds "
+LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
+"""Scores of which a lower value is better."""
+
+SPREAD = {"average": "average", "worst tenth": "worst", "best tenth": "best", "variance": "variance"}
+"""Statistics over clients, with their attributes of `rayfed.evaluation.metrics.Spread`."""
+
+
+def better(score: str) -> str:
+    """Whether a `higher` or a `lower` value of a score is better."""
+    return "lower" if score.removeprefix(MEAN).endswith(LOWER) and not score.startswith(ROUNDS) else "higher"
+
+
+def unit(score: str) -> str:
+    """Unit of a score: percent, or a number."""
+    if score.startswith(MEAN):
+        return "as in the column"
+    return {TRAINED: "numbers", "variance": "percent squared"}.get(score, "percent")
+
+
+def rule_of(config: Config) -> str:
+    """The rule by which the round of a run is chosen, in words."""
+    if config.protocol == "leave_one_out" or config.evaluation.validation:
+        ties = config.evaluation.ties
+        return f"the {ties} round with the highest validation accuracy of the global model, mean over clients"
+    return "the last evaluated round"
+
+
+def read_scores(
+    path: Path, config: Config, wanted: Iterable[str], order: Sequence[str] = ()
+) -> dict[str, float]:
+    """Scores of a finished cell.
+
+    Args:
+        path: Folder of its run.
+        config: Its config.
+        wanted: Names of scores.
+        order: Domains in the order in which they are counted; none: the order of the data set.
+
+    Returns:
+        The scores by name, fractions in percent; those that the run does not have are left out.
+    """
+    return READERS[config.protocol](path, config, tuple(wanted), tuple(order))
+
+
+def read_steps(path: Path, config: Config) -> dict[str, float]:
+    """Training batches of all clients of a finished cell, and examples in them, of all its folds."""
+    folds = config.protocol == "leave_one_out"
+    folders = [path / name for name in _folds_in(path)] if folds else [path]
+    each = [total_steps(read_rows(folder)) for folder in folders]
+    return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
+
+
+def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
+    history = read_rows(path)
+    by_validation = any(metric_of(row, "val_") for row in history)
+    row = selected(history, config.evaluation.ties) if by_validation else last_evaluated(history)
+    if not row:
+        return {}
+    metric = metric_of(row) or METRICS[0]
+    now = [score for score in scores_of(path, row["round"]) if score["metric"] == metric]
+    domains = {s["client"]: s["value"] for s in now if _is(s, "report_domains", "global")}
+    names = order or [name for name in RunTables(path).domains if name in domains]
+    found = {key: value for key, value in row.items() if isinstance(value, float)}
+    if metric != METRICS[0]:  # the names of the papers' files are those of accuracies
+        found |= {key.replace(metric, METRICS[0]): value for key, value in found.items()}
+    found |= {
+        f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
+    }
+    scores = {name: 100 * found[name] for name in wanted if found.get(name) is not None}
+    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained(path, wanted)
+
+
+def _is(score: dict[str, Any], exchange: str, model: str) -> bool:
+    return score["exchange"] == exchange and score["model"] == model and score["value"] is not None
+
+
+def _over_clients(now: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
+    """Statistics over the clients' percentages: of their personal models, where these were scored."""
+    if not set(wanted) & SPREAD.keys():
+        return {}
+    for model in ("personal", "global"):
+        if values := [100 * score["value"] for score in now if _is(score, "report_clients", model)]:
+            level = spread(values)
+            return {name: getattr(level, key) for name, key in SPREAD.items() if name in wanted}
+    return {}
+
+
+def _over_rounds(history: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
+    """Statistics over the rounds that have the columns: geometric means, and percentages of rounds."""
+    found = {}
+    for name in wanted:
+        if name.startswith(MEAN):
+            column = name.removeprefix(MEAN)
+            values = [row[column] for row in history if row.get(column) is not None]
+            if values:
+                found[name] = geometric_mean(values)
+        elif name.startswith(ROUNDS):
+            first, second = name.removeprefix(ROUNDS).split(" < ")
+            below = [row[first] < row[second] for row in history if {first, second} <= row.keys()]
+            if below:
+                found[name] = 100 * fmean(below)
+    return found
+
+
+def _trained(path: Path, wanted: Sequence[str]) -> dict[str, float]:
+    """Number of trained values, where it is wanted."""
+    if TRAINED not in wanted:
+        return {}
+    return {TRAINED: float(read_json(path / "environment.json", dict)[TRAINED])}
+
+
+def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
+    names = list(order or config.data.domains or ()) or _folds_in(path)
+    folds = [outcome(path / name, config.algorithm, name, config.evaluation.ties) for name in names]
+    scores = _trained(path / names[0], wanted)
+    for name in wanted:
+        measure, _, place = name.rpartition(" ")
+        if not place.isdecimal():
+            measure, place = name, ""
+        if measure not in MEASURES:
+            continue
+        values = [100 * fold.measures[measure] for fold in folds if measure in fold.measures]
+        if place:
+            values = values[int(place) - 1 : int(place)]
+        if values:
+            scores[name] = sum(values) / len(values)
+    return scores
+
+
+def _folds_in(path: Path) -> list[str]:
+    """Held-out domains of a run, in the order of the data set."""
+    first = next(file.parent for file in sorted(path.glob("*/partition.parquet")))
+    return [name for name in RunTables(first).domains if (path / name / "partition.parquet").exists()]
+
+
+READERS: Mapping[str, Callable[[Path, Config, Sequence[str], Sequence[str]], dict[str, float]]] = {
+    "single": _of_run,
+    "leave_one_out": _of_folds,
+}
+"""What reads the scores of a cell, by its protocol; a cell with another one has no single number."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 
 from rayfed.report.table import Table
-from rayfed.reproduce.reproduction import FAILS, HOLDS, OPEN, Claim, Measure, Reproduction, Value
+from rayfed.reproduce.results import FAILS, HOLDS, OPEN, Claim, Measure, Reproduction, Value
 from rayfed.terminal.fitting import fitted
 
 CLAIM_COLUMNS = (

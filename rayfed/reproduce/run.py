@@ -1,4 +1,9 @@
-"""Runs the cells of a job that are not finished side by side on one Ray, and writes the table as it fills."""
+"""Runs the cells of a job that are not finished side by side on one Ray, and writes the table as it fills.
+
+The state of a job while it runs: which cells are finished, which run, which failed.
+
+The table of a job on a terminal, which fills while the cells run.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +11,77 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from rayfed.documents import to_json
 from rayfed.engine.session import Session
-from rayfed.errors import ClusterError, PartsFailedError, one_line
-from rayfed.experiment.parts import run_part
-from rayfed.experiment.plan import Plan
-from rayfed.experiment.show import Show
+from rayfed.errors import ClusterError, PartsFailedError, RayFedError, one_line
+from rayfed.experiment.alone import Show
+from rayfed.experiment.parts import Plan, run_part
 from rayfed.record import claim as folders
-from rayfed.record.clearing import mark_of
+from rayfed.record.claim import mark_of
 from rayfed.record.files import write_text
-from rayfed.record.readers import read_json
+from rayfed.record.readers import read_json, rows_so_far
 from rayfed.reproduce import render
-from rayfed.reproduce.job import KIND, MANIFEST, Job, JobCell, check_same
-from rayfed.reproduce.plans import Plans, Share, share
-from rayfed.reproduce.progress import Progress
-from rayfed.reproduce.reproduction import Reproduction
-from rayfed.reproduce.results import compare, measures_of
-from rayfed.reproduce.scores import read_scores, read_steps
+from rayfed.reproduce.job import (
+    KIND,
+    MANIFEST,
+    Job,
+    JobCell,
+    Plans,
+    Share,
+    check_same,
+    read_scores,
+    read_steps,
+    share,
+)
+from rayfed.reproduce.results import Reproduction, compare, measures_of
 from rayfed.terminal.guard import STOP
-from rayfed.terminal.stages import Screen, shown_on, stage
+from rayfed.terminal.stages import Screen, erase, shown_on, stage
 from rayfed.terminal.supervisor import note_advice
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rayfed.executors.connection import Connection
+
+
+@dataclass
+class Progress:
+    """The state of a job while it runs.
+
+    Attributes:
+        job: The job.
+        again: The command that continues it.
+        finished: Digest and scores of the finished cells, by name.
+        running: Names of the cells that run now.
+        failed: Reasons by name of the cell.
+        stage: What the command does now, such as "starting Ray".
+        on_change: Called after every change, and every second.
+    """
+
+    job: Job
+    again: str = ""
+    finished: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    stage: str = ""
+    on_change: Callable[[Progress], None] = lambda _: None
+
+    @property
+    def waiting(self) -> list[JobCell]:
+        """Cells that are not finished."""
+        return [cell for cell in self.job.cells if cell.name not in self.finished]
+
+    @property
+    def advice(self) -> str:
+        """What the user can do if the job ends too early."""
+        return f"what is finished is kept; continue with: {self.again or 'the same command'}"
+
 
 RESULT = "reproduction.json"
 LOOK = 1.0  # seconds between two looks at the cells that run
@@ -268,3 +316,69 @@ def _line(progress: Progress, cell: JobCell, seconds: float) -> str:
     numbers = "  ".join(f"{name} {render.number(value)}" for name, value in scores.items())
     done = f"{len(progress.finished)}/{len(progress.job.cells)}"
     return f"{done}  {cell.row}, {cell.setting}, seed {cell.seed}  {numbers}  {seconds:.0f} s"
+
+
+def table_of(progress: Progress) -> Table:
+    """The table as it is now: our means, the paper's numbers, and how far each row is."""
+    from rich.table import Table
+
+    job = progress.job
+    found = compare(job, progress.finished)
+    parts = (f"{len(progress.finished)} of {len(job.cells)} cells", render.verdicts(found), progress.stage)
+    table = Table(title=render.title_of(found), caption="; ".join(filter(None, parts)))
+    table.add_column("setting")
+    table.add_column("row")
+    for measure in found.measures:
+        table.add_column(measure.name, justify="right")
+        table.add_column("paper", justify="right", style="dim")
+    table.add_column("cells")
+    for setting in job.settings:
+        for row, values in render.ranked_rows(found, setting):
+            cells = [text for value, _ in values for text in (render.ours(value), render.paper(value))]
+            table.add_row(setting, row, *cells, _state(progress, setting, row))
+    return table
+
+
+def _state(progress: Progress, setting: str, row: str) -> str:
+    """How many cells of a row are finished, and how far those are that run."""
+    mine = [cell for cell in progress.job.cells if (cell.setting, cell.row) == (setting, row)]
+    words = [f"{sum(cell.name in progress.finished for cell in mine)}/{len(mine)}"]
+    for cell in mine:
+        if cell.name in progress.failed:
+            words.append(f"seed {cell.seed} failed")
+        elif cell.name in progress.running:
+            words.append(f"seed {cell.seed}{_round_of(cell.path, cell.config.rounds)}")
+    return ", ".join(words)
+
+
+def _round_of(path: Path, rounds: int) -> str:
+    try:
+        return f": round {len(rows_so_far(path))}/{rounds}"
+    except RayFedError:
+        return ""
+
+
+@contextmanager
+def live_table(progress: Progress) -> Iterator[Callable[[str], None]]:
+    """Show the table on the terminal while the block runs; yields what writes a line above it."""
+    from rich.console import Console
+    from rich.live import Live
+
+    erase()
+    console = Console()
+    shown = 0.0
+    with Live(table_of(progress), console=console, transient=True, auto_refresh=False) as live:
+
+        def change(now: Progress) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 1.0:
+                shown = time.monotonic()
+                live.update(table_of(now), refresh=True)
+
+        def say_stage(text: str) -> None:
+            progress.stage = text
+            change(progress)
+
+        progress.on_change = change
+        with shown_on(Screen(say_stage, live=True)):
+            yield lambda text: console.print(text, highlight=False)

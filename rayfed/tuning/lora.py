@@ -52,7 +52,7 @@ class Lora:
             and columns, and train a matrix C of shape (r, r) between them: the update is alpha / rank * B C A
             (algorithm fed_sb).
         core_start: Start values under `core`: `gradient`: singular vectors and values of what one step of
-            full training would change, estimated with a batch of each client (`rayfed.engine.core_start`);
+            full training would change, estimated with a batch of each client (`rayfed.engine.setup`);
             `random`: A and B are random, and C is zero.
     """
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.data.client_data import Normalizer
+from rayfed.data.examples import Normalizer
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ConfigError
 from rayfed.federation.local import logits

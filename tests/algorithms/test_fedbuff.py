@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
 from rayfed.heterogeneity.faults import Faults, Profile
-from rayfed.record.serialization import from_file, to_bytes
+from rayfed.record.checkpoint import from_file, to_bytes
 from rayfed.testing.small import small_setup
 from rayfed.types import Update, cut_to_rank
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rayfed.errors import ConfigError
-from rayfed.report.group_figures import matched_groups
+from rayfed.report.method_figures import matched_groups
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from rayfed.clients import ClientTable
-from rayfed.data.client_data import ClientData
-from rayfed.data.examples import Mapped
+from rayfed.data.examples import ClientData, Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.models.named_tensors import NamedTensor

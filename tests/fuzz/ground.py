@@ -80,7 +80,7 @@ def stopping() -> Iterator[None]:
     def started(*args: Any, **kwargs: Any) -> None:
         raise StartedError
 
-    names = ("rayfed.engine.launch.launch", "ray.init", "ray.remote")
+    names = ("rayfed.engine.session.launch", "ray.init", "ray.remote")
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch(name, started))

@@ -49,7 +49,7 @@ def started(*args, **kwargs):
 def assert_refused(case, folder, cache, capsys, monkeypatch):
     """Exit code 2, one line that names the culprit, nothing started, nothing left."""
     for name in (
-        "rayfed.engine.launch.launch",
+        "rayfed.engine.session.launch",
         "ray.init",
         "ray.remote",
         "rayfed.executors.inline.InlineExecutor",

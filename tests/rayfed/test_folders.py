@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfed.record.marker import MARKER
-from rayfed.record.ownership import NAMES
+from rayfed.record.ownership import MARKER, NAMES
 from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running
@@ -96,7 +95,7 @@ def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, caps
     def refuse(*args):
         raise ConfigError("cluster.address: does not answer")
 
-    monkeypatch.setattr("rayfed.engine.launch.launch", refuse)
+    monkeypatch.setattr("rayfed.engine.session.launch", refuse)
     assert command(tmp_path / "a" / "b" / "run", cache) == 2
     assert not (tmp_path / "a").exists()
     (tmp_path / "empty").mkdir()
@@ -197,7 +196,7 @@ def started(output, cache, *overrides):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
-    """Two may overwrite and one may not; races of threads: tests/rayfed/record/test_lock.py."""
+    """Two may overwrite and one may not; races of threads: tests/rayfed/record/test_ownership_lock.py."""
     overwrites = (True, True, False)
     run = tmp_path / "run"
     assert command(run, cache, "rounds=1", "--quiet") == 0

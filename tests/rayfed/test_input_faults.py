@@ -5,10 +5,10 @@ import json
 import pytest
 import yaml
 
-from rayfed.config.place import check_own_folder
 from rayfed.config.schema import load_config
 from rayfed.documents import DocumentError, parse_json, parse_yaml, read_file
 from rayfed.errors import ConfigError
+from rayfed.record.claim import check_own_folder
 from rayfed.resume import main as resume
 from rayfed.run import main
 from rayfed.terminal.arguments import Arguments, refuse_repeated

@@ -3,7 +3,7 @@
 import pytest
 
 from rayfed import run
-from rayfed.engine import launch
+from rayfed.engine import session
 from rayfed.record.folder import how_to_go_on
 from tests.conftest import SMALL
 
@@ -11,7 +11,7 @@ from tests.conftest import SMALL
 @pytest.fixture
 def stopped(tmp_path, cache, monkeypatch, capsys):
     """Interrupt a run after so many rounds; its folder, and what was written to standard error."""
-    original = launch.launch
+    original = session.launch
 
     def stop(rounds, *overrides):
         def interrupted(*args):
@@ -25,7 +25,7 @@ def stopped(tmp_path, cache, monkeypatch, capsys):
             yield
 
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "launch", interrupted if rounds else at_once)
+            patch.setattr(session, "launch", interrupted if rounds else at_once)
             assert run.main(arguments(*overrides)) == 130
         return tmp_path / "run", capsys.readouterr().err.strip()
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rayfed.errors import ConfigError
-from rayfed.models.samples import samples_of
+from rayfed.models.backbone import samples_of
 from rayfed.objective import OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
 from tests.vectors import vector
 

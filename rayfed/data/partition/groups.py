@@ -1,7 +1,15 @@
-"""Partition data by groups, such as the slices of a patient, so that no group is in two splits."""
+"""Partition data by groups, such as the slices of a patient, so that no group is in two splits.
+
+Few-shot clients: each keeps a few training samples of every class.
+
+Unseen clients: some clients never train, and are scored beside the others.
+
+The clients of an experiment, tested on classes of which none of them has a sample.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,12 +18,66 @@ from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.dealing import Indices
-from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.partition import Partition
+from rayfed.data.partition.make import MIXED, make_partition
+from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition, union
 from rayfed.data.partition.population import Population, VirtualPartition
-from rayfed.data.partition.shots import keep_shots
-from rayfed.data.partition.unseen import hold_back
+from rayfed.data.partition_config import PartitionConfig
 from rayfed.data.shards import Dataset
+from rayfed.errors import ConfigError
+from rayfed.seeds import generator
+
+
+def keep_shots(partition: Partition, labels: NDArray[np.int64], shots: int, seed: int) -> Partition:
+    """The partition in which every client trains on at most `shots` samples of each class.
+
+    Validation and test samples stay as they are. With the same seed, the samples of fewer shots are among
+    those of more.
+
+    Args:
+        partition: The clients with all of their samples.
+        labels: Class of each sample, shape (N,).
+        shots: Largest number of training samples of a client and class, >= 1.
+        seed: Seed of the experiment.
+    """
+    number: Counter[str] = Counter()  # of the client in its domain, so that other domains change nothing
+    clients: list[ClientSplit] = []
+    for client in partition.clients:
+        rng = generator(seed, "shots", client.domain, number[client.domain])
+        number[client.domain] += 1
+        clients.append(replace(client, train=_kept(client.train, labels[client.train], shots, rng)))
+    return replace(partition, clients=tuple(clients))
+
+
+def _kept(samples: Indices, labels: NDArray[np.int64], shots: int, rng: np.random.Generator) -> Indices:
+    mixed = rng.permutation(len(samples))
+    kept = [mixed[labels[mixed] == label][:shots] for label in np.unique(labels)]
+    return np.sort(samples[np.concatenate(kept)])
+
+
+def hold_back(partition: Partition, wanted: float | int, seed: int) -> Partition:
+    """The partition in which some clients, drawn uniformly from all of them, never train.
+
+    They keep their samples. With the same seed, the unseen clients of a smaller number are among those of a
+    larger one.
+
+    Args:
+        partition: The clients.
+        wanted: Number of unseen clients, or a share in [0, 1) of all, which is rounded and at least one
+            client where it is not 0.
+        seed: Seed of the experiment.
+
+    Raises:
+        ConfigError: No client is left to train.
+    """
+    total = len(partition.clients)
+    count = wanted if isinstance(wanted, int) else max(int(np.floor(wanted * total + 0.5)), int(wanted > 0))
+    if count >= total:
+        raise ConfigError(
+            f"data.unseen_clients: {wanted} of {total} clients leaves none to train; choose a smaller "
+            f"number, or raise data.partition.clients_per_domain"
+        )
+    order = generator(seed, "unseen clients").permutation(total)
+    return replace(partition, unseen=frozenset(partition.clients[i].id for i in order[:count].tolist()))
 
 
 def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
@@ -91,3 +153,40 @@ def _expanded(
         replace(c, train=members(c.train), val=members(c.val), test=members(c.test)) for c in dealt.clients
     )
     return replace(dealt, clients=clients, held_out=held_out)
+
+
+def only_tests(config: DataConfig) -> DataConfig:
+    """The section `data` in which only the test samples count: one client has all samples of a domain."""
+    return replace(
+        config,
+        partition=PartitionConfig(),
+        population=None,
+        shots=None,
+        unseen_clients=None,
+        val=0,
+        augment=None,
+    )
+
+
+def with_tests_of(trained: Partition, tests: Partition) -> Partition:
+    """The clients of one partition with the test samples that their domains have in another one.
+
+    The clients of a domain share its test samples. One whose samples are of several domains has those of all.
+    Its training samples are dealt to them in turn; nobody trains on them.
+
+    Args:
+        trained: The clients, which are listed one by one.
+        tests: The other one, with one client for each domain (`only_tests`).
+    """
+    mixed = {split: union([getattr(client, split) for client in tests.clients]) for split in SPLITS}
+    of_domain = {MIXED: ClientSplit(id=MIXED, domain=MIXED, **mixed)}
+    of_domain |= {client.domain: client for client in tests.clients}
+    members = Counter(client.domain for client in trained.clients)
+    dealt: Counter[str] = Counter()
+    clients = []
+    for client in trained.clients:
+        whole = of_domain[client.domain]
+        place = dealt[client.domain] % len(whole.train)  # a client has one sample or more
+        clients.append(replace(whole, id=client.id, train=whole.train[place :: members[client.domain]]))
+        dealt[client.domain] += 1
+    return replace(tests, clients=tuple(clients), official_test=True, unseen=trained.unseen)

@@ -1,8 +1,14 @@
-"""Make a partition from labels, domains, config and seed; equal arguments give an equal partition."""
+"""Make a partition from labels, domains, config and seed; equal arguments give an equal partition.
+
+The schemes that distribute the samples of one domain to its clients, by name.
+
+Natural clients: a column of the data says whose samples they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +23,18 @@ from rayfed.data.imbalance import (
     size_ratios,
     with_minimum,
 )
-from rayfed.data.partition.dealing import Indices, stratified_order
+from rayfed.data.partition.dealing import (
+    Indices,
+    deal_by_dirichlet,
+    deal_by_quantity,
+    deal_classes,
+    deal_evenly,
+    deal_shards,
+    stratified_order,
+)
 from rayfed.data.partition.from_file import OTHER, Imported, read_partition
-from rayfed.data.partition.natural import by_client
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition
-from rayfed.data.partition.pools import domain_of
-from rayfed.data.partition.population import Population, VirtualPartition
-from rayfed.data.partition.schemes import deal
+from rayfed.data.partition.population import Population, VirtualPartition, domain_of
 from rayfed.data.partition.sizes import (
     client_counts,
     no_tests,
@@ -32,9 +43,136 @@ from rayfed.data.partition.sizes import (
     smallest_part,
     split_sizes,
     too_few,
+    too_many,
 )
-from rayfed.errors import ConfigError
+from rayfed.data.partition_config import PartitionConfig
+from rayfed.errors import ConfigError, count_of
 from rayfed.seeds import generator
+
+Deal = Callable[[NDArray[np.int64], int, int, PartitionConfig, np.random.Generator], list[Indices]]
+"""Labels, number of parts, smallest size of a part, config and generator; returns the positions of each part.
+
+Raises ValueError where the samples do not give such parts.
+"""
+
+DEALS: Mapping[str, Deal] = {
+    "by_domain": lambda labels, parts, smallest, config, rng: deal_evenly(len(labels), parts, rng),
+    "dirichlet": lambda labels, parts, smallest, config, rng: deal_by_dirichlet(
+        labels, parts, config.alpha, smallest, rng
+    ),
+    "pathological": lambda labels, parts, smallest, config, rng: deal_classes(
+        labels, parts, config.classes_per_client, rng
+    ),
+    "shards": lambda labels, parts, smallest, config, rng: deal_shards(
+        labels, parts, config.shards_per_client, rng
+    ),
+    "quantity": lambda labels, parts, smallest, config, rng: deal_by_quantity(
+        len(labels), parts, config.alpha, smallest, rng
+    ),
+}
+"""What distributes the samples of a domain, by scheme; `imbalanced` and `natural` look at all domains."""
+
+FILLED = ("dirichlet", "quantity")
+"""Schemes that give every client `min_samples` training samples; the others give it at least one."""
+
+
+def deal(
+    name: str, labels: NDArray[np.int64], count: int, config: DataConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Distribute the samples of a domain to its clients.
+
+    Args:
+        name: Name of the domain, for messages.
+        labels: Class of each sample of the domain, shape (n,).
+        count: Number of clients.
+        config: The config section `data`.
+        rng: Generator of the draws.
+
+    Returns:
+        Positions of the samples of each client, int64.
+
+    Raises:
+        ConfigError: The samples are too few, or cannot be distributed as the scheme says.
+    """
+    partition = config.partition
+    num_train = partition.min_samples if partition.scheme in FILLED else 1
+    smallest = smallest_part(config, num_train, len(labels))
+    if len(labels) < count * smallest:
+        raise ConfigError(too_many(config, name, count, len(labels), smallest))
+    try:
+        parts = DEALS[partition.scheme](labels, count, smallest, partition, rng)
+    except ValueError as err:
+        raise ConfigError(_unfit(name, count, partition, str(err))) from err
+    if (fewest := min(map(len, parts))) < smallest:
+        why = f"a client would have {fewest} samples and needs {smallest}"
+        raise ConfigError(_unfit(name, count, partition, why))
+    return parts
+
+
+EACH = {"pathological": "classes_per_client", "shards": "shards_per_client"}
+"""Key of `data.partition` that says how much each client gets, of the schemes that have one."""
+
+
+def _unfit(name: str, count: int, partition: PartitionConfig, why: str) -> str:
+    keys = [f"data.partition.{key}" for key in (EACH.get(partition.scheme), "clients_per_domain") if key]
+    return (
+        f"data.partition.scheme: {partition.scheme} does not fit domain {name!r} with "
+        f"{count_of(count, 'client')}: {why}; lower {' or '.join(keys)}, or use more samples of the domain "
+        "(data.limit)"
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+def by_client(
+    owners: Sequence[str], chosen: Indices, test: NDArray[np.bool_], config: DataConfig
+) -> Imported:
+    """The samples of every natural client, in the order of the names of the clients.
+
+    Clients that would have fewer than `min_samples` training samples are left out, which is logged.
+
+    Args:
+        owners: Name of the client of each sample of the data set, N names; empty: the data set has none.
+        chosen: Indices of the samples to use, ascending.
+        test: Whether a sample is in the official test split, bool, shape (N,); with `data.test=official`
+            these samples belong to no client.
+        config: The config section `data`.
+
+    Raises:
+        ConfigError: The data set does not name clients, or all of them are too small.
+    """
+    if not len(owners):
+        raise ConfigError(
+            f"data.partition.scheme: natural needs a data set that names the client of each sample, and "
+            f"{config.name} does not; set data.columns.client where the reader has columns (data=hf/NAME), "
+            f"or list the samples of each client in data.partition.file"
+        )
+    official = config.test == "official"
+    tests = chosen[test[chosen]] if official else np.empty(0, dtype=np.int64)
+    own = np.setdiff1d(chosen, tests)
+    names, which, sizes = np.unique(
+        np.asarray(owners, dtype=np.str_)[own], return_inverse=True, return_counts=True
+    )
+    wanted = config.partition.min_samples
+    smallest = smallest_part(config, wanted, int(sizes.max(initial=0)))
+    large = np.flatnonzero(sizes >= smallest)
+    if not len(large):
+        raise ConfigError(
+            f"data.partition.min_samples: {wanted}, but no client of {config.name} has so many training "
+            f"samples; the largest has {sizes.max(initial=0)} samples in all: lower it"
+        )
+    if fewer := len(names) - len(large):
+        log.warning(
+            "data.partition.min_samples: %d of %d clients have fewer than %d training samples and are left "
+            "out; lower it to keep them",
+            *(fewer, len(names), wanted),
+        )
+    order = np.argsort(which, kind="stable")
+    ends = np.cumsum(sizes)
+    parts = {str(names[i]): {"all": own[order[ends[i] - sizes[i] : ends[i]]]} for i in large.tolist()}
+    return Imported(clients=parts, shared_tests=tests)
+
 
 __all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
 

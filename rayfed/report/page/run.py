@@ -16,7 +16,7 @@ from rayfed.documents import DocumentError, check_run_folder, parse_json
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
-from rayfed.report.leave_one_out import Ties, selected
+from rayfed.report.protocols import Ties, selected
 from rayfed.report.run_tables import RunTables
 from rayfed.report.table import MODELS, last_evaluated
 

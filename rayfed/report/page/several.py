@@ -1,18 +1,799 @@
-"""The page about several runs: a sweep, a comparison, folds, a reproduced table, or any run folders."""
+"""The page about several runs: a sweep, a comparison, folds, a reproduced table, or any run folders.
+
+Sections about several runs with tables: means over seeds, and all runs to be sorted and filtered.
+
+Sections about several runs with figures: curves with seeds as bands, domains, fairness and cost.
+
+Comparisons of methods on what they have in common: the same setting and seed, or the same clients.
+
+The tables of a protocol on the page about its runs.
+
+Finds the runs in the folders that a page is about: runs, comparisons, folds, sweeps, reproduced tables.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
-from rayfed.record.readers import reading
-from rayfed.report.page import overview, overview_figures, settings
-from rayfed.report.page.find import Found, Member, find, told_apart
-from rayfed.report.page.paired import comparisons
-from rayfed.report.page.parts import Chapter, Page, Part, Section, Text
-from rayfed.report.page.protocol import over_seeds
-from rayfed.report.page.single import sections, single_page
+import numpy as np
+
+from rayfed.config.schema import load_run
+from rayfed.config.variants import PROTOCOLS, folder_name
+from rayfed.documents import check_run_folder
+from rayfed.errors import ConfigError
+from rayfed.record.folder import TENSORS
+from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
+from rayfed.report.page import single
+from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
+from rayfed.report.page.parts import Cell, Chapter, Column, Grid, Kind, Page, Part, Section, Text, Tiles
+from rayfed.report.page.run import PageRun
+from rayfed.report.page.single import (
+    NOT_COMPARED,
+    again,
+    bytes_of,
+    cumulative,
+    flat,
+    seconds_of,
+    sections,
+    single_page,
+    spread_table,
+    word,
+)
+from rayfed.report.protocols import TABLES, methods_in
+from rayfed.report.table import Table, total_cost, total_steps
+from rayfed.types import Row
+
+SEED = re.compile(r", seed \d+")
+"""What differs between the titles of tables of the same experiment with several seeds."""
+
+
+def protocol_tables(path: Path) -> list[Grid]:
+    """The tables of report.md, from the finished runs of a protocol; none for the folder of anything else.
+
+    The runs are in the order of their names, in which numbers count as such, that on the data set of the
+    clients first.
+    """
+    if str(read_yaml(path / "config.yaml").get("protocol")) not in TABLES:
+        return []
+    try:
+        config = load_run(path)
+    except ConfigError:  # such as a method that is not installed here; its runs are shown nevertheless
+        return []
+    runs = [file.parent for file in path.glob("*/config.yaml")]
+    done = [run for run in runs if all((own / TENSORS).is_file() for _, own in methods_in(config, run))]
+    first = folder_name(config.data.name)
+    folders = {run.name: run for run in sorted(done, key=lambda run: (run.name != first, _natural(run.name)))}
+    return [grid_of(table) for table in TABLES[config.protocol](config, folders).parts] if folders else []
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    """What names are sorted by, so that numbers in them are in order."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", name)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+
+
+def grid_of(table: Table) -> Grid:
+    """A table of text as one that can be sorted; columns in which all words are numbers hold numbers."""
+    places = range(len(table.columns))
+    numeric = [all(_number(row[i]) is not None for row in table.rows if row[i]) for i in places]
+    columns = [
+        Column(name, "number" if own and i else "text")
+        for i, (name, own) in enumerate(zip(table.columns, numeric, strict=True))
+    ]
+    rows: list[Sequence[Cell]] = [
+        [
+            _number(text) if column.kind == "number" else text
+            for text, column in zip(row, columns, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return Grid(title=table.title, caption=" ".join(table.notes), columns=columns, rows=rows)
+
+
+def over_seeds(tables: Sequence[Grid]) -> list[Grid]:
+    """Means over seeds of tables of protocols, with sample standard deviations.
+
+    Args:
+        tables: Tables of several folders.
+
+    Returns:
+        One table for all those whose titles differ in the seed alone; none where a seed occurs twice. Rows
+        are those whose words are the same in two or more tables; the numbers of rounds are left out.
+    """
+    groups: dict[tuple[str, ...], list[Grid]] = {}
+    for table in tables:
+        kinds = (f"{column.name} {column.kind}" for column in table.columns)
+        groups.setdefault((SEED.sub("", table.title), *kinds), []).append(table)
+    several = {key: own for key, own in groups.items() if len({t.title for t in own}) == len(own) > 1}
+    found = [_mean_of(title, own) for (title, *_), own in several.items()]
+    return [grid for grid in found if grid.rows]
+
+
+def _mean_of(title: str, tables: Sequence[Grid]) -> Grid:
+    """Mean and deviation of the numbers in rows with the same words."""
+    given = list(enumerate(tables[0].columns))
+    words = [(place, column) for place, column in given if column.kind == "text"]
+    numbers = [(place, column) for place, column in given if (place, column) not in words]
+    numbers = [(place, column) for place, column in numbers if column.name != "round"]
+    same: dict[tuple[Cell, ...], list[Sequence[Cell]]] = {}
+    for row in (row for table in tables for row in table.rows):
+        same.setdefault(tuple(row[place] for place, _ in words), []).append(row)
+    rows: list[list[Cell]] = []
+    for key, group in same.items():
+        cells: list[Cell] = []
+        for place, _ in numbers:
+            values = [float(value) for row in group if (value := row[place]) is not None]
+            cells += [fmean(values) if values else None, stdev(values) if len(values) > 1 else None]
+        if len(group) > 1:
+            rows.append([*key, *cells, len(group)])
+    columns = [column for _, column in words]
+    for _, column in numbers:
+        columns += [column, Column(f"deviation of {column.name}", "number", "±")]
+    columns.append(Column("runs", "count"))
+    caption = "Mean over seeds of the tables above; ±: sample standard deviation."
+    return Grid(title=f"{title}, mean over seeds", caption=caption, columns=columns, rows=rows)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+SWEEP = "sweep.yaml"
+"""A folder with this file is that of a sweep."""
+REPRODUCTION = "reproduction.json"
+"""A folder with this file is that of a reproduced table."""
+SIDE = ("seed", "cluster.", "data.cache", "checkpoint.", "tensorboard", "trackers", *NOT_COMPARED)
+"""Beginnings of keys of the config that do not tell settings apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A run on a page about several.
+
+    Attributes:
+        run: The run.
+        method: Its method, or its row of a table.
+        setting: What else tells it apart besides the seed; may be empty.
+        averaged: A mean over its settings is reported. Of protocols, only the folds of leave_one_out have
+            one: means over base and new classes, or over numbers of shots, say nothing.
+    """
+
+    run: PageRun
+    method: str
+    setting: str = ""
+    averaged: bool = True
+
+    @property
+    def group(self) -> str:
+        """Method and setting: what the runs share that differ in their seeds alone."""
+        return f"{self.method}, {self.setting}" if self.setting else self.method
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}, seed {self.run.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a folder holds.
+
+    Attributes:
+        title: What it is.
+        members: Its runs.
+        heading: Heading of its tables.
+        tables: Tables of the folder as a whole.
+        repeat: Command that repeats it; empty: there is none for the whole.
+    """
+
+    title: str
+    members: Sequence[Member]
+    heading: str = ""
+    tables: Sequence[Grid] = ()
+    repeat: str = ""
+
+
+def find(path: Path) -> Found:
+    """The runs in a folder.
+
+    Raises:
+        ConfigError: It holds no run, no sweep and no reproduced table.
+        DamagedError: A file in it cannot be read.
+    """
+    if (path / REPRODUCTION).exists():
+        return _reproduction(path)
+    if (path / SWEEP).exists():
+        return _sweep(path)
+    check_run_folder(path)
+    members = list(_members(path))
+    first = members[0]
+    if first.run.by_validation:
+        title = f"{first.run.method} on {first.run.data}, each domain held out in turn"
+    else:
+        title = first.run.tables.name
+    heading, tables = "The protocol", protocol_tables(path)
+    return Found(
+        title=title, members=members, heading=heading, tables=tables, repeat=again(path / "config.yaml")
+    )
+
+
+def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
+    """The runs in the folder of a command `rayfed.run`: one, the compared ones, or those of all folds.
+
+    Raises:
+        ConfigError: It holds no run.
+    """
+    check_run_folder(path)
+    with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
+        config = read_yaml(path / "config.yaml")
+        protocol = PROTOCOLS.get(str(config.get("protocol")))
+    if protocol is None:
+        for folder in (path, *sorted(file.parent for file in (path / COMPARE).glob("*/config.yaml"))):
+            run = PageRun(folder, by_validation)
+            yield Member(run=run, method=run.method)
+        return
+    inside = [file.parent for file in sorted(path.glob("*/config.yaml"))]
+    if not inside:
+        raise ConfigError(f"{path}: holds no run (none of its folders has one)")
+    for folder in inside:
+        for member in _members(folder, protocol.by_validation):
+            setting = protocol.setting.format(name=folder.name)
+            yield replace(member, setting=setting, averaged=protocol.by_validation)
+
+
+def _sweep(path: Path) -> Found:
+    """The trials of a sweep, each with a run for each seed."""
+    with reading(path / SWEEP):
+        tree = read_yaml(path / SWEEP)["sweep"]
+        name, space = str(tree["name"]), list(tree["space"])
+    members = []
+    for folder in sorted((path / "runs").glob("*/*/config.yaml")):
+        run = PageRun(folder.parent)
+        trial = int(folder.parent.parent.name) if folder.parent.parent.name.isdigit() else 0
+        members.append(Member(run=run, method=run.method, setting=f"trial {trial}"))
+    if not members:
+        raise ConfigError(f"{path}: none of the sweep's trials has begun; there is nothing to report yet")
+    tables = [_trials(path, space)] if (path / "trials.parquet").exists() else []
+    best = path / "best.yaml"
+    repeat = again(best) if best.exists() else ""
+    return Found(title=f"Sweep {name}", members=members, heading="Trials", tables=tables, repeat=repeat)
+
+
+def _trials(path: Path, space: Sequence[str]) -> Grid:
+    """The table of all trials: their state, objectives and hyperparameters."""
+    table = read_parquet(path / "trials.parquet").to_pylist()
+    names = list(table[0]) if table else []
+    names = names[: names.index("sha256")] if "sha256" in names else names
+    names += ["error"] if "error" not in names and any(row.get("error") for row in table) else []
+    kinds: dict[str, Kind] = {"trial": "count", "rounds": "count", "state": "text", "error": "text"}
+    columns = []
+    for name in names:
+        numbers = all(isinstance(row[name], int | float | None) for row in table)
+        columns.append(Column(name, kinds.get(name, "number" if numbers else "text")))
+    rows: list[list[Cell]] = [[_cell(row[name]) for name in names] for row in table]
+    caption = f"Searched were {', '.join(space)}."
+    return Grid(title="Trials", caption=caption, columns=columns, rows=rows, filters={"state": ""})
+
+
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, str | int | float) or value is None else word(value)
+
+
+def _reproduction(path: Path) -> Found:
+    """The cells of a reproduced table, with ours, the paper's numbers and the verdicts."""
+    file = path / REPRODUCTION
+    tree = read_json(file, dict)
+    with reading(file):
+        title = f"{tree['title']} ({tree['experiment']}, {tree['scale']})"
+        cells = [(c["row"], c["setting"], path / c["path"]) for c in tree["cells"]]
+        tables = [_values(tree), _claims(tree)]
+        repeat = f"python -m rayfed.reproduce {tree['experiment']} --scale {tree['scale']}"
+    members = []
+    for row, setting, folder in cells:
+        if (folder / "config.yaml").exists():
+            for member in _members(folder):
+                parts = (part for part in (setting, member.setting) if part)
+                members.append(replace(member, method=row, setting=", ".join(parts)))
+    if not members:
+        raise ConfigError(f"{path}: none of the table's runs has begun; there is nothing to report yet")
+    heading = "The paper's table"
+    return Found(title=title, members=members, heading=heading, tables=tables, repeat=repeat)
+
+
+def _values(tree: Mapping[str, Any]) -> Grid:
+    """Ours beside the paper's numbers. `reproduction.json` holds them as they are shown."""
+    columns = [Column("row"), Column("setting"), Column("measure"), Column("seeds", "count")]
+    columns += [Column(name, "number") for name in ("ours", "deviation", "paper", "difference")]
+    rows: list[list[Cell]] = [
+        [v[key] for key in ("row", "setting", "measure", "seeds", "mean", "sd", "paper", "difference")]
+        for v in tree["values"]
+    ]
+    filters = {"setting": "", "measure": ""}
+    rule = str(tree["selection"]).rstrip(".")
+    caption = f"Mean over seeds, with the sample standard deviation; of each run is reported: {rule}."
+    return Grid(
+        title="Ours and the paper's numbers", caption=caption, columns=columns, rows=rows, filters=filters
+    )
+
+
+def _claims(tree: Mapping[str, Any]) -> Grid:
+    """The orderings in the paper's numbers and what our runs say about them."""
+    columns = [Column("better"), Column("worse"), Column("setting"), Column("measure")]
+    columns += [Column("paper's difference", "number"), Column("our difference", "number")]
+    columns += [Column("seeds", "count"), Column("p", "p"), Column("verdict")]
+    keys = (
+        "better",
+        "worse",
+        "setting",
+        "measure",
+        "paper_difference",
+        "difference",
+        "seeds",
+        "p",
+        "verdict",
+    )
+    rows: list[list[Cell]] = [[claim[key] for key in keys] for claim in tree["claims"]]
+    caption = "p: two-sided paired t-test over seeds."
+    filters = {"verdict": "", "setting": "", "measure": ""}
+    return Grid(title="Orderings of the paper", caption=caption, columns=columns, rows=rows, filters=filters)
+
+
+def told_apart(members: Sequence[Member]) -> list[Member]:
+    """The same members, such that no two share method, setting and seed.
+
+    Settings in which they differ become part of the setting; where none differs, the name of the folder.
+    """
+    groups: dict[tuple[str, str, int], list[Member]] = {}
+    for member in members:
+        groups.setdefault((member.method, member.setting, member.run.seed), []).append(member)
+    keys: set[str] = set()
+    for group in groups.values():
+        found = [dict(flat(member.run.config)) for member in group]
+        keys |= {
+            key
+            for key in found[0]
+            if not key.startswith(SIDE) and len({word(one.get(key)) for one in found}) > 1
+        }
+    named = [_with(member, sorted(keys)) for member in members]
+    counts = [(m.method, m.setting, m.run.seed) for m in named]
+    return [
+        member if counts.count(key) == 1 else _extended(member, str(member.run.path))
+        for member, key in zip(named, counts, strict=True)
+    ]
+
+
+def _with(member: Member, keys: Sequence[str]) -> Member:
+    config = dict(flat(member.run.config))
+    return _extended(member, ", ".join(f"{key}={word(config.get(key))}" for key in keys))
+
+
+def _extended(member: Member, words: str) -> Member:
+    parts = (part for part in (member.setting, words) if part)
+    return replace(member, setting=", ".join(parts))
+
+
+MEAN = "mean over domains"
+UNSEEN = " (held out)"
+"""What follows the name of a domain of which no client has an example."""
+
+COST = (
+    *(Column("sent", "bytes"), Column("local steps", "count"), Column("on examples", "count")),
+    *(Column("training, GFLOP", "number"), Column("trained parameters", "count")),
+)
+"""Columns about the cost of a run: bytes, training batches, examples in them and operations of all clients,
+and what one of them trains."""
+
+Groups = Mapping[str, Sequence[Member]]
+
+
+def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """Runs that differ in their seeds alone, by method and setting."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        groups.setdefault(member.group, []).append(member)
+    return groups
+
+
+def headline(member: Member) -> float | None:
+    """The score that a run is judged by: that of the held-out domain in folds, else the mean over domains."""
+    run = member.run
+    return run.held_out_score if run.by_validation else run.number("{}_domain")
+
+
+def summary(members: Sequence[Member]) -> Section:
+    """How many runs there are, the best of them, and means over seeds."""
+    groups = grouped(members)
+    score = Column("", "percent")
+    pairs = [("runs", str(len(members))), ("finished", str(sum(_finished(m) for m in members)))]
+    for what, count in (
+        ("methods", len({m.method for m in members})),
+        ("seeds", len({m.run.seed for m in members})),
+        ("clients", max(len(m.run.clients) for m in members)),
+    ):
+        pairs.append((what if count != 1 else what[:-1], str(count)))
+    folds = methods(groups)
+    levels = {name: mean_of(headline, group) for name, group in (folds or groups).items()}
+    found = {name: mean for name, mean in levels.items() if mean is not None}
+    if found:
+        best = max(found, key=lambda name: found[name])
+        what = "held-out score" if members[0].run.by_validation else "mean over domains"
+        pairs.append((f"highest {what}: {best}, %", score.show(found[best])))
+    parts: list[Part] = [Tiles(title="Runs", pairs=pairs)]
+    if folds:
+        parts.append(_means(folds, "Mean over settings and seeds", setting=False))
+    return Section("Summary", [*parts, _means(groups, "Mean over seeds")])
+
+
+def methods(groups: Groups) -> dict[str, list[Member]]:
+    """All runs of each method, where there are several settings and every method has runs in each of them.
+
+    Empty otherwise, as means over different settings cannot be compared; and where the settings are the
+    trials of a single method. Parts of a protocol other than leave_one_out are left out.
+    """
+    found: dict[str, list[Member]] = {}
+    for group in groups.values():
+        if averaged := [member for member in group if member.averaged]:
+            found.setdefault(group[0].method, []).extend(averaged)
+    settings = [{m.setting for m in group} for group in found.values()]
+    same = bool(settings) and len(settings[0]) > 1 and all(one == settings[0] for one in settings)
+    folds = all(m.run.by_validation for group in groups.values() for m in group)
+    return found if same and (len(found) > 1 or folds) else {}
+
+
+def _finished(member: Member) -> bool:
+    return len(member.run.rounds) >= member.run.planned
+
+
+def mean_of(of: Callable[[Member], float | None], group: Sequence[Member]) -> float | None:
+    values = [value for member in group if (value := of(member)) is not None]
+    return fmean(values) if values else None
+
+
+def level(group: Sequence[Member]) -> float:
+    """The mean by which runs are ranked (`headline`); minus infinity where none of them has a score."""
+    mean = mean_of(headline, group)
+    return -math.inf if mean is None else mean
+
+
+STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
+    "held-out domain": ("percent", lambda m: m.run.held_out_score),
+    MEAN: ("percent", lambda m: m.run.number("{}_domain")),
+    "mean over clients": ("percent", lambda m: m.run.number("{}")),
+    "worst domain": ("percent", lambda m: m.run.number("worst_domain_{}")),
+    "unseen clients": ("percent", lambda m: m.run.unseen.get("unseen clients")),
+    "unseen clients, adapted": ("percent", lambda m: m.run.unseen.get("unseen clients, adapted")),
+    "worst tenth of the clients": ("percent", lambda m: m.run.number("worst_tenth_{}")),
+    "sigma_type": ("points", lambda m: m.run.number("sigma_type")),
+    "sigma_client": ("points", lambda m: m.run.number("sigma_client")),
+}
+"""Statistics of the reported round, with what they are."""
+
+
+def _shown(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
+    """The statistics that some run has."""
+    return {n: (k, of) for n, (k, of) in STATISTICS.items() if any(of(m) is not None for m in members)}
+
+
+def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
+    """Mean and sample standard deviation over the runs of every group.
+
+    Args:
+        groups: The runs.
+        title: What it is the mean over.
+        setting: The runs of a group share their setting.
+    """
+    shown = _shown([m for group in groups.values() for m in group])
+    several = any(len(group) > 1 for group in groups.values())
+    columns = [Column("method"), Column("setting")]
+    for name, (kind, _) in shown.items():
+        columns.append(Column(name, kind))
+        if several:
+            columns.append(Column(f"deviation of {name}", "points", "±"))
+    rows: list[list[Cell]] = []
+    for group in groups.values():
+        row: list[Cell] = [group[0].method, group[0].setting if setting else ""]
+        for _, of in shown.values():
+            values = [value for member in group if (value := of(member)) is not None]
+            row.append(fmean(values) if values else None)
+            if several:
+                row.append(stdev(values) if len(values) > 1 else None)
+        rows.append([*row, len(group)])
+    columns.append(Column("runs", "count"))
+    columns, rows = without_empty(columns, rows, "setting")
+    caption = "±: sample standard deviation over the runs." if several else ""
+    return Grid(title=title if several else "Results", caption=caption, columns=columns, rows=rows)
+
+
+def without_empty(
+    columns: list[Column], rows: list[list[Cell]], *names: str
+) -> tuple[list[Column], list[list[Cell]]]:
+    """Columns and rows without the columns of these names that are empty in every row."""
+    kept = [i for i, c in enumerate(columns) if c.name not in names or any(row[i] for row in rows)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def results(members: Sequence[Member]) -> Section:
+    """The table of all runs and domains, to be sorted and filtered."""
+    shown = {n: each for n, each in _shown(members).items() if n not in (MEAN, "held-out domain")}
+    columns = [Column("method"), Column("setting"), Column("score", "percent"), Column("domain")]
+    columns += [Column("seed", "count"), Column("loss", "number")]
+    columns += [Column(name, kind) for name, (kind, _) in shown.items()]
+    columns += [Column("reported round", "count"), Column("rounds"), *COST]
+    columns += [Column("time", "seconds"), Column("folder")]
+    rows: list[list[Cell]] = []
+    for member in members:
+        rows += _rows_of(member, [of for _, of in shown.values()])
+    columns, rows = without_empty(columns, rows, "setting", *(column.name for column in COST[1:]))
+    filters = {c.name: "" for c in columns if c.name in ("method", "setting")} | {"seed": "", "domain": MEAN}
+    caption = "One row for each run and domain. A click on a heading sorts by it."
+    return Section(
+        "All runs", [Grid(title="Runs", caption=caption, columns=columns, rows=rows, filters=filters)]
+    )
+
+
+def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | None]]) -> Iterator[list[Cell]]:
+    """The rows of a run in the table of all runs: its means, then each domain."""
+    run = member.run
+    sent = float(sum(bytes_of(row) for row in run.rounds))
+    seconds = float(sum(seconds_of(row) for row in run.rounds))
+    gflops, trained = total_cost(run.rounds)
+    rest: list[Cell] = [run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
+    rest += [number or None for number in total_steps(run.rounds)]
+    rest += [gflops or None, trained or None, seconds, str(run.path)]
+    own = [of(member) for of in statistics]
+    means = (MEAN, run.number("{}_domain"), run.number("loss"), own)
+    empty: list[float | None] = [None] * len(statistics)
+    for domain, score, loss, each in (means, *((*found, empty) for found in domains_of(member))):
+        yield [member.method, member.setting, score, domain, run.seed, loss, *each, *rest]
+
+
+def domains_of(member: Member) -> Iterator[tuple[str, float, float | None]]:
+    """Name, score and loss of every domain of a run in its reported round."""
+    run = member.run
+    for of, suffix in (("domain", ""), ("held out", UNSEEN)):
+        scores, loss = (run.now(of, run.deployed, metric) for metric in (run.metric, "loss"))
+        if of == "held out" and scores.empty:
+            scores, loss = (run.now(of, "global", metric) for metric in (run.metric, "loss"))
+        for name in run.order([str(each) for each in scores.index]):
+            yield name + suffix, float(scores[name]), loss.get(name)
+
+
+HELD_OUT = "held_out_{}"
+"""Column of a round with the score of the held-out domains, `{}` being the metric."""
+MOST_DOMAINS = 12
+"""Largest number of domains that have a column each."""
+MOST_CURVES = 10
+"""Largest number of groups of runs with a curve each; of more, those with the highest scores have one."""
+
+BANDS = "Mean over seeds; bands: from the lowest to the highest seed."
+CURVES: Mapping[str, tuple[str, Axis]] = {
+    "{}_domain": ("Score, mean over domains", share_axis("score")),
+    HELD_OUT: ("Score of the held-out domain", share_axis("score")),
+    "worst_domain_{}": ("Score of the worst domain", share_axis("score")),
+    "sigma_type": ("Deviation over domains", Axis(name="sigma_type", kind="points", low=0.0)),
+    "loss": ("Loss, mean over clients", Axis(name="loss")),
+}
+"""Columns of a round that have a chart: its title and its vertical axis."""
+
+
+def over_rounds(members: Sequence[Member]) -> Section:
+    """Curves of every group of runs, mean over seeds with a band from the lowest to the highest seed."""
+    groups, words = _best(grouped(members))
+    parts: list[Part] = []
+    for key, (title, axis) in CURVES.items():
+        series = [_of_group(name, group, key) for name, group in groups.items()]
+        if not any(one.x for one in series):
+            continue
+        caption = BANDS if _several_seeds(groups) else ""
+        parts.append(curves(title, series, ROUND, axis, f"{caption} {words}".strip()))
+    return Section("Curves", parts)
+
+
+def _several_seeds(groups: Groups) -> bool:
+    return any(len(group) > 1 for group in groups.values())
+
+
+def _best(groups: Groups) -> tuple[Groups, str]:
+    """At most MOST_CURVES groups, those with the highest scores, and a sentence about the others."""
+    if len(groups) <= MOST_CURVES:
+        return groups, ""
+    kept = set(sorted(groups, key=lambda name: level(groups[name]), reverse=True)[:MOST_CURVES])
+    shown = {name: group for name, group in groups.items() if name in kept}
+    return shown, f"Shown are the {MOST_CURVES} with the highest scores of {len(groups)}."
+
+
+def _of_group(name: str, group: Sequence[Member], key: str) -> Series:
+    values: dict[int, list[float]] = {}
+    for member in group:
+        full = ("" if key == HELD_OUT else member.run.prefix) + key.format(member.run.metric)
+        for row in member.run.rounds:
+            if isinstance(row.get(full), int | float):
+                values.setdefault(row["round"], []).append(float(row[full]))
+    numbers = sorted(values)
+    edges = [(min(values[n]), max(values[n])) for n in numbers]
+    several = len(group) > 1
+    return Series(
+        label=name,
+        x=numbers,
+        y=[fmean(values[n]) for n in numbers],
+        low=[low for low, _ in edges] if several else None,
+        high=[high for _, high in edges] if several else None,
+    )
+
+
+def by_domain(members: Sequence[Member]) -> Section:
+    """Scores of all groups of runs on every domain, mean over seeds, as a table and as a heat map."""
+    groups = grouped(members)
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, group in groups.items():
+        for domain, score, _ in (each for member in group for each in domains_of(member)):
+            bare = domain.removesuffix(UNSEEN)
+            found.setdefault(name, {}).setdefault(bare, []).append(score)
+    names = list(dict.fromkeys(domain for one in found.values() for domain in one))
+    if not names:
+        return Section("Domains", [])
+    values = [[fmean(one[d]) if d in one else np.nan for d in names] for one in found.values()]
+    cells = Cells(
+        values=np.array(values, dtype=float),
+        down=list(found),
+        across=names,
+        row="method",
+        column="domain",
+        value=Column("score", "percent"),
+    )
+    title = "Score of each method on each domain"
+    parts: list[Part] = [heat_map(title, cells, "Mean over seeds." if _several_seeds(groups) else "")]
+    if len(names) <= MOST_DOMAINS:
+        columns = [Column("method"), *(Column(name, "percent") for name in names)]
+        rows: list[list[Cell]] = [[name, *row] for name, row in zip(found, values, strict=True)]
+        parts.insert(0, Grid(title="Score by domain", columns=columns, rows=rows))
+    return Section("Domains", parts)
+
+
+def fairness(members: Sequence[Member]) -> Section:
+    """Cumulative curves and spread of the clients' scores, all seeds together."""
+    groups, words = _best(grouped(members))
+    scores = {}
+    for name, group in groups.items():
+        own = [member.run.of_clients(member.run.deployed) for member in group]
+        if sum(map(len, own)):
+            scores[name] = np.concatenate(own)
+    if not scores:
+        return Section("Fairness", [])
+    metric = members[0].run.metric
+    table = spread_table(scores, metric, "method")
+    return Section("Fairness", [cumulative(scores, metric, f"The clients of all seeds. {words}"), table])
+
+
+def cost(members: Sequence[Member]) -> Section:
+    """Score over bytes and over time, of one seed of each group."""
+    groups, words = _best(grouped(members))
+    parts: list[Part] = []
+    for title, axis, of in (
+        ("Score over the bytes sent", Axis(name="sent in both directions", kind="bytes", low=0.0), bytes_of),
+        ("Score over time", Axis(name="time", kind="seconds", low=0.0), seconds_of),
+    ):
+        series = [_over(name, group[0], of) for name, group in groups.items()]
+        if any(one.x for one in series):
+            caption = "The first seed of each." if _several_seeds(groups) else ""
+            parts.append(curves(title, series, axis, share_axis("score"), f"{caption} {words}".strip()))
+    return Section("Cost", parts)
+
+
+def _over(name: str, member: Member, of: Callable[[Row], float]) -> Series:
+    key = f"{member.run.prefix}{member.run.metric}_domain"
+    total = accumulate(of(row) for row in member.run.rounds)
+    points = [
+        (t, row[key]) for t, row in zip(total, member.run.rounds, strict=True) if row.get(key) is not None
+    ]
+    return Series(label=name, x=[t for t, _ in points], y=[v for _, v in points])
+
+
+MOST_METHODS = 8
+"""Largest number of methods that are all compared with each other; of more, each with the best one."""
+
+MEASURES: Mapping[str, Callable[[Member], float | None]] = {
+    "mean over domains": lambda m: m.run.number("{}_domain"),
+    "mean over clients": lambda m: m.run.number("{}"),
+    "worst domain": lambda m: m.run.number("worst_domain_{}"),
+    "held-out domain": lambda m: m.run.held_out_score,
+}
+"""Scores by which runs are compared, fractions."""
+
+
+def comparisons(members: Sequence[Member]) -> Grid | None:
+    """Differences between methods over runs with the same setting and seed, and over the same clients.
+
+    Where all runs have the same method, its settings are compared over seeds. Settings of which no mean is
+    reported, such as base and new classes, are compared one by one. None where there is nothing to compare.
+    """
+    by_setting = len({member.method for member in members}) == 1
+    apart: dict[str, list[Member]] = {}
+    for member in members:
+        apart.setdefault("" if by_setting or member.averaged else member.setting, []).append(member)
+    rows = [row for setting, own in apart.items() for row in _of_setting(setting, own, by_setting)]
+    if not rows:
+        return None
+    columns = [Column("setting"), Column("A"), Column("B"), Column("score"), Column("pairs of")]
+    columns += [Column("pairs", "count")]
+    columns += [Column("mean of A minus B", "points"), Column("deviation", "points")]
+    columns += [Column("A higher", "count"), Column("B higher", "count"), Column("p", "p")]
+    caption = (
+        "A pair of runs has the same setting and seed; a pair of clients is one client under both methods, "
+        "in all such runs. p: two-sided paired t-test. Clients of one run share its seed: their test says "
+        "how many clients gain; only the one over runs says whether other seeds would show the same."
+    )
+    unused = 0 if any(apart) else 1
+    columns, rows = columns[unused:], [row[unused:] for row in rows]
+    filters = dict.fromkeys((column.name for column in columns if column.kind == "text"), "")
+    return Grid(title="Paired comparisons", caption=caption, columns=columns, rows=rows, filters=filters)
+
+
+def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[list[Cell]]:
+    """Rows that compare the methods of these runs, or with `by_setting` their settings."""
+    candidates: dict[str, dict[tuple[str, int], Member]] = {}
+    for member in members:
+        name, rest = (member.setting, "") if by_setting else (member.method, member.setting)
+        candidates.setdefault(name, {})[rest, member.run.seed] = member
+    pairs = list(combinations(candidates, 2))
+    if len(candidates) > MOST_METHODS:
+        best = max(candidates, key=lambda name: level(list(candidates[name].values())))
+        pairs = [(best, name) for name in candidates if name != best]
+    for a, b in pairs:
+        for row in _rows(candidates[a], candidates[b]):
+            yield [setting, a, b, *row]
+
+
+def _rows(
+    first: Mapping[tuple[str, int], Member], second: Mapping[tuple[str, int], Member]
+) -> Iterator[list[Cell]]:
+    shared = [key for key in first if key in second]
+    for name, measure in MEASURES.items():
+        found = [(measure(first[key]), measure(second[key])) for key in shared]
+        differences = [x - y for x, y in found if x is not None and y is not None]
+        if differences:
+            yield [name, "runs", *statistics(differences)]
+    both = [d for key in shared for d in _of_clients(first[key], second[key])]
+    if both:
+        yield ["score of a client", "clients", *statistics(both)]
+
+
+def _of_clients(a: Member, b: Member) -> list[float]:
+    """Differences of the scores of the clients that two runs share."""
+    one, other = (m.run.now("client", m.run.deployed, m.run.metric).dropna() for m in (a, b))
+    shared = one.index.intersection(other.index)
+    return [float(v) for v in (one[shared] - other[shared])]
+
+
+def statistics(differences: Sequence[float]) -> list[Cell]:
+    """Number, mean, sample standard deviation, how many are positive and negative, and p of a paired t-test.
+
+    The deviation is None for one difference; p also where all are the same.
+    """
+    from scipy.stats import ttest_1samp
+
+    d = np.asarray(differences, dtype=np.float64)
+    several = len(d) > 1
+    varied = several and float(np.ptp(d)) > 1e-12
+    return [
+        len(d),
+        float(d.mean()),
+        float(d.std(ddof=1)) if several else None,
+        int((d > 0).sum()),
+        int((d < 0).sum()),
+        float(ttest_1samp(d, 0.0).pvalue) if varied else None,
+    ]
+
 
 MOST_CHAPTERS = 12
 """Largest number of runs that are also shown in detail."""
@@ -43,18 +824,18 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
         DamagedError: A file of a run cannot be read.
     """
     shown: list[Section] = [
-        overview.summary(members),
+        summary(members),
         *(Section(one.heading, one.tables) for one in found),
         Section("The protocol over seeds", over_seeds([table for one in found for table in one.tables])),
-        overview.results(members),
-        overview_figures.over_rounds(members),
-        overview_figures.by_domain(members),
+        results(members),
+        over_rounds(members),
+        by_domain(members),
         Section("Paired comparisons", [grid] if (grid := comparisons(members)) else []),
-        overview_figures.fairness(members),
-        overview_figures.cost(members),
-        settings.configs([m.run for m in members], [m.name for m in members]),
+        fairness(members),
+        cost(members),
+        single.configs([m.run for m in members], [m.name for m in members]),
         _repeated(found, members),
-        settings.glossary(),
+        single.glossary(),
     ]
     chapters = []
     if len(members) <= MOST_CHAPTERS:
@@ -65,7 +846,7 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
         subtitle=f"{len(members)} runs; {', '.join(_places(members))}",
         sections=[section for section in shown if section.parts],
         chapters=chapters,
-        facts=[settings.facts(m.run, m.name) for m in members],
+        facts=[single.facts(m.run, m.name) for m in members],
     )
 
 
@@ -89,5 +870,5 @@ def _repeated(found: Sequence[Found], members: Sequence[Member]) -> Section:
         sentence = "There are too many runs to show each in detail here; this shows one of them:"
         code = [f"python -m rayfed.report {shlex.quote(str(members[0].run.path))}"]
         parts.append(Text(title="A single run", sentences=[sentence], code=code))
-    parts.append(settings.environment([m.run for m in members], [m.name for m in members]))
+    parts.append(single.environment([m.run for m in members], [m.name for m in members]))
     return Section("Repeat it", parts)

@@ -11,7 +11,7 @@ import torch
 
 from rayfed.analysis import feature_map, landscape, slopes
 from rayfed.config.schema import load_config
-from rayfed.engine import gpu_plan
+from rayfed.engine import measurement
 from rayfed.experiment.simulate import simulate
 from rayfed.testing.small import small_setup
 from tests.conftest import SMALL
@@ -39,14 +39,14 @@ def test_an_analysis_computes_on_the_device(name, small, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine whose GPU is the pretended device, for runs and trials in one process."""
-    monkeypatch.setattr(gpu_plan, "chosen_device", lambda name: torch.device(TYPE, 0))
+    monkeypatch.setattr(measurement, "chosen_device", lambda name: torch.device(TYPE, 0))
     with pretended() as device:
         yield device
 
 
 def large(monkeypatch):
     """Let every network have enough work for a GPU."""
-    monkeypatch.setattr(gpu_plan, "WORTH", 0)
+    monkeypatch.setattr(measurement, "WORTH", 0)
 
 
 def test_a_run_in_one_process_computes_on_the_device(small, gpu, monkeypatch):

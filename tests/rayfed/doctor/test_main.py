@@ -17,8 +17,7 @@ from rayfed.config.schema import load_config
 from rayfed.doctor.__main__ import main
 from rayfed.doctor.diagnosis import _lanes, _nodes
 from rayfed.engine import measurement
-from rayfed.engine.measurement import costs, measure
-from rayfed.engine.preflight import check_resources
+from rayfed.engine.measurement import check_resources, costs, measure
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import Plan
@@ -165,7 +164,7 @@ def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
 
 def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(
-        "rayfed.engine.preflight.shutil",
+        "rayfed.engine.measurement.shutil",
         SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1)),
     )
     code, _, errors = doctor()

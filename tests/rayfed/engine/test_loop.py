@@ -3,9 +3,8 @@
 import pytest
 
 from rayfed.clients import ClientTable
-from rayfed.engine.columns import headline
-from rayfed.engine.loop import Experiment, is_due
-from rayfed.engine.sampling import sample as draw
+from rayfed.engine.loop import Experiment, headline, is_due
+from rayfed.engine.loop import sample as draw
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, personal, pool, summary
 from rayfed.evaluation.test_sets import EvaluationSet

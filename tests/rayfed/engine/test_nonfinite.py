@@ -13,12 +13,12 @@ from rayfed.engine.recorded import _checked
 from rayfed.errors import ClientError, NonFiniteClientError, NonFiniteError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.evaluation.nonfinite import find, sentence
+from rayfed.evaluation.scores import Round
 from rayfed.federation.cohort import Answer, Ledger
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
 from rayfed.federation.server import Server
-from rayfed.record.round import Round
-from rayfed.record.tensorboard import scalars
+from rayfed.record.trackers import scalars
 from rayfed.run import main
 from rayfed.terminal.console import follow
 from rayfed.types import ServerState

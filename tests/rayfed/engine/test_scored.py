@@ -16,10 +16,9 @@ from rayfed.engine.scored import scored
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.federation.stays import STAYS
-from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import read_rows, read_table
-from rayfed.record.serialization import from_file
 from rayfed.resume import main as resume
 from rayfed.testing.small import small_setup, without_times
 from rayfed.tuning.base import copies, load

@@ -20,12 +20,10 @@ from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceE
 from rayfed.executors import client_actor
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.exchange import Exchange
-from rayfed.executors.failed_call import is_fault, is_out_of_memory
 from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.lane import Lane
-from rayfed.executors.pace import Pace
-from rayfed.executors.worker import Worker
+from rayfed.executors.lane import Lane, Pace
+from rayfed.executors.worker import Worker, is_fault, is_out_of_memory
 from rayfed.federation.executor import Call
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import checksum

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from rayfed.config.schema import load_config
-from rayfed.engine.launch import launch
+from rayfed.engine.session import launch
 from rayfed.engine.setup import prepare
 from rayfed.federation.executor import Visit
 from tests.conftest import ROOT

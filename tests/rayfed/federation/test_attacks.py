@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.data.client_data import ClientData
+from rayfed.data.examples import ClientData
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
-from rayfed.executors.transfer import check_finite
+from rayfed.executors.worker import check_finite
 from rayfed.federation.channel import CODED, Channel, Stage, leave
 from rayfed.types import Broadcast, Update, num_bytes
 

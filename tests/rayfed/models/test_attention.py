@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayfed.executors.adjust_trunk import adjust_trunk
+from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models import attention
 from rayfed.models.attention import SHORT, DirectAttention, Products, use_direct_attention
@@ -180,7 +180,7 @@ def test_the_backward_pass_copies_once_less():
 
 @pytest.mark.parametrize("train", [TrainConfig(), TrainConfig(compile=True)], ids=["as it is", "compiled"])
 def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch):
-    monkeypatch.setattr("rayfed.executors.adjust_trunk.use_compile", lambda model, device: None)
+    monkeypatch.setattr("rayfed.executors.worker.use_compile", lambda model, device: None)
     net = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=2)
     adjust_trunk(net, train)
     kinds = {type(block.attn) for block in net.blocks}
@@ -190,9 +190,9 @@ def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.steady
 def test_a_driver_and_the_actors_of_other_networks_do_not_import_timm():
-    modules = "rayfed.engine.driver, rayfed.executors.client_actor, rayfed.executors.worker"
+    modules = "rayfed.engine.session, rayfed.executors.client_actor, rayfed.executors.worker"
     adjust = (
-        "from rayfed.executors.adjust_trunk import adjust_trunk; import torch, sys; "
+        "from rayfed.executors.worker import adjust_trunk; import torch, sys; "
         "from rayfed.federation.train_config import TrainConfig; "
         "adjust_trunk(torch.nn.Linear(2, 2), TrainConfig()); print('timm' in sys.modules)"
     )

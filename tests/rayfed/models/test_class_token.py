@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed.executors.adjust_trunk import adjust_trunk
+from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.attention import use_direct_attention
 from rayfed.models.blocks import BlockStack
@@ -175,7 +175,7 @@ def test_second_derivatives_exist_where_they_do_in_torch():
 
 @pytest.mark.parametrize("train", [TrainConfig(), TrainConfig(compile=True)], ids=["as it is", "compiled"])
 def test_client_actors_use_it_unless_the_network_is_compiled(train, monkeypatch):
-    monkeypatch.setattr("rayfed.executors.adjust_trunk.use_compile", lambda model, device: None)
+    monkeypatch.setattr("rayfed.executors.worker.use_compile", lambda model, device: None)
     net = network()
     adjust_trunk(net, train)
     assert (net.blocks.first_token is None) == train.compile

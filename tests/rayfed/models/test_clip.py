@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from rayfed.errors import ConfigError
-from rayfed.models import clip, open_clip_models
+from rayfed.models import clip, networks
 from rayfed.models.build import build_backbone
 from rayfed.models.captions import CONTEXT, VOCABULARY, Captioner, class_names, tokenize
 from rayfed.models.config import ModelConfig
@@ -181,11 +181,11 @@ def test_errors_name_the_key():
 
 def test_published_weights_that_cannot_be_had_are_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    known = open_clip_models.find_model("open_clip/ViT-B-32-quickgelu", "openai")
+    known = networks.find_model("open_clip/ViT-B-32-quickgelu", "openai")
     assert (known.is_tag, known.size, known.width) == (True, 224, 512)
     assert known.published.repository == "timm/vit_base_patch32_clip_224.openai"
     assert known.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
-    assert not open_clip_models.find_model("open_clip/ViT-B-32-quickgelu", "no_such.safetensors").is_tag
+    assert not networks.find_model("open_clip/ViT-B-32-quickgelu", "no_such.safetensors").is_tag
 
 
 def test_a_local_file_is_read(tmp_path):

@@ -6,7 +6,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayfed.federation.joint import bound
+from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
 from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rayfed.devices import set_deterministic
-from rayfed.executors.adjust_trunk import adjust_trunk
+from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.pooling import MeanPool

@@ -232,7 +232,7 @@ def test_a_bar_on_a_terminal(run, root, monkeypatch):
 def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path, capsys):
     from rayfed.config.schema import load_config
     from rayfed.data import load
-    from rayfed.engine.inputs import without_values
+    from rayfed.engine.setup import without_values
 
     place = [f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]
     assert main(["pacs", *place]) == 0

@@ -10,9 +10,8 @@ from rayfed.errors import ConfigError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Kept
 from rayfed.record import ownership
-from rayfed.record.checkpoint import Checkpoints, restore
+from rayfed.record.checkpoint import Checkpoints, from_file, restore, to_bytes
 from rayfed.record.claim import KEPT, claim
-from rayfed.record.serialization import from_file, to_bytes
 from rayfed.types import ServerState
 
 WEIGHT = torch.arange(6.0).view(2, 3)

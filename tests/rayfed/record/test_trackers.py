@@ -12,7 +12,7 @@ import pytest
 import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.claim import claim, look
-from rayfed.record.tracking import Tracking, check_trackers, temporary_environment
+from rayfed.record.trackers import Tracking, check_trackers, temporary_environment
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from rayfed.terminal.guard import STOP

@@ -20,7 +20,7 @@ from rayfed.federation.visit import evaluate, fit
 from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
-from rayfed.report.gap_figures import gap_variance, gap_variances
+from rayfed.report.method_figures import gap_variance, gap_variances
 from rayfed.report.run_tables import RunTables
 from tests.vectors import vector
 

@@ -5,7 +5,7 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.page.run import PageRun
-from rayfed.report.page.summary import summary
+from rayfed.report.page.single import summary
 from rayfed.report.protocols import TABLES
 from rayfed.report.table import final_table
 from tests.rayfed.report.page import folders

@@ -8,9 +8,8 @@ from scipy.stats import ttest_rel
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
-from rayfed.reproduce.job import JobCell
+from rayfed.reproduce.job import EXAMPLES, STEPS, JobCell
 from rayfed.reproduce.results import beside, compare, judge, measures_of
-from rayfed.reproduce.scores import EXAMPLES, STEPS
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 TABLES = papers.tables(folder())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rayfed.engine import inputs
+from rayfed.engine import setup
 from rayfed.engine.stored import WeightStore
 from rayfed.errors import ConfigError, PartsFailedError
 from rayfed.record.readers import read_rows
@@ -40,8 +40,8 @@ def test_a_job_that_is_continued_repeats_nothing_and_ends_in_the_same_table(job,
     whole = job()
     told = []
     loaded = []
-    load = inputs.load
-    monkeypatch.setattr(inputs, "load", lambda *given: loaded.append(given) or load(*given))
+    load = setup.load
+    monkeypatch.setattr(setup, "load", lambda *given: loaded.append(given) or load(*given))
     found = reproduce(whole, told.append)
     assert len(loaded) == 1  # the two cells share their data
     assert [line.split("  ")[0] for line in told] == ["1/2", "2/2"]

@@ -12,7 +12,7 @@ from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.data.partition.population import Population
-from rayfed.data.population_config import PopulationConfig
+from rayfed.data.partition_config import PopulationConfig
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, make_data, part

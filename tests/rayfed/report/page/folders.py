@@ -11,11 +11,11 @@ import yaml
 from rayfed.config.schema import load_config, to_dict
 from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import Evaluation, Score, pool, summary
+from rayfed.evaluation.scores import Round
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event
 from rayfed.record.files import write_parquet, write_table
 from rayfed.record.folder import RunFolder, describe_run
-from rayfed.record.round import Round
 from rayfed.types import ServerState
 
 DOMAINS = ("street", "plain", "fonts")

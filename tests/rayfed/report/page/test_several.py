@@ -8,11 +8,9 @@ import pytest
 import yaml
 
 from rayfed.errors import ConfigError
-from rayfed.report.page.find import find
-from rayfed.report.page.protocol import over_seeds
 from rayfed.report.page.run import PageRun
-from rayfed.report.page.several import page_of
-from rayfed.report.page.summary import summary
+from rayfed.report.page.several import find, over_seeds, page_of
+from rayfed.report.page.single import summary
 from tests.rayfed.report.page import folders
 from tests.rayfed.report.page.conftest import part_of, table_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.report.page import cost, holdings, method, scores
+from rayfed.report.page import single
 from rayfed.report.page.parts import Figure, Grid, Tiles
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.single import sections, single_page
@@ -150,7 +150,7 @@ def test_the_command_repeats_the_run(run_page, run_folder):
 
 
 def test_many_clients_have_quantiles_instead_of_rows(run_folder, run_page, monkeypatch):
-    for module in (scores, holdings, method, cost):
+    for module in (single, single, single, single):
         monkeypatch.setattr(module, "MOST_CLIENTS", 5)
     page = single_page(PageRun(run_folder))
     clients = np.array(list(scored(run_folder, "report_clients").values()))

@@ -1,0 +1,234 @@
+"""The model as one client of a group sees it: its own trained values, and passes shared by the group."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.errors import RayFedError
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor
+from rayfed.types import RESIDUAL, Params
+
+
+class NotShareableError(RayFedError):
+    """A client of a group used its model in a way that only works for a client that is played alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A forward pass that a client asks for.
+
+    Attributes:
+        kind: Name of the method of `Backbone`.
+        x: The client's rows.
+        options: Keyword arguments of the method.
+        values: Values by global name that replace the client's own in this pass.
+        known: Frozen features of the rows, if they are known.
+        state: What all clients of one pass must have in common: train or evaluation mode, gradients or not,
+            active blocks, and whether the tuning is left out.
+    """
+
+    kind: str
+    x: Tensor
+    options: Mapping[str, Any]
+    values: Mapping[str, Tensor]
+    known: Tensor | None
+    state: tuple[Any, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Passes with the same key are computed together."""
+        named = tuple(sorted(self.options.items()))
+        shape = (self.x.shape[1:], self.x.dtype, self.x.requires_grad)
+        return self.kind, named, frozenset(self.values), self.known is None, self.state, shape
+
+
+PLAIN = frozenset(
+    (
+        *("label", "width", "num_classes", "task", "size", "mean", "std", "num_blocks", "predict"),
+        *("net_is_frozen", "has_frozen_features", "text_is_live", "module_name"),
+    )
+)
+"""Attributes of a Backbone that are the same for all clients."""
+
+PARTS = frozenset(("net", "head", "text", "adapter", "exits", "gc_net", "stack"))
+"""Modules of a Backbone; a client gets a copy that holds its own values, and computes with it alone."""
+
+
+class MemberModel:
+    """Stands for a `Backbone` in the code of one client of a group.
+
+    Attributes:
+        own: The client's trained tensors by global name: parameters, and buffers such as LoRA residuals.
+        active: Blocks that the client holds.
+        untuned: As of `Backbone`.
+        training: Whether the client has put its model into train mode.
+    """
+
+    def __init__(
+        self, model: Backbone, own: Params, active: tuple[int, ...], ask: Callable[[Any], Any]
+    ) -> None:
+        """Make the model of one client.
+
+        Args:
+            model: The model that all clients of the group share.
+            own: The client's values of the trained tensors, by global name.
+            active: Blocks that the client holds.
+            ask: Waits for the answer to a request (`rayfed.executors.grouped.passes`).
+        """
+        self.own = own
+        self.active = active
+        self.untuned = False
+        self.training = True
+        self._model = model
+        self._ask = ask
+        self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
+        self._places: dict[str, NamedTensor] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("own", "active", "untuned", "training") and not name.startswith("_"):
+            raise NotShareableError(f"the client sets the attribute {name!r} of its model")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PLAIN:
+            return getattr(self._model, name)
+        if name in PARTS:
+            part = getattr(self._model, name)
+            return part if part is None else self._with_own_values(part)
+        raise NotShareableError(f"the client reads the attribute {name!r} of its model")
+
+    def __call__(self, x: Tensor, headless: bool = False) -> Any:
+        return self.forward(x, headless)
+
+    def forward(self, x: Tensor, headless: bool = False) -> Any:
+        """As `Backbone.forward`."""
+        if self.text_is_live and not headless:
+            return self.classify(self.features(x))
+        return self._pass("forward", x, headless=headless)
+
+    def features(self, x: Tensor) -> Tensor:
+        """As `Backbone.features`."""
+        return self.encode(x)[0]
+
+    def encode(self, x: Tensor, customize: bool = True) -> tuple[Tensor, Tensor]:
+        """As `Backbone.encode`."""
+        features, h = self._pass("encode", x, customize=customize)
+        return features, h
+
+    def classify(self, features: Tensor) -> Tensor:
+        """As `Backbone.classify`; class features that train are computed for this client only."""
+        if self.untuned or not self.text_is_live:
+            logits: Tensor = self._pass("classify", features)
+            return logits
+        scores: Tensor = self.head(features, self.class_features(features))
+        return scores
+
+    def class_features(self, images: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """As `Backbone.class_features`."""
+        if self.text_is_live:
+            features: Tensor = self.text.features(self._model.head.weight, images, context)
+            return features
+        return self._model.class_features()
+
+    def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
+        """As `Backbone.output_with`; without gradients of the given values."""
+        unknown = sorted(params.keys() - self.own.keys())
+        if unknown or self.text_is_live:
+            raise NotShareableError(f"a pass with other values of {unknown or 'the text side'}")
+        if torch.is_grad_enabled() and any(value.requires_grad for value in params.values()):
+            raise NotShareableError("a pass with gradients of the values that are given for it")
+        return self._pass("forward", x, dict(params), headless=headless)
+
+    def frozen_features(self, x: Tensor) -> Tensor:
+        """As `Backbone.frozen_features`; for this client alone, because a later group may use them too."""
+        known = self.remembered_features(x)
+        if known is None:
+            known = self._ask(Pass("frozen_features", x, {}, {}, None, (False, False, self.active, False)))
+            self.remember_frozen_features(x, known)
+        return known
+
+    def remember_frozen_features(self, x: Tensor, features: Tensor) -> None:
+        """As `Backbone.remember_frozen_features`."""
+        self._known.append((x, self.active, features.detach()))
+
+    def tensors(self) -> Mapping[str, NamedTensor]:
+        """As `Backbone.tensors`, with the client's own values."""
+        entries = self._model.tensors()
+        if not self._places:
+            self._places = {name: _place(entries[name], value) for name, value in self.own.items()}
+        return {**entries, **self._places}
+
+    def trained(self, buffers: bool) -> dict[str, Tensor]:
+        """Those of the client's own tensors that are trained, by global name; not copies.
+
+        Args:
+            buffers: Whether LoRA residuals are included.
+        """
+        return {
+            name: value
+            for name, value in self.own.items()
+            if value.requires_grad or (buffers and name.endswith(RESIDUAL))
+        }
+
+    def train(self, mode: bool = True) -> MemberModel:
+        """As `Backbone.train`, for this client only."""
+        self.training = mode
+        return self
+
+    def eval(self) -> MemberModel:
+        """Evaluation mode, for this client only."""
+        return self.train(False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for value in self.own.values():
+            if value.grad is not None:
+                value.grad = None if set_to_none else value.grad.zero_()
+
+    def _pass(self, kind: str, x: Tensor, values: Params | None = None, **options: Any) -> Any:
+        state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
+        return self._ask(Pass(kind, x, options, values or {}, self.remembered_features(x), state))
+
+    def remembered_features(self, x: Tensor) -> Tensor | None:
+        """As `Backbone.remembered_features`."""
+        found = (kept for batch, blocks, kept in self._known if batch is x and blocks == self.active)
+        return next(found, None)
+
+    def _with_own_values(self, part: nn.Module) -> nn.Module:
+        """A copy of a module that shares everything but the trained tensors, which are the client's own."""
+        places = {
+            (id(e.module), e.leaf): self.own[n] for n, e in self._model.tensors().items() if n in self.own
+        }
+        trained = {id(module) for module in self._model._modes()[1]} if self.training else set()
+        return _copied(part, places, trained)
+
+
+def _place(entry: NamedTensor, value: Tensor) -> NamedTensor:
+    """Where a client has its own value of a tensor; `dataclasses.replace` takes several times as long."""
+    held: Any = SimpleNamespace(_parameters={entry.leaf: value}, _buffers={entry.leaf: value})
+    return NamedTensor(held, entry.leaf, entry.block, entry.is_buffer, entry.path)
+
+
+def _copied(
+    module: nn.Module, places: Mapping[tuple[int, str], Tensor], trained: Collection[int]
+) -> nn.Module:
+    """A copy with the tensors of `places` (by id of the module); modules in `trained` are in train mode."""
+    clone = copy.copy(module)
+    state = vars(clone)
+    state["training"] = id(module) in trained
+    for kind in ("_parameters", "_buffers"):
+        mine = {leaf: places.get((id(module), leaf), value) for leaf, value in state[kind].items()}
+        state[kind] = mine
+    state["_modules"] = {
+        name: None if child is None else _copied(child, places, trained)
+        for name, child in state["_modules"].items()
+    }
+    return clone

@@ -1,0 +1,655 @@
+"""Runs the code of several clients in turns: each until it needs a result that is computed for all of them.
+
+Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed: the
+thread of a client that has to wait wakes that of the next one. Global random states belong to the client
+whose turn it is.
+
+Plays a group of clients at once: one forward and one backward pass for the rows of all of them.
+
+The code of every client runs as if it were alone. Where it asks its model for a pass, it waits until all
+clients of the group ask for something; passes of the same kind are then computed together, with the values
+of each client for its rows, and every client continues with its own rows of the result. Likewise, where it
+calls `backward`, the gradients of all clients go through the shared network in one pass.
+
+A pass that was computed for the rows of several clients, and its backward pass.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import logging
+import os
+import random
+from _thread import allocate_lock, get_native_id, start_new_thread
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.random.bit_generator import ISeedSequence
+from torch import Tensor, nn
+
+from rayfed.executors.grouped.member import MemberModel, NotShareableError, Pass
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor
+from rayfed.models.stacked import Stacked, dropouts, stackable
+from rayfed.types import Params, Update
+
+R = TypeVar("R")
+
+CORE: Any = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+"""Function that tells on which core this thread runs; None where that, or choosing one, is not known."""
+
+NUMPY: Any = np.random  # its annotations leave out what sets the global generator
+
+
+class Cancelled(BaseException):
+    """Ends the code of a client because another client of its group failed."""
+
+
+class Unseeded(ISeedSequence):
+    """Begins a generator of numpy that gets its seed afterwards; a usual one takes three times as long."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.zeros(n_words, dtype)
+
+
+UNSEEDED: Any = Unseeded()
+
+
+class Streams:
+    """The random streams of one client, as `rayfed.seeds.seeded` begins them.
+
+    What is not kept by client is the normal number that `np.random.randn` and its like hold back after an odd
+    number of draws, because reading it takes 35 microseconds in each turn; code of clients should draw normal
+    numbers from torch.
+
+    Attributes:
+        own: The generator that the client's code gets.
+        torch: State of torch's global CPU stream while it is not this client's turn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._devices: dict[torch.device, torch.Generator] = {}
+        self.own = torch.Generator().manual_seed(seed)
+        self.torch = torch.Generator().manual_seed(seed)
+        self._python = random.Random(seed).getstate()
+        self._numpy: Any = np.random.MT19937(UNSEEDED)
+        np.random.RandomState(self._numpy).seed(seed % 2**32)
+
+    def begin(self) -> None:
+        """Make these the global streams."""
+        torch.set_rng_state(self.torch.get_state())
+        random.setstate(self._python)
+        NUMPY.set_bit_generator(self._numpy)
+
+    def end(self) -> None:
+        """Keep the states of the global streams until this client's next turn."""
+        self.torch.set_state(torch.get_rng_state())
+        self._python = random.getstate()
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The client's stream on a device, for code that runs outside its turn."""
+        if device.type == "cpu":
+            return self.torch
+        if device not in self._devices:
+            self._devices[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._devices[device]
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Put the global streams back afterwards, which the turns of clients change."""
+    state, python, numpy = torch.get_rng_state(), random.getstate(), NUMPY.get_bit_generator()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        NUMPY.set_bit_generator(numpy)
+
+
+class Turn(Generic[R]):
+    """The code of one client, which can be stopped at a request and continued with its answer.
+
+    Attributes:
+        streams: Random streams of the client.
+        request: What the client waits for; None: its code has ended.
+        result: What its code returned.
+        error: What its code raised.
+    """
+
+    def __init__(self, work: Callable[[], R], streams: Streams) -> None:
+        self.streams = streams
+        self.request: Any = None
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self._answer: Any = None
+        self._cancelled = False
+        self._thread: int | None = None
+        self._cores = os.sched_getaffinity(0) if CORE is not None else set()
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._paused: Callable[[], None] = _nobody_waits
+        self._ended = allocate_lock()
+        self._ended.acquire()
+        # The thread alone holds the work, which refers to what holds this turn, and drops it at its end.
+        # threading.Thread would wait here until the thread runs, which takes three times as long.
+        start_new_thread(contextvars.copy_context().run, (self._run, work))
+
+    def resume(self, answer: Any, paused: Callable[[], None]) -> None:
+        """Let the client's code run, with the answer to its request; its thread calls `paused` afterwards."""
+        self._answer = answer
+        self._paused = paused
+        self.request = None
+        self.streams.begin()
+        if self._thread is not None:
+            _call_here(self._thread)
+        self._go.put(None)
+
+    def ask(self, request: Any) -> Any:
+        """Called by the client's code: wait for the answer to a request."""
+        if not self._cancelled:  # else the code ends, and its cleaning up asks again
+            self.request = request
+            self._hand_over()
+            self._wait()
+        if self._cancelled:
+            raise Cancelled
+        return self._answer
+
+    def cancel(self) -> None:
+        """End the client's code at its request."""
+        self._cancelled = True
+        self._go.put(None)
+        with self._ended:
+            pass
+
+    def _wait(self) -> None:
+        """Wait for this client's turn; its code may use all cores that the process may use."""
+        self._go.get()
+        _run_anywhere(self._cores)
+
+    def _hand_over(self) -> None:
+        """Let the next client run."""
+        self.streams.end()
+        paused, self._paused = self._paused, _nobody_waits
+        paused()
+
+    def _run(self, work: Callable[[], R]) -> None:
+        try:
+            self._thread = get_native_id()
+            self._wait()
+            if not self._cancelled:
+                self.result = work()
+        except BaseException as err:
+            self.error = err
+        finally:
+            self.request = None
+            self._hand_over()
+            self._ended.release()
+
+
+def _call_here(thread: int) -> None:
+    """Let a thread that sleeps continue on the core of this one, which is about to sleep.
+
+    Linux would wake it on another core, where nothing of what they share is at hand, such as weights, code
+    and the tensors of the last pass. It may move as soon as it runs (`_run_anywhere`).
+    """
+    if CORE is not None:
+        with suppress(OSError):  # where a sandbox forbids it
+            os.sched_setaffinity(thread, (CORE(),))
+
+
+def _run_anywhere(cores: Iterable[int]) -> None:
+    """Let this thread run on all of these cores again."""
+    if CORE is not None:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cores)
+
+
+def _nobody_waits() -> None:
+    """What the thread of a client does where no other one waits for it, because its code is ended."""
+
+
+def take_turns(turns: Sequence[Turn[Any]], answers: Sequence[Any]) -> None:
+    """Let the code of clients run, one after the other, each until its next request or its end.
+
+    The thread of a client wakes that of the next one itself: to wake the caller in between would take as long
+    once more. After the error of a client those after it do not run.
+
+    Args:
+        turns: The clients, in the order in which they run.
+        answers: What each of them asked for; None for those that begin.
+    """
+    order = _Order(zip(turns, answers, strict=True))
+    with restored():
+        order.proceed()
+        order.ended.get()
+
+
+class _Order:
+    """Clients whose code is still to run. A class, because a function that hands itself on is freed late."""
+
+    def __init__(self, waiting: Iterator[tuple[Turn[Any], Any]]) -> None:
+        self._waiting = waiting
+        self.ended: SimpleQueue[None] = SimpleQueue()
+
+    def proceed(self, last: Turn[Any] | None = None) -> None:
+        """Let the next client run, unless the last one failed."""
+        following = None if last is not None and last.error is not None else next(self._waiting, None)
+        if following is None:
+            self.ended.put(None)
+        else:
+            turn, answer = following
+            turn.resume(answer, partial(self.proceed, turn))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a joint batch belong to clients.
+
+    Attributes:
+        members: Numbers of the clients, in the order of their rows.
+        sizes: Rows of each client. Every client has room for as many as the largest one; its first row is
+            repeated in the rest, and no result of these rows is used.
+    """
+
+    members: Sequence[int]
+    sizes: Sequence[int]
+
+    @property
+    def room(self) -> int:
+        """Number m of rows that every client has room for."""
+        return max(self.sizes)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The rows of all clients, shape (K m, ...)."""
+        if len(parts) == 1:
+            return parts[0]
+        filled = []
+        for part in parts:
+            filled.append(part)
+            if short := self.room - len(part):
+                filled.append(part[:1].expand(short, *part.shape[1:]))
+        return torch.cat(filled)
+
+    def own(self, i: int, joint: Tensor) -> Tensor:
+        """Rows of the client at place i."""
+        start = i * self.room
+        return joint[start : start + self.sizes[i]]
+
+
+class Joint:
+    """A pass that was computed for several clients.
+
+    Attributes:
+        names: Tensors that get gradients, by global name.
+    """
+
+    def __init__(self, rows: Rows, output: Any, leaves: Mapping[str, Tensor], x: Tensor | None) -> None:
+        self._rows = rows
+        self._output = output
+        self._flat = [output] if isinstance(output, Tensor) else list(output)
+        self._x = x
+        self._leaves = leaves
+        self._waiting = set(rows.members)
+        self.names = tuple(leaves)
+
+    def shaped(self, flat: Sequence[Tensor]) -> Any:
+        """Outputs in the form in which the model returned them: a tensor, a list or a tuple."""
+        return flat[0] if isinstance(self._output, Tensor) else type(self._output)(flat)
+
+    def parts(self, i: int) -> list[Tensor]:
+        """Outputs for the rows of the client at place i, without gradients."""
+        return [self._rows.own(i, out.detach()) for out in self._flat]
+
+    def answers(self) -> dict[int, Any]:
+        """The answer for each client: its rows, or what connects them to the gradients."""
+        members = enumerate(self._rows.members)
+        if any(out.requires_grad for out in self._flat):
+            return {k: Share(self, i) for i, k in members}
+        return {k: self.shaped(self.parts(i)) for i, k in members}
+
+    def backward(self, grads: Mapping[int, Sequence[Tensor | None]]) -> dict[int, list[Tensor | None]]:
+        """One backward pass for the clients that asked for it.
+
+        Args:
+            grads: Gradients of each output for the rows of a client, by number of the client.
+
+        Returns:
+            For each client the gradients of its rows (None unless they require gradients) and of its tensors.
+        """
+        self._waiting -= grads.keys()
+        outputs = []
+        incoming = []
+        for j, out in enumerate(self._flat):
+            if out.requires_grad and any(given[j] is not None for given in grads.values()):
+                outputs.append(out)
+                incoming.append(self._incoming(j, out, grads))
+        inputs = [*([] if self._x is None else [self._x]), *self._leaves.values()]
+        found: Sequence[Tensor | None] = [None] * len(inputs)
+        if outputs:
+            keep = bool(self._waiting)
+            found = torch.autograd.grad(outputs, inputs, incoming, retain_graph=keep, allow_unused=True)
+        of_x = None if self._x is None else found[0]
+        each = [None if g is None else g.unbind(0) for g in found[len(inputs) - len(self._leaves) :]]
+        answers: dict[int, list[Tensor | None]] = {}
+        for i, k in enumerate(self._rows.members):
+            if k in grads:
+                mine = None if of_x is None else self._rows.own(i, of_x)
+                answers[k] = [mine, *(None if g is None else g[i] for g in each)]
+        return answers
+
+    def _incoming(self, j: int, out: Tensor, grads: Mapping[int, Sequence[Tensor | None]]) -> Tensor:
+        parts = [grads[k][j] if k in grads else None for k in self._rows.members]
+        given = [part for part in parts if part is not None]
+        if len(given) == len(parts) and min(self._rows.sizes) == self._rows.room:
+            return torch.cat(given)
+        whole = torch.zeros_like(out)
+        for i, part in enumerate(parts):
+            if part is not None:
+                self._rows.own(i, whole).copy_(part)
+        return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The part of one client in a joint pass.
+
+    Attributes:
+        joint: The pass.
+        place: Place of the client in it.
+    """
+
+    joint: Joint
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """A backward pass that a client asks for.
+
+    Attributes:
+        joint: The pass whose outputs have these gradients.
+        grads: Gradient of each output for the client's rows; None: the output was not used.
+    """
+
+    joint: Joint
+    grads: Sequence[Tensor | None]
+
+
+class JointPass(torch.autograd.Function):
+    """One client's rows of a joint pass, as a function of its rows and its tensors.
+
+    The backward pass waits for the other clients; second derivatives do not exist.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, share: Share, ask: Callable[[Any], Any], x: Tensor, *leaves: Tensor) -> Any:
+        ctx.share = share
+        ctx.ask = ask
+        ctx.set_materialize_grads(False)
+        return tuple(share.joint.parts(share.place))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        found = ctx.ask(Backward(ctx.share.joint, grads))
+        given = (None, None, *found)
+        found.clear()  # of tensors that nobody else refers to, autograd makes no copies
+        return given
+
+
+@contextmanager
+def bound(places: Mapping[str, NamedTensor], values: Mapping[str, Any]) -> Iterator[None]:
+    """Put values into the modules that own these tensors, and the former ones back afterwards."""
+    before = []
+    for name, entry in places.items():
+        held: Any = entry.module._buffers if entry.is_buffer else entry.module._parameters
+        before.append((held, entry.leaf, held[entry.leaf]))
+        held[entry.leaf] = values[name]
+    try:
+        yield
+    finally:
+        for held, leaf, value in before:
+            held[leaf] = value
+
+
+@contextmanager
+def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[None]:
+    """Let every dropout layer draw the rows of each client from its own random stream."""
+    layers = list(dropouts(model)) if model.training else []
+    for layer in layers:
+        vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=rows, streams=streams)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Tensor:
+    """Dropout that draws for a client what F.dropout would draw for its rows alone."""
+    noise = []
+    for i, k in enumerate(rows.members):
+        part = rows.own(i, x.detach())
+        noise.append(torch.empty_like(part).bernoulli_(1 - p, generator=streams[k].on(x.device)))
+    return x * rows.join(noise).div_(1 - p)
+
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 256
+"""Most rows of a joint pass without gradients, unless those of one client are more."""
+
+
+class MemberError(Exception):
+    """The code of a client of a group failed; its error is the cause of this one."""
+
+
+class Group:
+    """Clients that share their passes.
+
+    Attributes:
+        models: The model of each client, to be used in its code only.
+        streams: The random streams of each client.
+    """
+
+    def __init__(
+        self,
+        model: Backbone,
+        values: Sequence[Params],
+        active: Sequence[tuple[int, ...]],
+        seeds: Sequence[int],
+    ) -> None:
+        """Make the models of the clients.
+
+        Args:
+            model: The model; it is changed during passes only.
+            values: Values of all trained tensors of each client, by global name.
+            active: Blocks that each client holds.
+            seeds: Seed of the random streams of each client.
+        """
+        self._model = model
+        self._places = stackable(model)
+        self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
+        entries = model.tensors()
+        self._turns: list[Turn[Update]] = []
+        self.streams = [Streams(seed) for seed in seeds]
+        each = self._own(entries, len(values))
+        self.models = [
+            MemberModel(model, own, blocks, partial(self._ask, k))
+            for k, (own, blocks) in enumerate(zip(each, active, strict=True))
+        ]
+
+    def _own(self, entries: Mapping[str, NamedTensor], clients: int) -> list[Params]:
+        """Trained tensors of each client: views of the stacks, so that a joint pass need not copy them.
+
+        Those of the text side are copies. A client computes with them alone, and must be able to go backward
+        through that after another one has changed its own, which counts as a change of every view.
+        """
+        each: list[Params] = [{} for _ in range(clients)]
+        for name, stack in self._stacks.items():
+            is_view = name in self._places
+            is_buffer = entries[name].is_buffer
+            for own, value in zip(each, stack.unbind(0), strict=True):
+                value = value if is_view else value.clone()
+                own[name] = value if is_buffer else nn.Parameter(value)
+        return each
+
+    def run(self, tasks: Sequence[Callable[[], Update]]) -> list[Update]:
+        """Run the code of every client to its end.
+
+        Args:
+            tasks: The code of each client.
+
+        Raises:
+            MemberError: The code of a client raised an error; that of the others was ended.
+        """
+        self._turns = [
+            Turn(partial(_in_one_thread, task), own) for task, own in zip(tasks, self.streams, strict=True)
+        ]
+        self._model.train()  # a new model is in no defined mode, in which frozen layers may round differently
+        try:
+            self._resume(dict.fromkeys(range(len(tasks))))
+            while requests := {k: t.request for k, t in enumerate(self._turns) if t.request is not None}:
+                self._resume(self._answers(requests))
+        finally:
+            for turn in self._turns:
+                turn.cancel()
+            self.models.clear()  # they refer to this group, which would be freed late otherwise
+            self._model.active = None if self._model.num_blocks else ()
+            self._model.untuned = False
+        return [turn.result for turn in self._turns if turn.result is not None]
+
+    def _resume(self, answers: Mapping[int, Any]) -> None:
+        """Let the code of these clients run until each has a new request or has ended."""
+        members = sorted(answers)
+        take_turns([self._turns[k] for k in members], [answers[k] for k in members])
+        for turn in self._turns:
+            if turn.error is not None:
+                raise MemberError from turn.error
+
+    def _ask(self, k: int, request: Pass | Backward) -> Any:
+        """What client k's model calls for a pass: wait for the joint one, and connect it to the gradients."""
+        answer = self._turns[k].ask(request)
+        if not isinstance(answer, Share):
+            return answer
+        own = self.models[k].own
+        leaves = [own[name] for name in answer.joint.names]
+        assert isinstance(request, Pass)
+        outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
+        return answer.joint.shaped(outputs)
+
+    def _answers(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
+        """Compute all requests, those of the same kind together."""
+        backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
+        forward: dict[Any, dict[int, Pass]] = {}
+        for k, request in requests.items():
+            if isinstance(request, Backward):
+                backward.setdefault(request.joint, {})[k] = request.grads
+            else:
+                forward.setdefault(request.key, {})[k] = request
+        answers: dict[int, Any] = {}
+        for joint, grads in backward.items():
+            answers |= joint.backward(grads)
+        for (kind, *_), passes in forward.items():
+            if kind == "frozen_features":
+                answers |= {k: self._alone(request) for k, request in passes.items()}
+            else:
+                for some in _portions(passes):
+                    answers |= self._together(some)
+        return answers
+
+    def _alone(self, request: Pass) -> Tensor:
+        self._model.active = request.state[2]
+        return self._model.frozen_features(request.x)
+
+    def _together(self, requests: Mapping[int, Pass]) -> dict[int, Any]:
+        """One pass of the network for the rows of these clients."""
+        members = list(requests)
+        passes = list(requests.values())
+        training, gradients, active, untuned = passes[0].state
+        model = self._model
+        model.active = active
+        model.untuned = untuned
+        if model.training != training:
+            model.train(training)
+        rows = Rows(members, [len(p.x) for p in passes])
+        held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
+        leaves = {n: self._values(n, members, passes) for n in held}
+        own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients
+        learned = [n for n, v in held.items() if gradients and n in own and not v.is_buffer]
+        for name in learned:
+            leaves[name].value.requires_grad_()
+        x = rows.join([p.x.detach() for p in passes])
+        if passes[0].x.requires_grad:
+            x.requires_grad_()
+        if features := [p.known for p in passes if p.known is not None]:  # of all of them, or of none
+            known = rows.join(features)
+            x = known if model.has_frozen_features and not x.requires_grad else x
+            model.remember_frozen_features(x, known)
+        with ExitStack() as stack, torch.set_grad_enabled(gradients):
+            stack.enter_context(bound(held, leaves))
+            stack.enter_context(dropping(model, rows, self.streams))
+            output = getattr(model, passes[0].kind)(x, **passes[0].options)
+        joint = Joint(rows, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
+        return joint.answers()
+
+    def _values(self, name: str, members: list[int], passes: Sequence[Pass]) -> Any:
+        """The values of one tensor for these clients: their own, or those that they gave for this pass."""
+        if name not in passes[0].values:
+            # A copy: a client may change its values before another one has gone backward through this pass.
+            every = self._stacks[name].detach()
+            return Stacked(every.clone() if len(members) == len(every) else every[members])
+        given = [p.values[name] for p in passes]
+        device = self._stacks[name].device
+        if all(value is given[0] for value in given):
+            return given[0].to(device)
+        return Stacked(torch.stack([value.to(device) for value in given]))
+
+
+def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:
+    """All clients together in a pass with gradients; without gradients, as many as `MOST_ROWS` allows.
+
+    Batches of an evaluation are large already: more rows would cost memory and save nothing.
+    """
+    members = list(passes.items())
+    gradients = members[0][1].state[1]
+    each = max(1, MOST_ROWS // max(len(p.x) for p in passes.values()))
+    size = len(members) if gradients else each
+    return [dict(members[i : i + size]) for i in range(0, len(members), size)]
+
+
+def log_failure(clients: Sequence[str], err: Exception) -> None:
+    """Log that clients of a group are run one by one.
+
+    Args:
+        clients: Their ids.
+        err: What `Group` raised. It is a warning where the method or the model cannot be grouped, because
+            then every group costs an attempt.
+    """
+    cause = err.__cause__ or err
+    log.info("clients %s are run one by one: %s", ", ".join(clients), cause)
+    if isinstance(cause, NotShareableError | NotImplementedError):
+        _warn(str(cause))
+
+
+@cache
+def _warn(cause: str) -> None:
+    """Warn once per process and cause."""
+    log.warning(
+        "clients cannot share their passes and are run one by one: %s; train.group=1 saves the attempts",
+        cause,
+    )
+
+
+def _in_one_thread(task: Callable[[], Update]) -> Update:
+    """Run a task with its backward passes in its own thread, which may wait in them, on a GPU too."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return task()

@@ -1,0 +1,72 @@
+"""Figures of leave_one_out: heights, means, colours, and the order of the domains."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.colors import to_hex
+
+from rayfed.record.files import write_text
+from rayfed.report import style
+from rayfed.report.figures import OF_FOLDS
+from rayfed.report.run_tables import RunTables
+from rayfed.report.score_figures import score_by_fold, score_by_fold_and_round
+from tests.rayfed.report.tables import write_run
+
+FOLDS = ("fonts", "plain", "street")  # not in the order of the data set
+IN_ORDER = ("plain", "street", "fonts")
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = {"algorithm": "fedavg", "compare": "afl", "protocol": "leave_one_out", "seed": 3}
+    write_text(tmp_path / "config.yaml", yaml.safe_dump({**config, "data": {"name": "digits"}}))
+    for place, name in enumerate(FOLDS):
+        write_run(tmp_path / name, rounds=3)
+        write_text(tmp_path / name / "compare" / "afl" / "config.yaml", "{}")
+        for method, folder in enumerate((tmp_path / name, tmp_path / name / "compare" / "afl")):
+            score = 0.1 * (1 + place) + 0.4 * method
+            rows = [
+                {"round": r, "val_accuracy": v, "accuracy": score / 2, "held_out_accuracy": score + 0.01 * r}
+                for r, v in ((1, 0.2), (2, 0.9), (3, 0.5))
+            ]
+            write_text(folder / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return RunTables(tmp_path)
+
+
+def test_bars_are_the_selected_rounds_and_their_mean(run):
+    figure = score_by_fold(run).figure
+    held_out, own = figure.axes
+    heights = np.array([bar.get_height() for bar in held_out.patches]).reshape(2, 4)
+    fedavg = [22.0, 32.0, 12.0]  # plain, street, fonts in round 2
+    np.testing.assert_allclose(heights[0], [*fedavg, np.mean(fedavg)])
+    np.testing.assert_allclose(heights[1], heights[0] + 40)
+    assert own.patches[0].get_height() == pytest.approx(10.0)
+    assert [text.get_text() for text in held_out.get_xticklabels()] == [*IN_ORDER, "mean"]
+    colours = [to_hex(held_out.patches[i].get_facecolor()) for i in (0, 4)]
+    assert colours == [colour.lower() for colour in style.PALETTE[:2]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "afl"]
+
+
+def test_curves_have_the_colours_of_the_domains_and_a_mean(run):
+    axis = score_by_fold_and_round(run).figure.axes[0]
+    domains = RunTables(run.path / "plain").domains
+    *curves, mean = axis.lines
+    assert [to_hex(line.get_color()) for line in curves] == [domains[d].colour.lower() for d in IN_ORDER]
+    np.testing.assert_allclose(mean.get_ydata(), np.mean([line.get_ydata() for line in curves], axis=0))
+
+
+def test_the_figures_fit_their_canvas(run):
+    for draw in (score_by_fold, score_by_fold_and_round):
+        figure = draw(run).figure
+        figure.draw_without_rendering()
+        box = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert box.x0 >= -0.05 and box.y0 >= -0.05  # noqa: PT018
+        assert box.x1 <= width + 0.05 and box.y1 <= height + 0.05  # noqa: PT018
+
+
+def test_other_runs_have_no_such_figure(tmp_path):
+    write_run(tmp_path / "run")
+    assert {draw(RunTables(tmp_path / "run")) for draw in OF_FOLDS.values()} == {None}

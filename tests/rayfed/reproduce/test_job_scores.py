@@ -1,0 +1,107 @@
+"""The scores of a cell are those of its run's own tables."""
+
+import re
+
+import pytest
+
+import rayfed
+from rayfed.config import papers
+from rayfed.config.compose import folder
+from rayfed.config.schema import load_config
+from rayfed.record.readers import read_rows
+from rayfed.report.protocols import MEASURES
+from rayfed.reproduce.job import SPREAD, better, read_scores, rule_of, unit
+from tests.conftest import SMALL
+
+DOMAINS = "data.domains=[plain,street]"
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory, cache):
+    path = tmp_path_factory.mktemp("folds") / "run"
+    overrides = [*SMALL, "data.test=0.2", "data.val=0.2", "protocol=leave_one_out", DOMAINS, "cluster=inline"]
+    overrides += [f"data.cache={cache}", f"output={path}", "rounds=1"]
+    rayfed.simulate(overrides)
+    return path, load_config(overrides)
+
+
+def test_of_a_run(small):
+    run = small("evaluation.personal=true")
+    config = load_config([*SMALL, "evaluation.personal=true"])
+    wanted = ["accuracy_domain", "sigma_type", "domain 1", "domain 5", "domain 6", "average", "variance"]
+    found = read_scores(run.path, config, [*wanted, "worst tenth", "numbers_trained"])
+    row = run.metrics
+    assert found["accuracy_domain"] == 100 * row["accuracy_domain"]
+    assert found["sigma_type"] == 100 * row["sigma_type"]
+    assert "domain 6" not in found
+    report = (run.path / "report.md").read_text()
+    for name, domain in (("domain 1", "plain"), ("domain 5", "fonts")):
+        line = next(line for line in report.splitlines() if line.startswith(f"| {domain} |"))
+        assert line.split("|")[5].strip() == f"{found[name]:.1f}"
+    assert found["average"] == pytest.approx(100 * row["personal_accuracy"])
+    assert found["variance"] == pytest.approx((100 * row["personal_sigma_client"]) ** 2)
+    assert found["numbers_trained"] > 100
+    swapped = read_scores(run.path, config, ["domain 1"], ["fonts", "plain"])
+    assert swapped["domain 1"] == found["domain 5"]
+
+
+def test_over_the_rounds(small):
+    """Of all rounds, evaluated or not, that have the columns."""
+    overrides = [*SMALL, "algorithm=faa", "server.compare=true", "data.val=0.2", "rounds=3"]
+    run = small(*overrides[len(SMALL) :], "evaluation.every=3")
+    faa, ga = ([row[f"gap_{name}_variance"] for row in read_rows(run.path)] for name in ("faa", "ga"))
+    names = ["geometric mean gap_faa_variance", "rounds gap_faa_variance < gap_ga_variance"]
+    found = read_scores(run.path, load_config(overrides), [*names, "geometric mean not_there"])
+    assert len(faa) == len(ga) == 3
+    assert found == {
+        names[0]: pytest.approx((faa[0] * faa[1] * faa[2]) ** (1 / 3)),
+        names[1]: pytest.approx(100 * sum(a < b for a, b in zip(faa, ga, strict=True)) / 3),
+    }
+
+
+def test_of_held_out_domains(folds):
+    path, config = folds
+    wanted = ["generalization", "generalization 1", "generalization 2", "comprehensive 1", "generalization 3"]
+    found = read_scores(path, config, wanted)
+    report = (path / "report.md").read_text()
+    line = next(line for line in report.splitlines() if line.startswith("| generalization |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[2:] == [
+        f"{found[name]:.2f}" for name in ("generalization 1", "generalization 2", "generalization")
+    ]
+    assert "generalization 3" not in found
+    swapped = read_scores(path, config, ["generalization 1"], ["street", "plain"])
+    assert swapped["generalization 1"] == found["generalization 2"]
+    assert "validation" in rule_of(config)
+
+
+def test_directions_and_units():
+    assert [better(name) for name in ("accuracy_domain", "sigma_type", "variance")] == [
+        "higher",
+        "lower",
+        "lower",
+    ]
+    names = ("personal", "variance", "numbers_trained", "geometric mean gap_variance")
+    assert [unit(name) for name in names] == ["percent", "percent squared", "numbers", "as in the column"]
+    assert [better(name) for name in ("geometric mean gap_variance", "rounds gap_variance < x_variance")] == [
+        "lower",
+        "higher",
+    ]
+
+
+def test_every_measure_of_every_table_can_be_read_or_is_known_not_to_be():
+    columns = {"accuracy_domain", "sigma_type", "sigma_client", "cluster_accuracy", "numbers_trained"}
+    unread = set()
+    for table in papers.tables(folder()).values():
+        for measure in table.measures:
+            score = table.scores.get(measure, "")
+            name, _, place = score.rpartition(" ")
+            known = score in {*columns, *SPREAD, *MEASURES} or (
+                place.isdecimal() and name in {"domain", *MEASURES}
+            )
+            known = known or re.fullmatch(
+                r"(geometric mean|rounds \w+ <) gap_(faa|ga|fedavg)_variance", score
+            )
+            assert known or not score, (table.name, measure)
+            unread |= set() if score else {(table.name, measure)}
+    assert unread == {("fft_gp/table15", "extra cost")}
