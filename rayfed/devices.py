@@ -1,6 +1,6 @@
 """Moves tensors between the CPU and a device, with one copy for all tensors of a type, and reads numbers.
 
-Finds NVIDIA's multi-process service (MPS), which lets several processes compute on a GPU at once.
+Also finds NVIDIA's multi-process service (MPS), which lets several processes compute on a GPU at once.
 """
 
 from __future__ import annotations

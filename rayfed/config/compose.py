@@ -6,13 +6,10 @@ that are merged on top. Nothing is checked here beyond names and syntax: `rayfed
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
 
-Reads which methods `compare` lists, for commands on which nothing else chooses an algorithm.
+Short forms of values are written out: paths, and names in place of a section. `listed` reads the methods of
+`compare` for a command on which nothing else chooses an algorithm.
 
-Writes out the short forms of values in a config: paths, and names in place of a section.
-
-Puts the YAML files of `configs/` together.
-
-A file may build on others, in its list `defaults`:
+A file of `configs/` may build on others, in its list `defaults`:
 
     # @package _global_                        the keys are those of the whole config, not of the file's group
     defaults:

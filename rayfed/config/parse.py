@@ -2,9 +2,8 @@
 
 Only this module uses pydantic.
 
-For a key or a section that does not exist: where it is in the whole config, or what to write.
-
-Compares two configs of a run, and lists the keys that may change when it is continued.
+A key or a section that does not exist gets the place where it is in the whole config, or what to write. Two
+configs of a run are compared, with a list of the keys that may change when it is continued.
 """
 
 from __future__ import annotations

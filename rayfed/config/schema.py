@@ -1,9 +1,4 @@
-"""The typed schema of an experiment, checked against the dataclasses that the code runs on.
-
-`rayfed.config.compose` puts the YAML together, `rayfed.config.parse` checks it against a dataclass.
-
-The sections `cluster`, `evaluation` and `checkpoint` of a config.
-"""
+"""The typed schema of an experiment, checked against the dataclasses that the code runs on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Other experiments that a config asks for: compared algorithms, and the runs of a protocol.
-
-Runs of the protocols that score clients, domains, classes and data sets on which nobody trained.
-"""
+"""Other experiments that a config asks for: compared algorithms, and the runs of a protocol."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Each image of a batch is changed on its own. The random numbers come from a seed that a client draws from its
 own stream, and are drawn on the CPU, so that the result does not depend on where a client runs.
 
-The config section `data.augment`: which random changes of training images, and how strong.
+The config section `data.augment` says which changes, and how strong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The examples of a data set, as client calls read them: mapped, resident on a device, or streamed to it.
+"""The examples of a data set and the data of one client, as client calls read them.
 
-The data of one client: stored examples, normalised batch by batch on its device.
+Examples are mapped, resident on a device, or streamed to it; batches are normalised on the device of the
+client.
 """
 
 from __future__ import annotations

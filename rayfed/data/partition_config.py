@@ -1,7 +1,4 @@
-"""The config section `data.partition`, and the checks of it that do not need the data set.
-
-The config section `data.population`: clients that are drawn from the samples of a data set.
-"""
+"""The config sections `data.partition` and `data.population`, and checks that do not need the data set."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Prepare a data set: decode its inputs once and write them into an Arrow file in the cache.
+"""Prepare a data set: decode its inputs once and write them into an Arrow file in the cache folder.
 
-The folder of prepared data sets: its location, and the removal of files from it.
-
-Whether examples of a size fit into memory, before the first of them is decoded.
+What cannot fit into memory is refused before the first input is decoded.
 """
 
 from __future__ import annotations

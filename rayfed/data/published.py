@@ -1,8 +1,6 @@
-"""The data sets as their authors published them: domains, classes, numbers of images, and addresses.
+"""The data sets as their authors published them, and a comparison of a download with them.
 
-Counts are those of the papers or, where these differ from the distributed files, those of the files.
-
-Compare the files of a download with what the authors of the data set published, without decoding them.
+Domains, classes, numbers of images and addresses; files are compared without decoding them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The interface of readers, the listing that they return, and how a reader is found by name.
-
-Some classes of a data set, for readers that cannot select classes themselves.
-"""
+"""The interface of readers, the listing that they return, and how a reader is found by name."""
 
 from __future__ import annotations
 

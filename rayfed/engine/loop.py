@@ -1,11 +1,4 @@
-"""The round loop: samples clients, runs the round, evaluates the model.
-
-Columns of the row of a round: scores, faults and cost.
-
-Draws the clients of a round; clients that are not drawn cost nothing.
-
-Scores clients that never train, after a few local steps from the global model.
-"""
+"""The round loop: samples clients, runs the round, evaluates the model, and makes the row of the round."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Measures time and memory of the largest client by running it: in a new process, or in this one.
+"""Measures time and memory of the largest client by running it, and checks that the actors fit.
 
-Measures the memory that only this process has, now and at its peak.
-
-Measures the largest client on a GPU of the cluster, and says how many client actors a GPU holds.
-
-Checks, before anything starts, that the actors fit on the cluster and the files fit on the disk.
+The client runs in a new process, in this one, or on a GPU of the cluster, which says how many client actors
+a GPU holds. Files of the run must fit on the disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Estimates the memory of an experiment from shapes, and refuses one that cannot fit.
+"""Estimates memory and cost of an experiment from shapes, and refuses one that cannot run.
 
-Checks that a model trained on some classes can score others (`evaluation.model_of`).
-
-Counts what training costs, once for each kind of model and each number of its blocks.
+Costs are counted once for each kind of model and each number of its blocks. A model that is to be scored on
+other data (`evaluation.model_of`) must have been trained on classes that fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Ray and the actors of one command, which its runs use one after the other.
 
-The driver actor: it runs the round loop on its node, and owns the client actors.
-
-Starts a prepared experiment in this process, or on the driver and client actors of a session.
+An experiment runs in this process, or on a driver actor, which runs the round loop on its node and owns the
+client actors.
 """
 
 from __future__ import annotations

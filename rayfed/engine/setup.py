@@ -1,10 +1,4 @@
-"""Prepares an experiment from its config: data, partition and model; all input is checked here.
-
-What an experiment is made from: its data set, its clients, and the shape of its model without values.
-
-Decides which small test sets of an experiment are scored in shared batches.
-
-Builds the channel of an experiment and the count of its privacy loss from the config.
+"""Prepares an experiment from its config: data, partition, model and channel; all input is checked here.
 
 Start values of the matrices between LoRA's factors, taken from the first step of full training.
 

@@ -1,9 +1,6 @@
 """Runs the calls of clients on a pool of Ray actors, each with a share of a CPU and of a GPU.
 
-References to the private stores of clients, which rest in the object store and beyond its budget on disk.
-
-Ray writes objects to disk when its object store is full. It leaves out small results of calls, which it keeps
-in the memory of the driver; these are put into the object store here when they have become many.
+The private stores of clients rest in the object store and beyond its budget on disk.
 """
 
 from __future__ import annotations

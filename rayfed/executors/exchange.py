@@ -1,8 +1,7 @@
 """Runs one exchange with the clients of a round on a pool of actors, and handles failures.
 
-Messages to client actors, whose large parts are put into the object store once per exchange.
-
-Reports which clients have not answered, with the current stacks of their processes.
+Large parts of messages are put into the object store once per exchange. Clients that do not answer are
+named with the current stacks of their processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """State that the driver keeps for each client actor, and the messages that it sends to it.
 
-Measures whether starting client actors make progress; on a loaded machine a start can take minutes.
-
-Learns from earlier calls how long a call takes, so that the longest ones are started first.
-
-This decides only where and when calls run, never what they answer.
+Also measures whether starting client actors make progress (on a loaded machine a start can take minutes), and
+learns from earlier calls how long a call takes, so that the longest ones are started first. Both decide only
+where and when calls run, never what they answer.
 """
 
 from __future__ import annotations

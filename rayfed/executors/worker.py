@@ -1,10 +1,8 @@
 """Runs calls of clients in one process; all executors use it, so that placement changes no result.
 
-Moves what clients receive to the device, and their answers back to the CPU, and checks the answers.
-
-Switches on what the config asks of the network of a model.
-
-The errors of calls that failed at a client, among them faults of a device and a lack of its memory.
+A call moves what the client receives to the device, prepares the network as the config asks, runs the code
+of the client, and moves its checked answer back to the CPU. A call that failed becomes an error that names
+the client, with advice if the device had too little memory.
 """
 
 from __future__ import annotations

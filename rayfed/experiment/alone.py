@@ -1,10 +1,6 @@
-"""Runs one prepared experiment in its folder.
+"""Runs one prepared experiment in its folder, and writes its tables, figures and report.
 
-Writes config, versions and partition into a run folder before the first round.
-
-What a command shows of its runs.
-
-Writes report.md and the figures of a finished run, and shows its table.
+Config, versions and partition are written before the first round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs the experiments of one command one after the other: compared methods, folds, or a single one.
-
-Prepares all runs of a command and checks them, before anything is written.
-"""
+"""Prepares and checks all runs of a command before anything is written, and runs them in turn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The client object that client-side code receives: model, data and private store during one call.
 
-Gradients of the loss of a batch, in one piece or added up over parts, and those of what a client holds.
-
-Makes the optimizers of clients, and carries their state from visit to visit.
+Its gradients are computed in one piece or added up over parts; its optimizers are made from the section
+`train`, and their state is carried from visit to visit.
 """
 
 from __future__ import annotations

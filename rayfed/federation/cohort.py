@@ -1,7 +1,4 @@
-"""The clients of one round, and how a server calls them.
-
-What training costs a client: floating-point operations and trained numbers, known from its examples.
-"""
+"""The clients of one round, how a server calls them, and what their training costs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The interface that every backbone has: input size, blocks, features, head, and tensors by global name.
 
-Runs a part of a model in automatic mixed precision, with a result in float32.
-
-Features as samples, for losses and clusterings that compare distributions of features.
+Its parts run in automatic mixed precision where the config asks for it, with results in float32.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Global names of a model's tensors: independent of wrappers, of the adapter library and of the process.
 
-Which modules are in train mode while a model is tuned.
+Also sets which modules are in train mode while a model is tuned.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Construct networks by name: the project's own small ones, and those of torchvision, timm and open_clip.
 
-A network before it becomes a Backbone, with its input format and the source of its weights.
+Models of open_clip and their published weights are found by `model.name` and `model.pretrained`.
 
 AlexNet with BatchNorm: the baseline that FedCLIP's tables train from random weights.
 
@@ -21,8 +21,6 @@ convolutions on the way up.
 
 Differs from that code: every convolution is followed by a ReLU (there, the second one is not), and
 InstanceNorm without parameters replaces BatchNorm without parameters and running statistics.
-
-Look up the models of open_clip and their published weights by `model.name` and `model.pretrained`.
 """
 
 from __future__ import annotations

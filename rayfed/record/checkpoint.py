@@ -5,12 +5,7 @@ file exists. Stores are named by the digest of their content, so that an unchang
 The JSON file holds digests of itself, of the history of its rounds, of the config and of the data, so that
 later changes of any of them are detected.
 
-Digests in a checkpoint, by which later changes of its entries, the config or the data are detected.
-
-Writes nested values of tensors, numbers and strings into one safetensors file, and reads them back.
-
-Containers are stored as JSON in the metadata of the file, which refers to its tensors by name. Reading a
-file runs no code of it.
+Nested values of tensors, numbers and strings are written into one safetensors file. Containers are stored as JSON in the metadata of the file, which refers to its tensors by name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Writes the folder of a run: config, versions, result tables, events and final tensors.
-
-Appends each finished round to rounds.jsonl, or writes the file anew where it cannot.
-
-Appending takes the same time however many rounds there were before. The history of the run has the same rows,
-so a file that a crash cut off or that was changed is written again from there.
-"""
+"""Writes the folder of a run: config, versions, rounds, result tables, events and final tensors."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Sends the rounds of a run to MLflow and to Weights & Biases, if the config asks for it.
+"""Sends the rounds of a run to MLflow, Weights & Biases and TensorBoard, if the config asks for it.
 
 A tracker that fails neither stops a run nor changes its results, which are on disk. Rounds that could not be
 sent are kept and sent again every PAUSE seconds and at the end of the run; one warning is shown.
 
-Settings of MLflow and Weights & Biases, and checks before a run starts that they can be used.
-
-Writes the rounds of a run for TensorBoard.
+Before a run starts, it is checked that they can be used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Figures of runs that weight and group clients: weights, changes of groups, representations.
-
-Figure of the blocks that clients of limited capacity hold and train in each round.
-
-Variance of the generalization gaps over the rounds, under the weights of different servers.
-
-Figure of a partition: labels of every client, and its number of samples, coloured by domain.
-"""
+"""Figures of methods: weights, groups, blocks and generalization gaps of clients, and the partition."""
 
 from __future__ import annotations
 

@@ -1,17 +1,9 @@
 """The tables of all protocols.
 
-Tables of the protocol leave_one_out: one run per domain, in which no client has data of that domain.
-
-Model selection as in Lu et al., FedCLIP, 2023: the first round with the highest accuracy of the global model
-on the clients' validation images, mean over clients. No image of the held-out domain is used for
-training or selection, which is checked in the manifest of each run. The runs of `compare` (for CLIP models:
-zero-shot) get the same rows.
-
-Table of the protocol few_shot: one run for each number of training samples of a class and client.
-
-Table of the protocol unseen_clients: clients that train beside clients that never do.
-
-Tables of the protocols cross_domain, base_to_new and cross_dataset.
+Model selection of leave_one_out as in Lu et al., FedCLIP, 2023: the first round with the highest accuracy
+of the global model on the clients' validation images, mean over clients. No image of the held-out domain is
+used for training or selection, which is checked in the manifest of each run. The runs of `compare` (for
+CLIP models: zero-shot) get the same rows.
 """
 
 from __future__ import annotations

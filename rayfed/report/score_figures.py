@@ -1,9 +1,4 @@
-"""Figures of the scores: by domain over the rounds, by client, and over traffic and time.
-
-Figure that compares methods: one curve a method, with a band over its seeds.
-
-Figures of the protocol leave_one_out: the scores of all folds, and their mean.
-"""
+"""Figures of scores: by domain over the rounds, by client, over traffic and time, by method, by fold."""
 
 from __future__ import annotations
 

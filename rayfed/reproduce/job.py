@@ -1,15 +1,14 @@
-"""A reproduce job: the cells of a paper's table that are to be run, each with its config and its folder.
+"""A reproduce job: the cells of a paper's table that are to be run, with configs, folders and scores.
 
-Prepares the cells of a job, which share data, partitions and models, and divides the cluster.
+Cells share data, partitions and models, and divide the cluster between them.
 
-Reads the scores of a finished cell, by the names that `scores` in configs/papers/*.yaml may have.
-
-A name is a column of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of
-the global model on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the
-clients; `numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the
-percentage of rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
-`rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such
-as `generalization 2`) that of the second held-out domain.
+Scores of a finished cell have the names that `scores` in configs/papers/*.yaml may have. A name is a column
+of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of the global model
+on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the clients;
+`numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
+rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
+`rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such as
+`generalization 2`) that of the second held-out domain.
 """
 
 from __future__ import annotations

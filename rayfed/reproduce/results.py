@@ -1,6 +1,6 @@
 """Compares the finished cells of a job with the paper's numbers, and tests each of the paper's orderings.
 
-A reproduced table as data: our numbers, the paper's, and its orderings; what `reproduction.json` holds.
+The result is what `reproduction.json` holds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Runs the cells of a job that are not finished side by side on one Ray, and writes the table as it fills.
-
-The state of a job while it runs: which cells are finished, which run, which failed.
-
-The table of a job on a terminal, which fills while the cells run.
-"""
+"""Runs the unfinished cells of a job side by side on one Ray, and writes and shows the table as it fills."""
 
 from __future__ import annotations
 

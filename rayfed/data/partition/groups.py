@@ -1,10 +1,8 @@
-"""Partition data by groups, such as the slices of a patient, so that no group is in two splits.
+"""Changes of a partition: groups kept whole, few-shot clients, unseen clients, new classes.
 
-Few-shot clients: each keeps a few training samples of every class.
-
-Unseen clients: some clients never train, and are scored beside the others.
-
-The clients of an experiment, tested on classes of which none of them has a sample.
+Of a group, such as the slices of a patient, no two examples are in different splits. A few-shot client
+keeps a few training samples of every class. Unseen clients never train and are scored like the others. With
+new classes, clients are tested on classes of which none of them has a sample.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Only the number of samples of a client is known before. Everything that is drawn
 domain and the number of the client in it, so a client has the same samples in every process and round, and in
 every population that is large enough to contain it.
 
-The samples from which the clients of a virtual population draw: one pool for each split of a domain.
+Clients draw from one pool of samples for each split of a domain.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Runs the code of several clients in turns: each until it needs a result that is computed for all of them.
+"""Plays a group of clients at once: one forward and one backward pass for the rows of all of them.
 
-Every client has a thread, of which exactly one runs at a time, so the order of everything is fixed: the
-thread of a client that has to wait wakes that of the next one. Global random states belong to the client
-whose turn it is.
-
-Plays a group of clients at once: one forward and one backward pass for the rows of all of them.
-
-The code of every client runs as if it were alone. Where it asks its model for a pass, it waits until all
-clients of the group ask for something; passes of the same kind are then computed together, with the values
-of each client for its rows, and every client continues with its own rows of the result. Likewise, where it
-calls `backward`, the gradients of all clients go through the shared network in one pass.
-
-A pass that was computed for the rows of several clients, and its backward pass.
+The code of every client runs as if it were alone, in a thread of its own, of which exactly one runs at a
+time. Where it asks its model for a pass, it waits until all clients of the group ask for something, and its
+thread wakes the next one; passes of the same kind are then computed together, with the values of each
+client for its rows, and every client continues with its own rows of the result. Likewise, where it calls
+`backward`, the gradients of all clients go through the shared network in one pass. The order of everything
+is fixed, and global random states belong to the client whose turn it is.
 """
 
 from __future__ import annotations

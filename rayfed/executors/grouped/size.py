@@ -1,4 +1,4 @@
-"""How many clients share their passes, which config, method and model decide and placement does not."""
+"""Chooses how many clients share their passes: from config, method and model, never from placement."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Charts of curves, with bands, as figures of the page. The numbers behind them go with them.
-
-Pieces of pictures in SVG: scales, axes, lines, markers and tiny images. All sizes are in its own units.
-
-Heat maps as figures of the page. The numbers behind them go with them.
-"""
+"""Charts of curves and heat maps as figures of the page, in SVG. The numbers behind them go with them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes a page as one HTML file without any request, and its numbers as JSON.
 
-Writes the page about runs and its JSON file; a file that is no such page is never replaced.
+A file that is no such page is never replaced.
 """
 
 from __future__ import annotations

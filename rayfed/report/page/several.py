@@ -1,14 +1,7 @@
 """The page about several runs: a sweep, a comparison, folds, a reproduced table, or any run folders.
 
-Sections about several runs with tables: means over seeds, and all runs to be sorted and filtered.
-
-Sections about several runs with figures: curves with seeds as bands, domains, fairness and cost.
-
-Comparisons of methods on what they have in common: the same setting and seed, or the same clients.
-
-The tables of a protocol on the page about its runs.
-
-Finds the runs in the folders that a page is about: runs, comparisons, folds, sweeps, reproduced tables.
+Tables and curves are means over seeds; methods are compared in pairs on the same setting and seed, or the
+same clients.
 """
 
 from __future__ import annotations

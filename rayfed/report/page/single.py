@@ -1,19 +1,4 @@
-"""The page about one run.
-
-The summary of one run: its scores, its cost, and which rules gave them.
-
-Sections of one run about its scores: the curves, domains and clients.
-
-The section of one run about how evenly the clients and domains are served.
-
-The section of one run about who has what: classes and numbers of examples of the clients.
-
-Sections of one run about what it cost: bytes, time, and failures.
-
-Sections of one run about what its method did: blocks, groups and weights of the clients, and more.
-
-Sections about how runs were made: config, environment, and the commands that repeat them.
-"""
+"""The page about one run: summary, scores, fairness, data of the clients, cost, method and settings."""
 
 from __future__ import annotations
 
