@@ -1,11 +1,12 @@
 """Writes and reads checkpoints: the state of the server and the private store of every client.
 
-Files are safetensors and JSON only, so that reading them runs no code. A checkpoint is complete once its JSON
-file exists. Stores are named by the digest of their content, so that an unchanged store is written only once.
-The JSON file holds digests of itself, of the history of its rounds, of the config and of the data, so that
-later changes of any of them are detected.
+Files are safetensors and JSON only, so that reading them runs no code. A checkpoint is complete once its
+JSON file exists. Stores are named by the digest of their content, so that an unchanged store is written
+only once. The JSON file holds digests of itself, of the history of its rounds, of the config and of the
+data, so that later changes of any of them are detected.
 
-Nested values of tensors, numbers and strings are written into one safetensors file. Containers are stored as JSON in the metadata of the file, which refers to its tensors by name.
+Nested values of tensors, numbers and strings are written into one safetensors file. Containers are stored
+as JSON in the metadata of the file, which refers to its tensors by name.
 """
 
 from __future__ import annotations

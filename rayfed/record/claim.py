@@ -5,7 +5,8 @@ run's files (`rayfed.record.ownership`). A command first looks into the folder (
 experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a new token
 for every command, so that a command finds out if another one has begun in the folder meanwhile.
 
-Only files in the list of a run are removed, by a caller that holds the locks. Folders that a command creates for a run (`make_all`) are removed with it (`remove_empty`).
+Only files in the list of a run are removed, by a caller that holds the locks. Folders that a command
+creates for a run (`make_all`) are removed with it (`remove_empty`).
 
 System folders, the home and the current folder are refused as output.
 """

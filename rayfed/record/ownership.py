@@ -1,13 +1,13 @@
 """Records which files in a folder were written by a run, and which command may write there.
 
-A marker says that the folder belongs to a run, and a list names the run's files. A name is added to the list
-before its file is written, and an existing file that is not in the list is never overwritten. Every file in
-the list may therefore be removed, and no other file.
+A marker says that the folder belongs to a run, and a list names the run's files. A name is added to the
+list before its file is written, and an existing file that is not in the list is never overwritten. Every
+file in the list may therefore be removed, and no other file.
 
 The marker also says which command wrote in the folder last. At any time one command, and one process that
-writes its rounds, may use the folder: a command holds the lock COMMAND until it ends. The process that writes rounds (with Ray: the driver actor)
-holds the lock WRITER. A new command needs both, so it has to wait for a driver that still writes after its
-command has ended.
+writes its rounds, may use the folder: a command holds the lock COMMAND until it ends. The process that
+writes rounds (with Ray: the driver actor) holds the lock WRITER. A new command needs both, so it has to
+wait for a driver that still writes after its command has ended.
 """
 
 from __future__ import annotations

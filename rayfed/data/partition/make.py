@@ -1,7 +1,7 @@
 """Make a partition from labels, domains, config and seed; equal arguments give an equal partition.
 
-Schemes, by name, distribute the samples of one domain to its clients; for natural clients a column of the data
-says whose samples they are.
+Schemes, by name, distribute the samples of one domain to its clients; for natural clients a column of the
+data says whose samples they are.
 """
 
 from __future__ import annotations
