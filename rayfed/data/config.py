@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Gt, Lt
 
-from rayfed.data.augmentation import AugmentConfig
+from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.partition_config import PartitionConfig, PopulationConfig, check_partition
 from rayfed.errors import ConfigError, unknown
 

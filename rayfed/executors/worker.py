@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.augmentation import Augmentation, AugmentConfig
+from rayfed.data.augment_config import AugmentConfig
+from rayfed.data.augmentation import Augmentation
 from rayfed.data.examples import ClientData, Normalizer, Resident, choose
 from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset

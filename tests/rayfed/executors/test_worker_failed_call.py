@@ -81,7 +81,7 @@ def test_scoring_names_the_batch_of_scoring(monkeypatch):
 def test_other_failures_are_what_they_were(monkeypatch):
     error = failing(monkeypatch, ValueError("odd"), lambda x: True, "algorithm=fedavg")
     assert type(error) is ClientError
-    assert re.fullmatch(r"ValueError: odd \(test_failed_call\.py, line \d+\)", error.cause)
+    assert re.fullmatch(r"ValueError: odd \(test_worker_failed_call\.py, line \d+\)", error.cause)
     error = failing(monkeypatch, FloatingPointError("nan"), lambda x: True, "algorithm=fedavg")
     assert type(error) is NonFiniteClientError
 
