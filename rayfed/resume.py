@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.parse import BINDING, HARMLESS, changes
+from rayfed.config.changes import BINDING, HARMLESS, changes
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.guard import guarded, parser_of

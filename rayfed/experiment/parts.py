@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.parse import changes
+from rayfed.config.changes import changes
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
 from rayfed.data.config import DataConfig

@@ -25,8 +25,8 @@ from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
+from rayfed.config.changes import changes
 from rayfed.config.compose import ELSE
-from rayfed.config.parse import changes
 from rayfed.config.schema import ClusterConfig, Config
 from rayfed.documents import user_path
 from rayfed.engine.shared import Shared

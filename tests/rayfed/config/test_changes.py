@@ -2,7 +2,7 @@
 
 import re
 
-from rayfed.config.parse import BINDING, HARMLESS, changes
+from rayfed.config.changes import BINDING, HARMLESS, changes
 from tests.conftest import ROOT
 
 
