@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,14 +9,11 @@ from algorithms._sharpness import perturb
 from algorithms.fedmix import IMAGES, LABELS, MeanAugmented, mixed_loss
 from algorithms.harmofl import Harmonized, measure_amplitude, shift_channels
 from rayfed.types import ServerState, Update
+from tests.rounding import near
 from tests.vectors import vector
 
 V9 = vector("fedgcr", "V9")
 V10 = vector("fedgcr", "V10")
-
-
-def near(value, expected, tol=1e-6):
-    np.testing.assert_allclose(np.asarray(value.detach(), dtype=float), expected, atol=tol, rtol=0)
 
 
 def test_v9_shift():
@@ -37,7 +33,8 @@ def test_the_shift_is_what_the_fourier_transform_does():
     size = spectrum.abs()
     size[:, :, 0, 0] = amplitude
     back = torch.fft.ifft2(torch.polar(size, spectrum.angle())).real
-    near(shift_channels(x, amplitude), back, 1e-5)
+    # Six butterflies there and six back, four operations around them; the spectrum is divided by 64 again.
+    near(shift_channels(x, amplitude), back, 2 * 6 + 4, float(x.abs().max()))
 
 
 def test_v9_climb():

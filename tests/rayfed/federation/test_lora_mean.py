@@ -7,6 +7,7 @@ from rayfed.federation.lora_mean import product_mean, refactor, stack
 from rayfed.federation.params import mean_by_name
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
+from tests.rounding import near
 from tests.vectors import vector
 
 V7 = vector("fedra", "V7")
@@ -128,7 +129,8 @@ def test_with_a_residual_the_mean_of_the_products_is_exact(rule):
         w * (u.params["w.lora_B"] @ u.params["w.lora_A"] + old["w.lora_R"])
         for u, w in zip(updates, weights, strict=True)
     )
-    torch.testing.assert_close(after["w.lora_B"] @ after["w.lora_A"] + after["w.lora_R"], expected)
+    # Products of rank 2, three clients, and R in and out.
+    near(after["w.lora_B"] @ after["w.lora_A"] + after["w.lora_R"], expected, 2 + 2 * 3 + 4)
     if rule == "stack_merge":
         assert not after["w.lora_B"].any()
         assert torch.equal(after["w.lora_A"], old["w.lora_A"])

@@ -7,6 +7,7 @@ from rayfed.errors import ConfigError
 from rayfed.tuning.adapter import Adapter, Bottleneck
 from rayfed.tuning.base import apply_tuning, trainable
 from tests.rayfed.models.small import TRANSFORMERS, images, small
+from tests.rounding import near
 
 
 @torch.no_grad()
@@ -17,7 +18,7 @@ def test_the_equation_by_hand():
     adapter.down.bias.fill_(-7.0)
     adapter.up.weight.copy_(torch.tensor([[2.0], [-1.0]]))
     adapter.up.bias.copy_(torch.tensor([0.0, 10.0]))
-    torch.testing.assert_close(adapter(torch.tensor([2.0, 3.0])), torch.tensor([3.6826895, 12.1586553]))
+    near(adapter(torch.tensor([2.0, 3.0])), torch.tensor([3.6826895, 12.1586553]), 5)
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def test_an_adapter_changes_the_output_of_its_layer():
     torch.nn.init.ones_(layer.adapter.up.bias)
     x = torch.rand(2, layer.in_features)
     plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    torch.testing.assert_close(layer(x), plain + 1)
+    near(layer(x), plain + 1, layer.in_features + 2)
 
 
 def test_the_number_of_parameters():
