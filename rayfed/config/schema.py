@@ -108,6 +108,9 @@ class EvaluationConfig:
             scored; nothing is trained then. The classes may be others: the model makes its classifier from
             their names. Where the clients are the same, each is scored with the tensors that stayed at it.
             None: the experiment trains its own model.
+        without_parts: Score the final model again with the adapters, and again with the head, put back to
+            their start values (columns without_adapters and without_head); `auto`: where this costs at most a
+            tenth of what training and scoring the rounds cost.
         table: Rows of the final table: `domains`, or `clients` for statistics over clients of each model
             (average, worst and best tenth, variance).
     """
@@ -120,6 +123,7 @@ class EvaluationConfig:
     ties: Literal["first", "last"] = "first"
     local_steps: Annotated[int, Ge(0)] = 0
     model_of: str | None = None
+    without_parts: Literal["auto"] | bool = "auto"
     table: Literal["domains", "clients"] = "domains"
 
 

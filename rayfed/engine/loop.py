@@ -72,6 +72,8 @@ def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
     return steps if cost is None else {**steps, "flops": ledger.flops, "trained_params": ledger.trained}
 
 
+NOTHING: Params = {}
+
 MANY = 10_000
 """From this number of clients on, only those that might be drawn are asked whether they are available."""
 
@@ -246,6 +248,8 @@ class Experiment:
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
         cost: Floating-point operations and trained numbers of a visit; None: they are not counted.
         adapting: Clients that never train and are also scored after a few local steps; None: there are none.
+        parts: Start values of the trained tensors of each kind, with which the final model is scored again;
+            empty where the whole network is trained; None: it is not scored again.
     """
 
     server: Server
@@ -270,6 +274,7 @@ class Experiment:
     privacy: Privacy | None = None
     cost: Cost | None = None
     adapting: Adapting | None = None
+    parts: Mapping[str, Params] | None = None
 
 
 def run_rounds(
@@ -405,10 +410,52 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int, time: fl
     )
 
 
-def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> Evaluation:
-    """Score the global model on all test sets; this traffic is not counted as the method's."""
+def score_without(
+    experiment: Experiment, executor: Executor, state: ServerState
+) -> dict[str, dict[str, Any]] | None:
+    """Score the final model with the trained tensors of each kind put back to their start values.
+
+    The test sets are those of every round. Nothing of it is counted or kept.
+
+    Args:
+        experiment: The experiment.
+        executor: Runs the calls; it holds the stores of the clients after the last round.
+        state: State of the server after the last round.
+
+    Returns:
+        By kind, `clients` and `domains`, the mean scores over these, and `by_domain`, the score of each
+        domain, those that no client owns included; None: this was not asked for. A kind is left out where a
+        test set could not be scored.
+    """
+    if experiment.parts is None:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    for kind, start in experiment.parts.items():
+        cohort = make_cohort(experiment, executor, state.round, state.virtual_time)
+        scores = score_global(experiment, cohort, state, start)
+        if "report_missing" in cohort.ledger.metrics:
+            continue
+        row = summary(scores)
+        domains = {name: score.value for name, score in (*scores.domains.items(), *scores.held_out.items())}
+        metric = metric_of(row) or METRICS[0]
+        means = {"clients": row.get(metric), "domains": row.get(f"{metric}_domain")}
+        found[kind] = {**means, "by_domain": domains}
+    return found
+
+
+def score_global(
+    experiment: Experiment, cohort: Cohort, state: ServerState, instead: Params | None = None
+) -> Evaluation:
+    """Score the global model on all test sets; this traffic is not counted as the method's.
+
+    Args:
+        experiment: The experiment.
+        cohort: Clients of the round.
+        state: State of the server.
+        instead: Values to use in place of those of the server and the clients, by global name.
+    """
     ids = tuple(s.id for s in experiment.sets)
-    answers = score_on(experiment, cohort, ids, state, "test", "report")
+    answers = score_on(experiment, cohort, ids, state, "test", "report", instead or {})
     others = {name for a in answers.values() for name in a.metrics} - {*METRICS, "loss", "num"}
     for name in sorted(others):  # metrics of further predictions, such as that of the last exit
         values = [a.metrics[name] for a in answers.values() if name in a.metrics]
@@ -417,13 +464,24 @@ def score_global(experiment: Experiment, cohort: Cohort, state: ServerState) -> 
 
 
 def score_on(
-    experiment: Experiment, cohort: Cohort, ids: tuple[str, ...], state: ServerState, split: str, tag: str
+    experiment: Experiment,
+    cohort: Cohort,
+    ids: tuple[str, ...],
+    state: ServerState,
+    split: str,
+    tag: str,
+    instead: Params = NOTHING,
 ) -> dict[str, Update]:
     """Score the global model on these sets; records how many have no score as `<tag>_missing`.
+
+    Values of `instead`, by global name, are used in place of those of the server and the clients.
 
     Returns:
         Answers by id of the set.
     """
+    sent_instead = {name: value for name, value in instead.items() if name in state.params}
+    staying = {name: value for name, value in instead.items() if name not in state.params}
+    state = replace(state, params={**state.params, **sent_instead})
     wanted = set(ids)
     packed = {p.id: p for p in experiment.packs if p.split == split and wanted.issuperset(p.sizes)}
     inside = {i for p in packed.values() for i in p.sizes}
@@ -434,7 +492,7 @@ def score_on(
     answers: list[Update] = []
     if lone:
         with suppress(NobodyAnsweredError):
-            task = partial(evaluate, split=split, local=experiment.local)
+            task = partial(evaluate, split=split, local=experiment.local, instead=staying)
             answers += cohort.for_reporting(lone).run(task, plain, tag=tag)
     if packed:
         with suppress(NobodyAnsweredError):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import without_nonfinite
-from rayfed.engine.loop import Experiment, is_due, run_rounds
+from rayfed.engine.loop import Experiment, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation
@@ -184,7 +184,7 @@ def _record_since(
             found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
             done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
             seen = slowest(visits)
-            params = done.state.params
+            state, params = done.state, done.state.params
             folder.add(done)
             if watch is not None:
                 watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
@@ -193,6 +193,7 @@ def _record_since(
                 done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
             )
             yield {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
+        folder.write_without(None if state is None else score_without(experiment, executor, state))
         digest = folder.finish(params)
     except BaseException:
         # Errors of saving must not hide the first error; a store may have been lost with its node.

@@ -72,7 +72,7 @@ def scored(trained: str, setup: Setup) -> Setup:
             f"evaluation.model_of: {trained!r} has {what}, which holds the final state of the server and of "
             f"the clients; put back its folder checkpoints, or run it again with overwrite=true"
         )
-    experiment = replace(setup.experiment, server=Finished(state=saved.state))
+    experiment = replace(setup.experiment, server=Finished(state=saved.state), parts=None)
     stores = _own_stores(trained, saved.stores, setup) if setup.world.stays else {}
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 

@@ -28,7 +28,7 @@ from rayfed.config.schema import ClusterConfig, Config, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
-from rayfed.data.row_table import RowTable
+from rayfed.data.row_table import RowTable, Splits
 from rayfed.data.shards import Dataset
 from rayfed.devices import chosen_device
 from rayfed.engine.loop import Experiment, adapting, usual_size
@@ -337,7 +337,13 @@ def prepare(
     smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
     weights, start = core_start(replace(world, splits=table), model.weights, model.start, experiment)
     return Setup(
-        experiment=replace(experiment, group=group.clients, packs=packed, cost=cost),
+        experiment=replace(
+            experiment,
+            group=group.clients,
+            packs=packed,
+            cost=cost,
+            parts=parts_to_put_back(config, experiment, model.parts, start, table),
+        ),
         world=replace(
             world, splits=table, features=model.features, shares_features=shared is not None, smaller=smaller
         ),
@@ -347,6 +353,42 @@ def prepare(
         dataset=dataset,
         group=group,
     )
+
+
+BACKWARD = 2
+"""Cost of the backward pass of an example, in forward passes of it."""
+
+MOST_AGAIN = 0.1
+"""Largest cost of scoring the final model again, as a share of what the rounds cost."""
+
+
+def parts_to_put_back(
+    config: Config,
+    experiment: Experiment,
+    parts: Mapping[str, Params],
+    start: Params,
+    splits: Mapping[str, Splits],
+) -> Mapping[str, Params] | None:
+    """Start values of each kind of tensors with which the final model is scored again; None: it is not.
+
+    Args:
+        config: The config; `evaluation.without_parts` says whether.
+        experiment: The experiment.
+        parts: Start values of the model by kind, those of tensors that stay at the clients included.
+        start: Start values of the tensors that are sent, which count.
+        splits: Row numbers by client or test set, and split.
+    """
+    wanted, every = config.evaluation.without_parts, experiment.evaluate_every
+    if not (wanted and every and experiment.server.trains):
+        return None
+    scored = sum(len(splits[one.id].get("test", ())) for one in experiment.sets)
+    clients = experiment.clients
+    visits = experiment.rounds * usual_size(clients, experiment.clients_per_round, experiment.sampling)
+    mean = sum(config.train.examples(n) for n in clients.sizes.tolist()) / len(clients)
+    rounds = visits * mean * (1 + BACKWARD) + scored * -(-experiment.rounds // every)
+    if wanted == "auto" and scored * len(parts) > MOST_AGAIN * rounds:
+        return None
+    return {kind: {name: start.get(name, own[name]) for name in own} for kind, own in parts.items()}
 
 
 def _model_key(world: World) -> tuple[object, ...]:

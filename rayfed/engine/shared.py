@@ -15,7 +15,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import dump
 from rayfed.models.stacked import why_not_joint
 from rayfed.models.trunk import has_trained_norms
-from rayfed.tuning.base import export
+from rayfed.tuning.base import export, kinds
 from rayfed.types import Params, num_bytes, rank_axes
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class Built:
     Attributes:
         weights: All initial tensors by module name.
         start: Initial values of the tensors that are sent and trained, by global name.
+        parts: Start values of the trained tensors of each kind (`rayfed.tuning.base.kinds`), by global name.
         blocks: Number of blocks of the backbone.
         stack: Number of blocks that capacities count, those of a text tower included; 0: no uniform blocks.
         block_bytes: Bytes of the frozen tensors of each block.
@@ -63,6 +64,7 @@ class Built:
 
     weights: Mapping[str, npt.NDArray[Any]]
     start: Params
+    parts: Mapping[str, Params]
     blocks: int
     stack: int
     block_bytes: tuple[int, ...]
@@ -108,6 +110,7 @@ class Built:
         return cls(
             weights=weights,
             start=start,
+            parts={kind: {n: start[n] for n in start if n in own} for kind, own in kinds(model).items()},
             blocks=model.num_blocks,
             stack=len(model.stack) if model.num_blocks else 0,
             no_blocks=_no_blocks(model),

@@ -15,7 +15,7 @@ from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.tuning.base import copies, train_mode
-from rayfed.types import Broadcast, Update
+from rayfed.types import Broadcast, Params, Update
 
 SETS = "sets"
 """Name of what belongs to the sets of a pack, in their order: `shared` has the sizes, `extra` the metrics."""
@@ -59,7 +59,13 @@ def _scores(client: Client, output: Any, y: Tensor, of: Scoring) -> dict[str, Te
     return values
 
 
-def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
+def evaluate(
+    client: Client,
+    sent: Broadcast,
+    split: str = "val",
+    local: Local | None = None,
+    instead: Params | None = None,
+) -> Update:
     """Task that scores the received model on one split.
 
     Args:
@@ -67,10 +73,16 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
         sent: Message from the server.
         split: Name of the split.
         local: Client half of the method, whose `prepare` is called first; None: inputs are used as they are.
+        instead: Values to use in place of those that the client has of tensors which stay at it, by global
+            name; it keeps its own.
     """
     if local is not None:
         local.prepare(client, sent)
-    return Update(client=client.id, num_examples=client.data.size(split), metrics=score(client, split))
+    own = copies(client.model) if instead else {}
+    client.load(instead or {})
+    metrics = score(client, split)
+    client.load(own)
+    return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics)
 
 
 @torch.no_grad()

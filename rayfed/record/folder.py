@@ -24,6 +24,7 @@ from rayfed.record.history import HISTORY, History
 from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
 from rayfed.record.readers import (
     ROWS,
+    WITHOUT,
     DamagedError,
     has_checkpoint,
     read_bytes,
@@ -243,6 +244,15 @@ class RunFolder:
         self.history.write_tables(self.path)
         if (self.path / EVENTS).exists():
             write_parquet(self.path / "events.parquet", _events(self.path / EVENTS))
+
+    def write_without(self, scores: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Write without.json: scores of the final model with tensors at their start values; None: no file."""
+        path = self.path / WITHOUT
+        if scores is None:
+            path.unlink(missing_ok=True)
+        else:
+            found = without_nonfinite(dict(scores))
+            write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
     def finish(self, params: Params) -> str:
         """Write the final tensors and all tables; returns the sha256 of the tensors."""

@@ -35,6 +35,9 @@ COMPARE = "compare"
 FOLDERS = ("checkpoints", COMPARE, "figures", "history", "model", "tensorboard")
 """Folders that a run makes in its folder."""
 
+WITHOUT = "without.json"
+"""File with the scores of the final model whose adapters, or whose head, are put back."""
+
 ROWS = "rounds.jsonl"
 """One JSON object for each finished round."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rayfed.config.variants import tuned_otherwise
 from rayfed.objective import METRICS, metric_of
 from rayfed.report.privacy import privacy_notes
-from rayfed.report.run_tables import RunTables, own_tensors
+from rayfed.report.run_tables import KINDS, RunTables, own_tensors, scores_without
 from rayfed.report.table import (
     MODELS,
     Table,
+    cell_without,
     fault_notes,
     final_table,
     last_evaluated,
@@ -56,6 +58,7 @@ class _Scored:
         scores: Rows of `clients.parquet` of that round with this metric.
         notes: Notes on missing clients and on values that are not finite.
         cost: Values of the columns `COST`, as text.
+        without: Scores with tensors put back, by kind (`rayfed.report.run_tables.scores_without`).
     """
 
     name: str
@@ -65,6 +68,7 @@ class _Scored:
     scores: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     cost: tuple[str, ...]
+    without: Mapping[str, Mapping[str, Any]] | None
 
 
 def table_of_methods(folders: Sequence[Path]) -> Table:
@@ -90,11 +94,33 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
         return replace(tables[0], title=title, rows=sum((t.rows for t in tables), ()), notes=notes)
     domains = list(dict.fromkeys(key for method in found for key in _domains(method)))
     domains = domains if len(domains) <= MOST_DOMAINS else []
-    rows = tuple(row for method in found for row in _rows(method, domains))
+    shown = tuple(KINDS) if any(method.without for method in found) else ()
+    rows = tuple(row for method in found for row in _rows(method, domains, shown))
     names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
     metric = next((method.metric for method in found if method.row), METRICS[0])
     notes = (f"{metric} on the test images in percent, after the last scored round", *notes)
-    return Table(title, ("method", "round", *names, *STATISTICS.values(), *COST), rows, notes)
+    again = (KINDS[kind] for kind in shown)
+    columns = ("method", "round", *names, *STATISTICS.values(), *again, *COST)
+    return Table(title, columns, rows, (*notes, *_alike(found)))
+
+
+def _alike(found: Sequence[_Scored]) -> Iterator[str]:
+    """A note where the methods differ by no more than what the adapters add to the score."""
+    pairs = []
+    for method in found:
+        score = method.row.get(f"global_{method.metric}_domain", method.row.get(f"{method.metric}_domain"))
+        without = (method.without or {}).get("adapters", {}).get("domains")
+        if score is not None and without is not None:
+            pairs.append((score, without))
+    if len(pairs) < 2:
+        return
+    added = fmean(score - without for score, without in pairs)
+    apart = max(score for score, _ in pairs) - min(score for score, _ in pairs)
+    if apart <= abs(added):
+        yield (
+            f"this setting cannot tell the methods apart: they differ by {100 * apart:.1f} points, the "
+            f"adapters add {100 * added:.1f} (mean over domains less without_adapters, mean over the methods)"
+        )
 
 
 def _read(folder: Path) -> _Scored:
@@ -117,6 +143,7 @@ def _read(folder: Path) -> _Scored:
         scores=[score for score in scores if score["metric"] == metric],
         notes=notes,
         cost=_cost(history),
+        without=scores_without(folder, row),
     )
 
 
@@ -135,7 +162,9 @@ def _domains(method: _Scored) -> Iterator[tuple[str, str]]:
                 yield exchange, score["client"]
 
 
-def _rows(method: _Scored, domains: Sequence[tuple[str, str]]) -> Iterator[tuple[str, ...]]:
+def _rows(
+    method: _Scored, domains: Sequence[tuple[str, str]], shown: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
     row = method.row
     scored = {score["model"] for score in method.scores}
     for model in [model for model in MODELS if model in scored] or MODELS[:1]:
@@ -150,4 +179,5 @@ def _rows(method: _Scored, domains: Sequence[tuple[str, str]]) -> Iterator[tuple
         full = [label, str(row.get("round", "")), *cells]
         if name := row.get(f"{prefix}worst_domain"):
             full[worst] = f"{name} {full[worst]}"
-        yield (*full, *method.cost)
+        without = {} if model == "personal" else method.without or {}
+        yield (*full, *(cell_without(without, kind) for kind in shown), *method.cost)

@@ -34,6 +34,8 @@ WORDS = {
     "sigma_type": "population standard deviation over domains of their scores, in percentage points; 0: the "
     "model is equally good for all domains",
     "sigma_client": "population standard deviation over clients of their scores, in percentage points",
+    "without_adapters": "the score with the trained tensors outside the head put back to their start values",
+    "without_head": "the score with the head put back to its start values",
     "worst domain": "the domain with the lowest score",
     "average": "mean of the clients' scores, each client counts once",
     "worst 10%": "mean of the lowest tenth of the clients' scores",
@@ -54,6 +56,7 @@ FILES = {
     "aggregation.parquet": "weight of every client in the mean of each round",
     "events.parquet": "failures and what was done about them",
     "model": "the final trainable tensors",
+    "without.json": "scores of the final model with adapters, or the head, put back to their start values",
     "compare": "the folders of the runs of the other methods",
     "checkpoints": "from which `rayfed.resume` continues",
     "history": "the tables of each round, from which those above are made",

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.objective import SEGMENTATION
-from rayfed.record.readers import OWN_TENSORS, read_json, read_parquet, read_table, read_yaml, rows_so_far
+from rayfed.record.readers import (
+    OWN_TENSORS,
+    WITHOUT,
+    read_json,
+    read_parquet,
+    read_table,
+    read_yaml,
+    rows_so_far,
+)
 from rayfed.report.style import UNKNOWN, Look, looks
 
 if TYPE_CHECKING:
@@ -98,6 +106,27 @@ class RunTables:
     def title(self, what: str, when: str = "") -> tuple[str, str]:
         """The two lines of a title: what is shown; then method, data, seed and round."""
         return what, self.name + (f", {when}" if when else "")
+
+
+KINDS = {"adapters": "without_adapters", "head": "without_head"}
+"""Kinds of trained tensors that are put back after the last round, with the columns of the scores."""
+
+
+def scores_without(folder: Path, row: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]] | None:
+    """Scores of the final model with the tensors of each kind put back to their start values.
+
+    Args:
+        folder: Folder of a run.
+        row: The row of the round that is reported.
+
+    Returns:
+        By kind, `clients`, `domains` and `by_domain` (`rayfed.engine.loop.score_without`); None where the
+        model was not scored in this way, or the round is not the last one.
+    """
+    path = folder / WITHOUT
+    if not row or not path.exists() or row["round"] != rows_so_far(folder)[-1]["round"]:
+        return None
+    return {kind: found for kind, found in read_json(path, dict).items() if kind in KINDS}
 
 
 def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_footer, read_json, read_rows, read_yaml
 from rayfed.report.privacy import privacy_notes
-from rayfed.report.run_tables import own_tensors
+from rayfed.report.run_tables import KINDS, own_tensors, scores_without
 from rayfed.terminal.fitting import fitted, table_blocks
 
 NOBODY: Mapping[str, int] = {}
@@ -73,25 +73,52 @@ def final_table(folder: Path) -> Table:
     title += f"{config['tuning']['name']}, seed {config['seed']}, "
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
-    about = (*own_tensors([config]), *cost_notes(history))
+    about = (*own_tensors([config]), *notes_without(folder, row), *cost_notes(history))
     about = about if row else (*unevaluated_note(config, len(history)), *about)
     after = (*about, *privacy_notes(config, history), *fault_notes(history))
     if config["evaluation"].get("table") == "clients":
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
         return replace(table, notes=(*sample_note(config, now), *_unseen_notes(row), *after))
+    without = scores_without(folder, row) or {}
+    shown = [kind for kind in KINDS if without]
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
     columns = ("domain", "clients", f"train {what}", f"test {what}", *(f"{m} {metric} %" for m in models))
+    columns += tuple(KINDS[kind] for kind in shown)
     for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
         of_kind = [s for s in now if s["exchange"] == kind]
         for domain in dict.fromkeys(s["client"] for s in of_kind):
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (percent(values[m]) if m in values else "" for m in models)
-            rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells))
+            again = (cell_without(without, kind, domain) for kind in shown)
+            rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again))
     notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *after)
     return Table(title, columns, tuple(rows), notes)
+
+
+def cell_without(without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None) -> str:
+    """Score of the final model without the tensors of a kind, as text; empty where there is none.
+
+    Args:
+        without: The scores by kind, of `scores_without`.
+        kind: The kind.
+        domain: A domain; None: the mean over domains.
+    """
+    found = without.get(kind, {})
+    scores = {None: found.get("domains"), **found.get("by_domain", {})}
+    return percent(scores[domain]) if kind in without and domain in scores else ""
+
+
+def notes_without(folder: Path, row: Mapping[str, Any]) -> Iterator[str]:
+    """A note on the scores of the final model with some trained tensors put back to their start values."""
+    without = scores_without(folder, row)
+    if without:
+        means = (f"{KINDS[kind]} {percent(found['domains'])}" for kind, found in without.items())
+        yield f"global model with tensors at their start values, mean over domains: {', '.join(means)}"
+    elif without is not None:
+        yield "without_adapters, without_head: empty, because the whole network is what is trained"
 
 
 def unevaluated_note(config: Mapping[str, Any], finished: int) -> Iterator[str]:

@@ -65,6 +65,20 @@ def trainable(model: Backbone) -> dict[str, nn.Parameter]:
     return _held(model, buffers=False)  # type: ignore[return-value]  # without buffers, they are parameters
 
 
+def kinds(model: Backbone) -> dict[str, frozenset[str]]:
+    """Global names of the trained tensors of each kind, `adapters` and `head`, where there are any.
+
+    `head` has the classifier and the exits, `adapters` what else the scheme trains: the tensors that it adds,
+    or those of the network that it chooses, as BitFit does. Empty where the scheme trains the whole network,
+    of which nothing is an adapter.
+    """
+    if all(p.requires_grad for p in model.net.parameters()):
+        return {}
+    names = frozenset(held(model))
+    head = frozenset(name for name in names if name.startswith(("head.", "exits.")))
+    return {kind: own for kind, own in (("adapters", names - head), ("head", head)) if own}
+
+
 def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
     """The tensors that are sent, by global name; not copies.
 

@@ -17,7 +17,7 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.protocols import Ties, selected
-from rayfed.report.run_tables import RunTables
+from rayfed.report.run_tables import RunTables, scores_without
 from rayfed.report.table import MODELS, last_evaluated
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ class PageRun:
         """A number of the reported round: a key in which `{}` stands for the metric; None if it has none."""
         value = self.row.get(self.prefix + key.format(self.metric))
         return float(value) if isinstance(value, int | float) else None
+
+    @cached_property
+    def without(self) -> dict[str, float]:
+        """Mean over domains of the final global model without the tensors of a kind, by kind."""
+        found = scores_without(self.path, self.row) or {}
+        return {kind: one["domains"] for kind, one in found.items() if one["domains"] is not None}
 
     @property
     def held_out_score(self) -> float | None:

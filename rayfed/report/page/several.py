@@ -465,6 +465,8 @@ STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
     "worst domain": ("percent", lambda m: m.run.number("worst_domain_{}")),
     "unseen clients": ("percent", lambda m: m.run.unseen.get("unseen clients")),
     "unseen clients, adapted": ("percent", lambda m: m.run.unseen.get("unseen clients, adapted")),
+    "without_adapters": ("percent", lambda m: m.run.without.get("adapters")),
+    "without_head": ("percent", lambda m: m.run.without.get("head")),
     "worst tenth of the clients": ("percent", lambda m: m.run.number("worst_tenth_{}")),
     "sigma_type": ("points", lambda m: m.run.number("sigma_type")),
     "sigma_client": ("points", lambda m: m.run.number("sigma_client")),

@@ -50,6 +50,7 @@ from rayfed.report.page.parts import (
 )
 from rayfed.report.page.run import PageRun
 from rayfed.report.privacy import privacy_notes
+from rayfed.report.run_tables import KINDS as WITHOUT_COLUMNS
 from rayfed.report.run_tables import own_tensors
 from rayfed.report.table import fault_notes, selection_notes, total_cost, total_steps
 from rayfed.types import Row
@@ -79,6 +80,8 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     if run.held_out_score is not None:
         name = ", ".join(run.tables.held_out)
         yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)
+    for part, value in run.without.items():
+        yield f"{WITHOUT_COLUMNS[part]}, mean over domains, %", Column("", "percent").show(value)
     yield "rounds", f"{len(run.rounds)} of {run.planned}"
     if run.clients:
         yield "clients", f"{len(run.clients):,}"
