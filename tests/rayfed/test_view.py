@@ -53,7 +53,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
         assert "2 of 3 rounds\n" in half
         worst = json.loads(lines[1])["worst_domain_accuracy"]
         assert f"{100 * worst:.1f}" in half
-        for name in ("rounds.jsonl", "clients.parquet", "model/params.safetensors"):
+        for name in ("without.json", "rounds.jsonl", "clients.parquet", "model/params.safetensors"):
             shutil.copy(run / name, live / name)
         watcher.join(120)
     assert not watcher.is_alive()
