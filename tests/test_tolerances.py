@@ -131,7 +131,7 @@ LEFT = {
     "rayfed/models/test_checkpoints.py": 1,
     "rayfed/models/test_clip.py": 4,
     "rayfed/models/test_frozen_linear.py": 1,
-    "rayfed/models/test_pretrain.py": 1,
+    "benchmarks/test_pretrain.py": 1,
     "rayfed/models/test_sharing.py": 1,
     "rayfed/report/page/test_several_paired.py": 1,
     "rayfed/report/page/test_charts_svg.py": 1,

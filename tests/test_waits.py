@@ -46,8 +46,6 @@ ALLOWED = {
     f"{A}/_grouping.py:client_representation:means = [rows[labels == label].mean(0) for label in "
     f"labels.unique()]": "one more wait than there are classes, once in a visit",
     f"{A}/hetlora.py:last_components:kept = max(1, int(self.gamma * rank))": "the rank is a number of Python",
-    f"{M}/pretrain.py:forward:tokens, row = torch.unique(self.captioner(labels, kinds), dim=0, "
-    f"return_inverse=True)": "makes the embedded weights of clip_mini on a CPU; no run calls it",
     f"{M}/text_side.py:token_width:return int(self._parts.token_embedding.embedding_dim)": "a shape",
     f"{M}/text_side.py:_joined:self._stops = (self.name_tokens.argmax(-1) - 1).tolist()": (
         "once for each model, in its first pass"

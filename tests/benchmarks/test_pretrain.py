@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from benchmarks.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
 from rayfed.data.embedded import digits_five_mini
 from rayfed.data.embedded.pool import GlyphPool
 from rayfed.errors import ConfigError
-from rayfed.models.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
 from rayfed.seeds import seeded
 
 

@@ -1,4 +1,4 @@
-"""Pre-train the embedded backbones on glyphs that are not digits: python -m rayfed.models.pretrain --help.
+"""Pre-train the embedded backbones on glyphs that are not digits: python -m benchmarks.pretrain --help.
 
 Layer skipping follows Fan et al., Reducing transformer depth on demand with structured dropout, 2020,
 section 3, so that the backbone still classifies when a client holds only some of its blocks.
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Pre-train one model and write its weights."""
     from safetensors.torch import save_file
 
-    parser = argparse.ArgumentParser(prog="python -m rayfed.models.pretrain", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrain", description=main.__doc__)
     parser.add_argument("--model", default="vit_mini", help=f"one of: {', '.join(sorted(RECIPES))}")
     parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--minutes", type=float, help="take about this long instead of the recipe's steps")
