@@ -492,8 +492,9 @@ def score_on(
     answers: list[Update] = []
     if lone:
         with suppress(NobodyAnsweredError):
-            task = partial(evaluate, split=split, local=experiment.local, instead=staying)
-            answers += cohort.for_reporting(lone).run(task, plain, tag=tag)
+            task = partial(evaluate, split=split, local=experiment.local)
+            told = replace(plain, shared={**plain.shared, INSTEAD: staying}) if staying else plain
+            answers += cohort.for_reporting(lone).run(task, told, tag=tag)
     if packed:
         with suppress(NobodyAnsweredError):
             together = cohort.for_reporting(tuple(packed))

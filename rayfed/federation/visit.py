@@ -15,10 +15,13 @@ from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
 from rayfed.tuning.base import copies, train_mode
-from rayfed.types import Broadcast, Params, Update
+from rayfed.types import Broadcast, Update
 
 SETS = "sets"
 """Name of what belongs to the sets of a pack, in their order: `shared` has the sizes, `extra` the metrics."""
+
+INSTEAD = "instead"
+"""Name in `shared` of values with which a client is scored in place of its own, by global name."""
 
 Scoring: TypeAlias = Callable[[Any, Tensor], dict[str, Tensor]]
 
@@ -59,27 +62,21 @@ def _scores(client: Client, output: Any, y: Tensor, of: Scoring) -> dict[str, Te
     return values
 
 
-def evaluate(
-    client: Client,
-    sent: Broadcast,
-    split: str = "val",
-    local: Local | None = None,
-    instead: Params | None = None,
-) -> Update:
+def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local | None = None) -> Update:
     """Task that scores the received model on one split.
 
     Args:
         client: The client; its model holds `sent.params`.
-        sent: Message from the server.
+        sent: Message from the server; `shared[INSTEAD]`, where it is there, has values to use in place of those
+            that the client has of tensors which stay at it, by global name; the client keeps its own.
         split: Name of the split.
         local: Client half of the method, whose `prepare` is called first; None: inputs are used as they are.
-        instead: Values to use in place of those that the client has of tensors which stay at it, by global
-            name; it keeps its own.
     """
     if local is not None:
         local.prepare(client, sent)
+    instead = sent.shared.get(INSTEAD, {})
     own = copies(client.model) if instead else {}
-    client.load(instead or {})
+    client.load(instead)
     metrics = score(client, split)
     client.load(own)
     return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics)
