@@ -26,7 +26,7 @@ from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import Privacy
 from rayfed.federation.server import Server
-from rayfed.federation.visit import SETS, adapt, evaluate, evaluate_pack
+from rayfed.federation.visit import INSTEAD, SETS, adapt, evaluate, evaluate_pack
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of

@@ -67,8 +67,8 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
 
     Args:
         client: The client; its model holds `sent.params`.
-        sent: Message from the server; `shared[INSTEAD]`, where it is there, has values to use in place of those
-            that the client has of tensors which stay at it, by global name; the client keeps its own.
+        sent: Message from the server. `shared[INSTEAD]`, if present, has values to use in place of those that
+            the client has of tensors which stay at it, by global name; the client keeps its own.
         split: Name of the split.
         local: Client half of the method, whose `prepare` is called first; None: inputs are used as they are.
     """
