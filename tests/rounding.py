@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup
@@ -67,6 +68,7 @@ def near(
     roundings: int,
     size: float | None = None,
     precision: torch.dtype = torch.float32,
+    known: float = 0.0,
 ) -> None:
     """Fail unless both are within what `roundings` roundings of numbers of at most `size` explain.
 
@@ -78,6 +80,7 @@ def near(
         size: The largest number that is rounded on the way, not the result only; without it the largest
             number in `expected`.
         precision: The type in which the less exact of both ways computes.
+        known: Error of `expected` itself, as of a number that was `printed`.
 
     Raises:
         AssertionError: They are further apart, or their shapes differ.
@@ -86,7 +89,8 @@ def near(
     assert one.shape == other.shape, (one.shape, other.shape)
     if size is None:
         size = float(np.abs(other).max(initial=0.0))
-    _check(float(np.abs(one - other).max(initial=0.0)), limit(roundings, size, precision), "largest entry")
+    difference = float(np.abs(one - other).max(initial=0.0))
+    _check(difference, limit(roundings, size, precision), "largest entry", known)
 
 
 def printed(digits: int) -> float:
@@ -121,12 +125,14 @@ def equally_near(one: Any, other: Any, exact: Any) -> None:
         _check(float((others[name] - value).norm()), SPREAD * max(own, least), name)
 
 
-def _check(difference: float, most: float, where: object) -> None:
+def _check(difference: float, most: float, where: object, known: float = 0.0) -> None:
     if file := os.environ.get(FILE):
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" (")[0]
-        share = difference / most if most else float(difference > 0)
+        beyond = max(difference - known, 0.0)
+        share = beyond / most if most else float(beyond > 0)
         with Path(file).open("a") as lines:
             lines.write(json.dumps({"test": test, "share": share}) + "\n")
+    most += known
     assert difference <= most, f"{where}: {difference:.2e} is more than {most:.2e}"
 
 
@@ -157,6 +163,13 @@ class Exact(InlineExecutor):
     def map(self, calls: Sequence[Call]) -> list[Update | None]:
         with exact_numbers():
             return super().map(calls)
+
+
+def exactly(function: Callable[..., Any], *given: Any) -> Any:
+    """The result of a function with copies in float64 of the networks and tensors that it is given."""
+    copies = [deepcopy(each).double() if isinstance(each, nn.Module) else _double(each) for each in given]
+    with exact_numbers():
+        return function(*copies)
 
 
 def exact_setup(setup: Setup) -> Setup:
@@ -194,5 +207,5 @@ def exact_numbers() -> AbstractContextManager[object]:
     return patch.object(Tensor, "float", Tensor.double)
 
 
-def _double(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

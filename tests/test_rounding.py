@@ -79,5 +79,5 @@ def test_an_experiment_can_be_played_in_float64(tmp_path, cache):
     with exact_play():
         exact = play([*settings, f"output={tmp_path / 'exact'}"]).params
     assert {value.dtype for value in exact.values()} == {torch.float64}
-    assert all((exact[n] - v).abs().max() < 0.001 for n, v in usual.items())
+    equally_near(usual, usual, exact)  # fails where the judge is of another case
     assert any(not torch.equal(exact[n].float(), v) for n, v in usual.items())

@@ -1,4 +1,9 @@
-"""No test compares floating-point results within a limit that nobody derived; see tests/rounding.py."""
+"""No test compares floating-point results within a limit that nobody derived; see tests/rounding.py.
+
+`approx` without a limit is allowed: it takes a millionth of the expected number, which is eight roundings of
+each of two ways in float32, and more than a thousand million in float64. It is for single numbers that were
+worked out by hand or with a few operations, not for tensors.
+"""
 
 import ast
 from pathlib import Path
@@ -90,67 +95,8 @@ def test_what_is_none_is_not(line):
     assert bare(line) == []
 
 
-LEFT = {
-    "benchmarks/test_gpu_check.py": 1,
-    "algorithms/test_allocation.py": 1,
-    "algorithms/test_depthfl.py": 1,
-    "algorithms/test_end_to_end.py": 1,
-    "algorithms/test_exact_lora.py": 1,
-    "algorithms/test_fair_servers.py": 2,
-    "algorithms/test_fedadam.py": 1,
-    "algorithms/test_fedclip.py": 4,
-    "algorithms/test_fedotp.py": 5,
-    "algorithms/test_fedpgp.py": 1,
-    "algorithms/test_fedrep.py": 1,
-    "algorithms/test_fedtpg.py": 1,
-    "algorithms/test_fft_gp.py": 1,
-    "algorithms/test_inclusivefl.py": 1,
-    "algorithms/test_lora_fair.py": 3,
-    "algorithms/test_meta.py": 4,
-    "algorithms/test_pfedmma.py": 2,
-    "algorithms/test_rolora.py": 1,
-    "algorithms/test_scaffold.py": 3,
-    "algorithms/test_sharpness.py": 1,
-    "rayfed/data/readers/test_prostate.py": 1,
-    "rayfed/data/test_augmentation.py": 1,
-    "rayfed/data/test_examples_client_data.py": 1,
-    "rayfed/data/test_embedded.py": 2,
-    "rayfed/engine/test_batch_norm.py": 1,
-    "rayfed/engine/test_setup_channels.py": 1,
-    "rayfed/engine/test_precision.py": 1,
-    "rayfed/engine/test_scored.py": 2,
-    "rayfed/evaluation/test_test_sets.py": 2,
-    "rayfed/executors/test_metrics.py": 1,
-    "rayfed/federation/test_attacks.py": 2,
-    "rayfed/federation/test_lora_mean.py": 7,
-    "rayfed/federation/test_privacy.py": 1,
-    "rayfed/federation/test_stays.py": 1,
-    "rayfed/federation/test_train_config.py": 2,
-    "rayfed/heterogeneity/test_capacity.py": 1,
-    "rayfed/models/test_backbone.py": 1,
-    "rayfed/models/test_checkpoints.py": 1,
-    "rayfed/models/test_clip.py": 4,
-    "rayfed/models/test_frozen_linear.py": 1,
-    "benchmarks/test_pretrain.py": 1,
-    "rayfed/models/test_sharing.py": 1,
-    "rayfed/report/page/test_several_paired.py": 1,
-    "rayfed/report/page/test_charts_svg.py": 1,
-    "rayfed/report/test_figures.py": 10,
-    "rayfed/report/test_style.py": 1,
-    "rayfed/test_objective.py": 4,
-    "rayfed/test_run.py": 1,
-    "rayfed/tuning/test_cocoop.py": 3,
-    "rayfed/tuning/test_gc_prompt.py": 6,
-    "rayfed/tuning/test_maple.py": 3,
-    "rayfed/tuning/test_schemes.py": 1,
-    "test_rounding.py": 1,
-    "vectors/__init__.py": 1,
-}
-"""Bare tolerances that are not derived yet, by file: their number may only become smaller."""
-
-
 @pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: file.stem)
 def test_every_tolerance_is_derived(file: Path):
     lines = file.read_text().splitlines()
     found = [f"{file.name}:{n}: {lines[n - 1].strip()}" for n in bare(file.read_text())]
-    assert len(found) <= LEFT.get(file.relative_to(ROOT / "tests").as_posix(), 0), "\n".join(found)
+    assert not found, "\n".join(found)

@@ -7,7 +7,9 @@ import pytest
 
 import rayfed
 from rayfed.experiment.simulate import Result
+from rayfed.testing import play
 from tests.gallery import Gallery
+from tests.rounding import exact_play
 
 SHORT = (
     *("data.partition.scheme=by_domain", "train.optimizer=sgd", "train.lr=0.02"),
@@ -46,5 +48,18 @@ def short(
         if own:
             return make(tmp_path / f"short{next(made)}")
         return gallery.get(asked, make)
+
+    return run
+
+
+@pytest.fixture
+def exact(tmp_path: Path, cache: Path) -> Callable[..., Result]:
+    """Run as `short` does, but in float64: the judge of two ways of computing the same tensors and scores."""
+    made = iter(range(1000))
+
+    def run(algorithm: str, *overrides: str) -> Result:
+        places = (f"data.cache={cache}", f"output={tmp_path / f'exact{next(made)}'}")
+        with exact_play():
+            return play([f"algorithm={algorithm}", *SHORT, *places, *overrides])
 
     return run

@@ -11,6 +11,7 @@ from algorithms.flexlora import METHOD as FLEX
 from algorithms.flora import METHOD as FLORA
 from rayfed.config.schema import load_config, with_method
 from rayfed.types import ServerState, Update
+from tests import rounding
 from tests.conftest import refused
 
 SHARES = [0.2, 0.3, 0.5]
@@ -44,7 +45,8 @@ def after(method, updates, **old):
 
 
 def near(one, other):
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    """Three products with sums of at most 24, of numbers of at most 100, and a decomposition, in float64."""
+    rounding.near(one, other, 200, 100.0, torch.float64)
 
 
 def test_ffa_lora_the_mean_of_the_products_is_the_product_of_the_means():

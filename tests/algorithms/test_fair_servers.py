@@ -12,7 +12,7 @@ from algorithms.term import TiltedServer, official_steps, step_mean, tilted_weig
 from rayfed.types import ServerState, Update, is_statistic
 from tests.algorithms.batch_norm import WITH_BATCH_NORM, statistics
 from tests.algorithms.depth import cohort
-from tests.rounding import near
+from tests.rounding import equally_near, near
 from tests.vectors import vector
 
 V6 = vector("fedgcr", "V6")
@@ -119,12 +119,11 @@ def test_nothing_moves_when_nobody_does():
     ("name", "reduced"),
     [("afl", "server.lr_lambda=0"), ("term", "server.t=0"), ("qffl", "server.q=0")],
 )
-def test_each_reduces_to_fedavg(short, name, reduced):
+def test_each_reduces_to_fedavg(short, exact, name, reduced):
     uniform = "server.weighting=uniform" if name == "qffl" else "server.weighting=data_size"
     plain = short("fedavg", uniform)
     found = short(name, reduced)
-    for key, value in plain.params.items():
-        torch.testing.assert_close(found.params[key], value, rtol=1e-5, atol=1e-6)
+    equally_near(plain.params, found.params, exact("fedavg", uniform).params)
     assert short(name).sha256 != found.sha256
     rows = pq.read_table(found.path / "aggregation.parquet").to_pylist()
     assert sum(row["weight"] for row in rows if row["round"] == 1) == pytest.approx(1)
@@ -198,10 +197,10 @@ def test_statistics_are_averaged_and_what_trains_moves_as_without_them(server):
 
 
 @pytest.mark.parametrize("name", ["qffl", "afl"])
-def test_statistics_of_a_real_network_are_a_mean_of_the_clients(short, name):
-    plain = statistics(short("fedavg", *WITH_BATCH_NORM, "rounds=1", "server.weighting=uniform"))
+def test_statistics_of_a_real_network_are_a_mean_of_the_clients(short, exact, name):
+    mean = ("fedavg", *WITH_BATCH_NORM, "rounds=1", "server.weighting=uniform")
+    plain = statistics(short(*mean))
     uniform = ("server.lr_lambda=0", "server.weighting=uniform") if name == "afl" else ()
     found = statistics(short(name, *WITH_BATCH_NORM, "rounds=1", *uniform))
     assert plain
-    for key, value in plain.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)
+    equally_near(plain, found, statistics(exact(*mean)))

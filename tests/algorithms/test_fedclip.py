@@ -16,6 +16,7 @@ from rayfed.federation.params import mean_by_name
 from rayfed.testing.small import small_setup
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update
+from tests.rounding import equally_near, near
 from tests.vectors import vector
 
 V1 = vector("fedclip_fftgp", "V1")
@@ -70,9 +71,8 @@ def test_v2_repeated_labels_are_pairs_of_their_own():
 def test_the_floor_is_the_mean_of_log_counts():
     texts = torch.eye(4, dtype=torch.float64)
     labels = torch.tensor([0, 1, 0, 3])
-    assert float(symmetric_loss(texts[labels], texts, labels, 1000.0)) == pytest.approx(
-        (2 * math.log(2)) / 4, abs=1e-9
-    )
+    found = symmetric_loss(texts[labels], texts, labels, 1000.0)
+    near(found, math.log(2) / 2, 4 * 10, size=1000.0, precision=torch.float64)
 
 
 def test_v2_floor():
@@ -121,7 +121,7 @@ def test_the_uniform_gate_changes_no_direction():
     torch.nn.init.zeros_(adapter.outer.weight)
     torch.nn.init.constant_(adapter.outer.bias, 0.7)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(F.normalize(adapter(x), dim=-1), F.normalize(x, dim=-1), atol=1e-6)
+    near(F.normalize(adapter(x), dim=-1), F.normalize(x, dim=-1), 8 + 8, size=1.0)
 
 
 def test_v3_means_of_adapters():
@@ -142,17 +142,22 @@ def test_runs_by_name_and_only_small_tensors_travel(short, name):
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
+def losses(run):
+    """The loss of each client in the only round, shape (clients,), float64."""
+    rows = pq.read_table(run.path / "clients.parquet").to_pylist()
+    return torch.tensor([r["value"] for r in rows if r["metric"] == "loss"], dtype=torch.float64)
+
+
 @pytest.mark.slow
 @pytest.mark.steady
-def test_zero_shot_is_the_same_under_every_tuning(short):
+def test_zero_shot_is_the_same_under_every_tuning(short, exact):
     """Adapters and learned prompts are left out, so it can stand beside any method in a table."""
     tunings = ("head", "attention_adapter", "residual_adapter", "text_prompt", "lora", "full")
-    runs = [
-        short("zero_shot", "rounds=1", f"tuning={name}", "model.pretrained=true", "model.options={}")
-        for name in tunings
-    ]
-    losses = [run.metrics["loss"] for run in runs]
-    assert losses == pytest.approx([losses[0]] * len(tunings), rel=1e-6)
+    once = ("zero_shot", "rounds=1", "model.pretrained=true", "model.options={}")
+    runs = [short(*once, f"tuning={name}") for name in tunings]
+    judge = losses(exact(*once, "tuning=head"))
+    for run in runs[1:]:
+        equally_near([losses(runs[0])], [losses(run)], [judge])
     assert runs[0].metrics["accuracy"] > 0.4
     beside = short("fedclip", *RANDOM, "compare=zero_shot")
     assert "| zero_shot | " in (beside.path / "report.md").read_text()
@@ -166,13 +171,14 @@ def test_zero_shot_runs_for_one_round_beside_others(tmp_path):
     }
 
 
-def test_cached_features_change_no_bit(short):
+def test_cached_features_change_no_bit(short, exact):
     """Kept features give the same tensors; asking for them where they would be wrong is refused."""
     kept = short("fedclip", *RANDOM, "train.cache_features=on")
     again = short("fedclip", *RANDOM)
     encoded = short("fedclip", *RANDOM, "train.cache_features=off")
     assert kept.sha256 == again.sha256
-    assert all((kept.params[n] - v).abs().max() < 1e-4 for n, v in encoded.params.items())
+    judge = exact("fedclip", *RANDOM, "train.cache_features=off")
+    equally_near(encoded.params, kept.params, judge.params)
     with pytest.raises(ConfigError, match=r"train\.cache_features: on is not exact .* network train"):
         short("fedavg", *RANDOM, "train.cache_features=on", "tuning=full")
 

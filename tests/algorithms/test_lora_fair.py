@@ -6,6 +6,7 @@ import torch
 
 from algorithms.lora_fair import LoraFair, corrected
 from rayfed.types import ServerState, Update
+from tests.rounding import limit
 
 
 def objective(b, a, w, start, lam):
@@ -24,8 +25,9 @@ def test_no_point_of_a_fine_grid_is_better(lam):
     points = start + np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2, 1)
     with np.errstate(invalid="ignore"):
         best = np.nanmin(objective(points, a, w, start, lam))
-    assert objective(found[None], a, w, start, lam)[0] <= best + 1e-9
-    assert objective(found[None], a, w, start, lam)[0] < objective(start[None], a, w, start, lam)[0] - 1e-3
+    reached, begun = (objective(b[None], a, w, start, lam)[0] for b in (found, start))
+    assert reached <= best + limit(6 * 5, 1.0, torch.float64)  # sums of six, and five operations
+    assert reached < begun - (begun - best) / 2
 
 
 def test_without_lambda_the_product_has_the_direction_of_the_projection():
@@ -38,7 +40,8 @@ def test_without_lambda_the_product_has_the_direction_of_the_projection():
     def cosine(x):
         return float((x @ a * w).sum() / ((x @ a).norm() * w.norm()))
 
-    assert cosine(found) == pytest.approx(cosine(best), abs=1e-6)
+    # L-BFGS ends where the loss, 1 - cosine, no longer falls by 1e-9 of it: tolerance_grad 1e-7, squared.
+    assert abs(cosine(found) - cosine(best)) <= limit(5 * 7 + 5, 1.0, torch.float64)
     assert cosine(b) < cosine(best) - 0.1
 
 

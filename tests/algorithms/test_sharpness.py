@@ -129,7 +129,8 @@ def test_v10_second_derivative():
             with torch.no_grad():
                 shifted.w[i, j] += sign * eps
             values.append(sum(mixed_loss(shifted, BATCH, OTHER, LAM)).item())
-        assert model.w.grad[i, j].item() == pytest.approx((values[0] - values[1]) / (2 * eps), abs=1e-7)
+        # Differences of losses of at most 4, each with thirty roundings; eps squared is far below those.
+        near(model.w.grad[i, j], (values[0] - values[1]) / (2 * eps), 30, 4 / (2 * eps), torch.float64)
 
 
 @pytest.mark.parametrize("tuning", ["visual_prompt", "lora"])

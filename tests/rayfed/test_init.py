@@ -97,9 +97,10 @@ def test_importing_it_loads_nothing_heavy():
     assert python(script) == "[]"
 
 
-def test_importing_it_takes_less_than_300_milliseconds():
-    script = (
-        "import time; began = time.process_time(); import rayfed; dir(rayfed); "
-        "print(time.process_time() - began)"
+def test_importing_it_takes_less_time_than_modules_of_python():
+    script = "import time; began = time.process_time(); {}; print(time.process_time() - began)"
+    ours, others = (
+        min(float(python(script.format(code))) for _ in range(3))
+        for code in ("import rayfed; dir(rayfed)", "import asyncio, http.server, unittest.mock")
     )
-    assert min(float(python(script)) for _ in range(3)) < 0.3
+    assert ours < others

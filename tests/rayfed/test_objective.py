@@ -1,5 +1,7 @@
 """Losses and scores of the three tasks."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ import torch.nn.functional as F
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import samples_of
-from rayfed.objective import OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
+from rayfed.objective import EMPTY, OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
+from tests.rounding import limit, near
 from tests.vectors import vector
 
 V12 = vector("fedclip_fftgp", "V12")
@@ -46,8 +49,8 @@ def test_scores_of_slices_do_not_depend_on_the_batch():
     whole = Segmentation().scores(output, y)
     single = [Segmentation().scores(output[i : i + 1], y[i : i + 1]) for i in range(3)]
     for name, value in whole.items():
-        assert sum(one[name] for one in single) == pytest.approx(value, rel=1e-6)
-    assert float(Segmentation().loss(output, y)) == pytest.approx(whole["loss"] / 3, rel=1e-6)
+        near(sum(one[name] for one in single), value, y.numel() + 10)  # a sum over all pixels
+    near(Segmentation().loss(output, y), whole["loss"] / 3, y.numel() + 10)
 
 
 def test_loss_of_slices_is_half_cross_entropy_and_half_soft_dice():
@@ -55,9 +58,11 @@ def test_loss_of_slices_is_half_cross_entropy_and_half_soft_dice():
     soft, hard = output.softmax(1)[0].flatten(1), torch.stack([y == 0, y == 1])[:, 0].float().flatten(1)
     overlap = (2 * (soft * hard).sum(1) / (soft.sum(1) + hard.sum(1) + 1e-5)).mean()
     expected = (F.cross_entropy(output, y) + 1 - overlap) / 2
-    assert float(Segmentation().loss(output, y)) == pytest.approx(float(expected), abs=1e-6)
+    near(Segmentation().loss(output, y), expected, y.numel() + 10, size=1.0)
     certain = 20.0 * torch.stack([1 - y, y], dim=1)
-    assert float(Segmentation().loss(certain, y)) == pytest.approx(0, abs=1e-4)
+    wrong = math.exp(-20)  # probability of the other class in each pixel
+    rest = (2 * y.numel() * wrong + EMPTY) / 2 + limit(y.numel() + 10)
+    assert 0 <= float(Segmentation().loss(certain, y)) <= rest
 
 
 def test_layouts_say_what_an_example_is():

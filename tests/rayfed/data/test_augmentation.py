@@ -15,6 +15,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
 from rayfed.testing.small import small_setup
 from tests.rayfed.data.folders import PACS, needs_pacs
+from tests.rounding import near
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 EVERY = AugmentConfig(
@@ -60,7 +61,8 @@ def test_each_image_is_changed_on_its_own_as_torchvision_does(config, transform)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         expected = torch.stack([transform(image) for image in pixels])
-    torch.testing.assert_close(augmented(config, pixels, seed=5), expected, atol=2e-6, rtol=0)
+    # Two operations before and two after, in which values are up to 1 / STD; at most ten in between.
+    near(augmented(config, pixels, seed=5), expected, 2 + 10 + 2, size=1.0)
 
 
 def test_they_are_applied_in_the_documented_order():

@@ -12,6 +12,7 @@ from rayfed.data.embedded.glyphs import CANVAS, Jitter, font_file, render, strip
 from rayfed.data.embedded.pool import LETTERS, SYMBOL_FONTS, SYMBOLS, GlyphPool, PoolStyle
 from rayfed.data.embedded.styles import colour_pairs, luma
 from rayfed.errors import DataError
+from tests.rounding import near
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +115,14 @@ def test_warp_without_jitter_only_shrinks():
     out = warp(mask, Jitter(), np.random.default_rng(0))[0]
     expected = torch.zeros(32, 32)
     expected[8:24, 12:20] = 1
-    assert torch.allclose(out, expected)
+    near(out, expected, 6, size=CANVAS)  # coordinates of pixels; values change by at most 1 per pixel
 
 
 def test_warp_shows_the_middle_of_a_strip():
     mask = torch.rand(2, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
     row = strip(torch.zeros_like(mask), mask, torch.zeros_like(mask))
     rng = np.random.default_rng(0)
-    assert torch.allclose(warp(row, Jitter(), rng), warp(mask, Jitter(), rng), atol=1e-5)
+    near(warp(row, Jitter(), rng), warp(mask, Jitter(), rng), 6, size=row.shape[-1])
 
 
 def test_colour_pairs_keep_their_contrast():

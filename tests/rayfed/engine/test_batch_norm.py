@@ -16,6 +16,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.visit import fit
 from rayfed.types import Broadcast
+from tests.rounding import near
 
 FEW = ("model.size=32", "model.pretrained=false", "tuning=full", "cluster=inline", "compare=[]")
 FEW += ("data.limit=6", "data.val=0", "evaluation.every=0")
@@ -78,7 +79,7 @@ def test_averaged_statistics_travel_and_are_weighted_means(cache):
     total = sum(update.num_examples for update, _ in answers)
     for name in names:
         mean = sum(update.params[name] * (update.num_examples / total) for update, _ in answers)
-        torch.testing.assert_close(done.state.params[name], mean)
+        near(done.state.params[name], mean, len(answers) + 4)
         assert not torch.equal(done.state.params[name], setup.start[name])
 
 

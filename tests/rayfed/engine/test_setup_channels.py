@@ -22,6 +22,7 @@ from rayfed.report.privacy import privacy_notes
 from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample
+from tests.rounding import near
 
 SHORT = [
     *("algorithm=fedavg", "tuning=head", "server.weighting=uniform", "rounds=2", "data.limit=8"),
@@ -53,8 +54,9 @@ def test_a_channel_that_changes_nothing_is_fedavg_to_the_bit_and_noise_is_drawn_
 def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_itself(small):
     channel = ("channel=[{clip: 0.001},{noise: 1.0}]", "privacy.noise_at=client", "server.weighting=uniform")
     alone, together = (small(*channel, "rounds=1", f"train.group={n}") for n in (1, 3))
+    # The changes are so small that what counts is that values are rounded: by 5 clients, and in their mean.
     for name, value in alone.params.items():
-        torch.testing.assert_close(together.params[name], value, rtol=1e-4, atol=1e-6)
+        near(together.params[name], value, 5 + 4)
     rows = pd.read_parquet(alone.path / "clients.parquet")
     norms = rows[rows["metric"] == "change_norm"]["value"]
     assert len(norms) == 5

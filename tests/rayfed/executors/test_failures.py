@@ -67,7 +67,7 @@ SAYS = {
     "shape": ("error", "has shape"),
     "stranger": ("error", "no.such.tensor"),
     "fault": ("device_failed", "illegal memory access"),
-    "sleep": ("timeout", "no answer within client_timeout=3 s"),
+    "sleep": ("timeout", "no answer within client_timeout=10 s"),
     "kill": ("actor_lost", "its actor was lost"),
 }
 
@@ -124,7 +124,7 @@ def undisturbed(setup):
 
 
 def limit(what):
-    return {"client_timeout": 3.0} if what == "sleep" else {}
+    return {"client_timeout": 10.0} if what == "sleep" else {}
 
 
 @pytest.mark.parametrize("what", quickly(SAYS, ("raise",)))

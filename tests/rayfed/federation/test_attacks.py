@@ -16,6 +16,7 @@ from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.heterogeneity.plan import check_attack
 from rayfed.testing.small import small_setup
 from rayfed.types import Broadcast, Update
+from tests.rounding import limit, near
 
 CLIENTS = "data.partition.clients_per_domain=2"
 TIERS = ("faults.tiers={honest: 2, attacker: 1}", "faults.attack={honest: none, attacker: sign_flip}")
@@ -108,7 +109,7 @@ def test_attackers_of_a_tier_send_the_opposite_and_the_others_are_as_before(grou
         for name, value in params.items():
             change = honest[round, client][1][name] - sent[name]
             expected = -change if client in attackers else change
-            torch.testing.assert_close(value - sent[name], expected, rtol=1e-4, atol=1e-6)
+            near(value - sent[name], expected, 4, size=float(sent[name].abs().max() + change.abs().max()))
 
 
 def test_labels_are_changed_in_training_only(monkeypatch):
@@ -151,7 +152,8 @@ def test_the_channel_bounds_what_an_attacker_changes():
     seen, *_ = played(*TIERS, "faults.attack_scale=1.0e+6", "channel=[{clip: 0.5}]")
     for sent, params in seen.values():
         change = torch.cat([(v - sent[n]).flatten() for n, v in params.items()])
-        assert change.norm() <= 0.5 * (1 + 1e-5)
+        size = torch.cat([v.flatten() for v in params.values()]).norm()  # each value is rounded twice
+        assert change.norm() <= 0.5 + limit(1, float(size)) + limit(len(change), 0.5, torch.float64)
 
 
 @pytest.mark.parametrize(

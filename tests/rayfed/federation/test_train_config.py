@@ -8,6 +8,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.resume import main as resume
 from rayfed.testing.small import small_setup
 from tests.conftest import refused
+from tests.rounding import near
 
 
 def rates(rounds, **options):
@@ -86,7 +87,7 @@ def test_the_rate_of_each_round_is_used_and_recorded(small):
     assert run.history.lr.tolist() == pytest.approx([0.02, 0.02e-9, 0.02e-9])
     first = small("rounds=1", *options[1:])
     for name, value in first.params.items():
-        assert value.allclose(run.params[name], atol=1e-6), name  # later rounds did not move anything
+        near(run.params[name], value, 2 * (5 + 4))  # later rounds did nothing but average equal values
     assert "lr" not in small("rounds=1").history
 
 
@@ -98,7 +99,8 @@ def test_rates_that_a_method_sets_itself_follow_the_schedule():
     setup = small_setup("algorithm=fedgcr", "local.optimizer=authors", "data.domains=[plain]", *options)
     executor = InlineExecutor(setup.world, setup.weights)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
-    assert all(value.allclose(last.state.params[name], atol=1e-7) for name, value in setup.start.items())
+    for name, value in setup.start.items():
+        near(last.state.params[name], value, 4)
 
 
 def test_a_run_with_a_schedule_continues_to_the_same_bytes_and_gets_no_longer(small, capsys):

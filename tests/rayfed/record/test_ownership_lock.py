@@ -61,7 +61,7 @@ class Race:
     def command(self, number, overwrite):
         try:
             seen = look(self.run, overwrite)
-            self.gate.wait(5)
+            self.gate.wait(120)
             with claim(self.run, seen, overwrite) as own:
                 self.write(number, own)
         except (ConfigError, threading.BrokenBarrierError):

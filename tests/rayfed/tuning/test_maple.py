@@ -12,6 +12,7 @@ from rayfed.tuning.maple import Maple
 from rayfed.tuning.text_prompt import TextPrompt
 from tests.algorithms.test_fedpgp import NAMES
 from tests.rayfed.models.small import images
+from tests.rounding import equally_near, exactly
 
 TWO = ModelConfig(name="clip_mini", pretrained=False, options={"depth": 3})
 
@@ -33,7 +34,7 @@ def test_prompts_of_the_first_blocks_are_new_and_stay_in_the_others():
             tokens = torch.cat((tokens[:, :here], own.repeat(2, 1, 1)), dim=1)
         tokens = visual.transformer.resblocks.get_submodule(name)(tokens)
     expected = visual.ln_post(tokens[:, 0]) @ visual.proj
-    torch.testing.assert_close(model.features(x), expected)
+    equally_near([expected], [model.features(x)], [exactly(lambda m, x: m.features(x), model, x)])
     visual.output_tokens = True
     with model.stack.wrapped(model.net.paired.image_block):
         assert visual(x)[1].shape == (2, here - 1, 64)  # without prompts
@@ -47,7 +48,8 @@ def test_prompts_of_the_first_blocks_are_new_and_stay_in_the_others():
             tokens[:, 1:4] = prompts[1]
         tokens = block(tokens, attn_mask=tower.attn_mask)
     ends = tower.ln_final(tokens)[torch.arange(3), words.argmax(-1) + 3]
-    torch.testing.assert_close(model.class_features(), ends @ tower.text_projection)
+    judge = exactly(lambda m: m.class_features(), model)
+    equally_near([ends @ tower.text_projection], [model.class_features()], [judge])
 
 
 @torch.no_grad()
@@ -64,7 +66,8 @@ def test_without_the_tuning_it_scores_as_clip_and_blocks_can_be_left_out():
     tokens = model.stack.get_submodule("1")(tokens)[:, :-2]
     own = model.net.paired.couplings[2](model.net.paired.prompts[2]).repeat(2, 1, 1)
     tokens = model.stack.get_submodule("2")(torch.cat((tokens, own), dim=1))
-    torch.testing.assert_close(model.features(x), visual.ln_post(tokens[:, 0]) @ visual.proj)
+    expected = visual.ln_post(tokens[:, 0]) @ visual.proj
+    equally_near([expected], [model.features(x)], [exactly(lambda m, x: m.features(x), model, x)])
     model.active = None
     assert torch.equal(model(x), every)
     model.untuned = plain.untuned = True

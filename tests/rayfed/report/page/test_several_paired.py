@@ -3,6 +3,7 @@
 import pytest
 
 from rayfed.report.page.several import statistics
+from tests.rounding import printed
 
 
 def test_differences_of_one_two_and_three_points():
@@ -13,7 +14,7 @@ def test_differences_of_one_two_and_three_points():
         pytest.approx(0.01),
         3,
         0,
-        pytest.approx(0.0742, abs=1e-4),
+        pytest.approx(0.0742, abs=printed(4)),
     ]
 
 
