@@ -89,7 +89,7 @@ class BlockServer(Server):
         return self.record_visits(super().round(state, cohort, local), cohort)
 
     def feddyn_terms(self, cohort: Cohort) -> dict[str, float]:
-        """What the clients' losses need of FedDyn's settings."""
+        """Settings of FedDyn that the clients' losses need."""
         if self.feddyn_alpha_by == "same":
             return {FEDDYN_ALPHA: self.feddyn_alpha}
         sizes = [info.num_examples for info in cohort.clients.values()]

@@ -146,7 +146,7 @@ class FedBuff(Server):
 
 
 def _model(state: ServerState) -> dict[str, Any]:
-    """What clients receive that begin now; it is kept until the last of them has answered."""
+    """Message of clients that begin now; it is kept until the last of them has answered."""
     return {"params": state.params, "shared": dict(state.shared)}
 
 

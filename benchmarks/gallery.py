@@ -79,7 +79,7 @@ CAPTIONS = {
     ),
     "score over virtual time": (
         "fedra",
-        "The score over virtual time, for runs with the [virtual clock](faults.md#the-virtual-clock).",
+        "The score over virtual time, for runs with the [virtual clock](realism.md#virtual-time).",
     ),
     "blocks by client and round": (
         "fedra",
@@ -124,7 +124,7 @@ CAPTIONS = {
     ),
     "optimization history": (
         "sweep",
-        "The score of every finished trial of a [sweep](tuning.md).",
+        "The score of every finished trial of a [sweep](many_runs.md#search-hyperparameters).",
     ),
     "parameter importance": (
         "sweep",

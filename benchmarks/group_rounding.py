@@ -57,7 +57,7 @@ class Exact(Local):
 
 
 def updates(setup: Setup, group: int, exact: bool = False) -> list[Tensor]:
-    """What one round changes at each client.
+    """Change of one round at each client.
 
     Args:
         setup: The experiment.

@@ -1,4 +1,4 @@
-"""The cases of the kill table, how each ended, and the table in docs/recovery.md."""
+"""The cases of the kill table, how each ended, and the table in benchmarks/results/kill_table.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {
     "dashboard agent": "ray::DashboardAgent",
     "runtime-env agent": "ray::RuntimeEnvAgent",
 }
-"""What is killed, and what the command line of such a process holds."""
+"""Names of killed processes, and the text by which the command line of each is known."""
 
 MOMENTS = ("at the start", "in a round", "while a checkpoint is written")
 MACHINES = ("quiet", "loaded")
@@ -27,7 +27,7 @@ PLACES = ("full disk", "read-only output", "no HOME", "no TMPDIR", "cache file o
 
 @dataclass(frozen=True)
 class Ending:
-    """How a case ended.
+    """Ending of a case.
 
     Attributes:
         case: What was killed or wrong, when, on what machine.
@@ -68,7 +68,7 @@ def cases() -> list[str]:
 
 
 def markdown(endings: Sequence[Ending]) -> str:
-    """The table of docs/recovery.md."""
+    """The table of benchmarks/results/kill_table.md."""
     lines = [
         "| case | exit code | seconds to the end | said on standard error | processes left | after `resume` "
         "| load average |"

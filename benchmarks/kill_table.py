@@ -1,6 +1,6 @@
 """Kills every process of a run at every moment: how the run ends, how fast, and whether it can go on.
 
-python -m benchmarks.kill_table [--only TEXT] [--file DONE.jsonl] [--write docs/recovery.md]
+python -m benchmarks.kill_table [--only TEXT] [--file DONE.jsonl] [--write benchmarks/results/kill_table.md]
 
 Each case starts the command line on a Ray of its own, kills with -9, waits for the end of every process,
 continues the run in one process, and compares tensors and tables with those of an undisturbed run. Finished

@@ -57,7 +57,7 @@ class Failing(Local):
 
 
 class MallocInfo(ctypes.Structure):
-    """What glibc's mallinfo2 returns (`man mallinfo`)."""
+    """Result of glibc's mallinfo2 (`man mallinfo`)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -102,7 +102,7 @@ class Usage(NamedTuple):
 
 
 def usage(in_use: float) -> Usage:
-    """What the actors of the run use now."""
+    """Memory that the actors of the run use now."""
     found = Usage(in_use=in_use)
     for process in psutil.Process().children(recursive=True):
         try:

@@ -36,7 +36,7 @@ KINDS = {
 
 @dataclass
 class Measured:
-    """What one run cost: seconds, bytes; `cpu` is in CPU seconds a round."""
+    """Cost of one run: seconds, bytes; `cpu` is in CPU seconds a round."""
 
     first: float
     rounds: list[float]

@@ -100,7 +100,7 @@ def run(checkout: Path, command: Sequence[str], folder: Path) -> str:
 
 
 def digests(output: Path) -> Digests:
-    """What the runs below a folder came to.
+    """Results of the runs below a folder.
 
     Returns:
         `tensors`: names, shapes, types and bytes of the final tensors. `clients`: scores of the clients.
@@ -159,13 +159,13 @@ def client_lines(folder: Path) -> list[str]:
 
 
 def differences(before: Digests, after: Digests) -> list[str]:
-    """What is not the same, by name; columns that are only in `after` do not count."""
+    """Differences by name; columns that are only in `after` do not count."""
     found = [name for name in ("tensors", "clients") if before[name] != after[name]]
     return found + [name for name, digest in before["rows"].items() if after["rows"].get(name) != digest]
 
 
 def machine() -> dict[str, str]:
-    """What digests depend on besides the code."""
+    """Facts on which digests depend besides the code."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []

@@ -57,7 +57,7 @@ def started(words: list[str]) -> subprocess.Popen[str]:
 
 
 def ended(words: list[str]) -> str:
-    """What a command said.
+    """Output of a command.
 
     Raises:
         RuntimeError: It failed.

@@ -142,16 +142,3 @@ def test_a_method_that_is_named_keeps_its_needs(capsys):
         "error: tuning: 'lora' cannot be used with algorithm=fedgcr, which needs tuning=gc_prompt; "
         "keep that, or choose another algorithm, for example algorithm=fedavg tuning=lora\n"
     )
-
-
-def test_the_keys_of_the_table_exist():
-    from rayfed.config.compose import config_groups
-    from rayfed.config.parse import _keys
-    from rayfed.config.schema import Config
-
-    table = (ROOT / "README.md").read_text().split("<!-- keys -->")[1].split("<!-- /keys -->")[0]
-    named = set(
-        re.findall(r"`([\w.]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
-    )
-    assert {"rounds", "train.lr", "train.epochs", "train.batch_size", "seed", "model"} <= named
-    assert named <= {*_keys(Config), *config_groups()}

@@ -1,4 +1,4 @@
-"""The README says what is there."""
+"""The README says what is there, and what it shows happens."""
 
 import os
 import re
@@ -7,35 +7,80 @@ import sys
 
 import pytest
 
-from rayfed.config.catalog import algorithms, catalog, markdown, tunings
+from docs.generate import hook
+from docs.generate.hook import EVIDENCE
+from rayfed.config.catalog import algorithms, catalog, tunings
 from rayfed.config.schema import load_config
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+TRANSCRIPT = (
+    (ROOT / EVIDENCE / "default_run.md").read_text().partition("```\n")[2].partition("```")[0].strip("\n")
+)
 
 
 def section(name):
     return README.split(f"<!-- {name} -->", 1)[1].split(f"<!-- /{name} -->", 1)[0].strip()
 
 
-@pytest.mark.parametrize(("name", "rows"), [("algorithms", algorithms()), ("tunings", tunings())])
-def test_tables_are_the_files_own_first_lines(name, rows):
-    assert section(name) == markdown(rows), f"write rayfed.config.catalog.markdown({name}()) into README.md"
+def test_every_method_is_in_a_family():
+    """A variant has the name of its method before its own, such as `fft_gp_clip`."""
+    named = set(
+        re.findall(r"`(\w+)`", README.partition("## Families of methods")[2].partition("## Where")[0])
+    )
+    missing = [name for name, _ in algorithms() if not any(f"{name}_".startswith(f"{n}_") for n in named)]
+    assert missing == []
+    assert named <= {name for name, _ in algorithms()}
 
 
-def test_every_file_it_names_exists_and_every_target_is_named():
+def test_the_catalogue_of_the_site_has_every_method_and_tuning():
+    text = hook.catalog()
+    for name, description in [*algorithms(), *tunings()]:
+        assert f"| `{name}` | {description}" in text.replace("\\|", "|")
+
+
+def test_every_file_it_names_exists():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_target_of_make_is_named():
     makefile = (ROOT / "Makefile").read_text()
-    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE))
-    assert named == set(re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[1].split())
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    assert set(re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[1].split()) <= named
+    assert {"make run", "make test"} <= set(re.findall(r"^make \w+", README, re.MULTILINE))
 
 
 def test_the_transcript_is_of_the_default_run():
-    shown = section("transcript")
     config = load_config([])
-    assert f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}" in shown
-    assert f"/{config.rounds} " in shown
+    assert (
+        f"{config.algorithm} on {config.data.name}, {config.model.name}, {config.tuning['name']}"
+        in TRANSCRIPT
+    )
+    assert f"/{config.rounds} " in TRANSCRIPT
+
+
+def test_the_readme_shows_lines_of_the_transcript():
+    shown = section("transcript").strip("`\n").splitlines()
+    assert len(shown) == 6
+    assert [line for line in shown if line not in TRANSCRIPT.splitlines()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_its_program_prints_an_accuracy(tmp_path, cache):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(program.splitlines()) <= 15
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAYFED_CACHE": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"^accuracy 0\.[6-9]", done.stdout, re.MULTILINE)
 
 
 POINTS, LOSS = 3.0, 0.1
@@ -76,7 +121,7 @@ def test_the_transcript_is_what_a_run_prints(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     words, numbers, _ = parts(done.stdout)
-    wanted, before, limits = parts(section("transcript").strip("`\n"))
+    wanted, before, limits = parts(TRANSCRIPT)
     assert words == wanted
     assert len(numbers) == len(before) > 50
     for now, then, limit in zip(numbers, before, limits, strict=True):
@@ -84,7 +129,7 @@ def test_the_transcript_is_what_a_run_prints(tmp_path):
 
 
 def test_a_transcript_with_other_words_or_numbers_would_be_noticed():
-    shown = section("transcript")
+    shown = TRANSCRIPT
     words, numbers, _ = parts(shown)
     assert parts(re.sub(r"runs/(\S+):", r"runs/\1-20261122-033411-99:", shown))[0] == words
     assert parts(shown.replace("actors ready", "all ready"))[0] != words

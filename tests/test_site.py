@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.generate import bibliography, hook, measured, methods, papers
+import rayfed
+from docs.generate import api, bibliography, commands, hook, keys, measured, methods, papers, tunings
+from rayfed.__main__ import VERBS
+from rayfed.config import parse
 from rayfed.config.catalog import listed
 from rayfed.config.compose import folder
 from rayfed.config.papers import tables
+from rayfed.config.schema import Config
 from tests.conftest import ROOT
 
 MENU = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -26,7 +30,8 @@ def paths(entries):
 
 
 def test_the_menu_names_pages_that_exist_and_takes_in_new_ones():
-    pages = {*WRITTEN, *hook.MOVED.values(), "catalog.md", bibliography.PAGE}
+    made = {"catalog.md", api.PAGE, bibliography.PAGE, keys.PAGE, tunings.PAGE, commands.PAGE}
+    pages = {*WRITTEN, *hook.MOVED.values(), *made}
     named = {path for path in paths(MENU) if not path.endswith("*")}
     assert named <= pages
     full = list(paths(hook.menu(MENU, sorted({*pages, "new.md", "methods/fedavg.md", "methods/index.md"}))))
@@ -37,15 +42,57 @@ def test_the_menu_names_pages_that_exist_and_takes_in_new_ones():
 
 
 def test_two_clicks_lead_to_a_papers_table_a_method_of_ones_own_and_four_gpus():
-    """The first click is a link of the start page; what it leads to shows the command."""
-    start = (ROOT / "docs" / "index.md").read_text()
-    assert "](papers/index.md)" in start
+    """The first click is a link of the tutorial's last table; what it leads to shows the command."""
+    start = (ROOT / "docs" / "tutorial.md").read_text()
+    assert "](many_runs.md#a-papers-table)" in start
+    assert (
+        "](papers/index.md)"
+        in (ROOT / "docs" / "many_runs.md").read_text().partition("## A paper's table")[2]
+    )
     assert "](fedra.md)" in papers.pages()["papers/index.md"]
-    assert "](extending.md#write-your-own-method-tuning-scheme-or-reader)" in start
+    assert "](../CONTRIBUTING.md#write-your-own-method-tuning-scheme-or-reader)" in start
     assert "\n## Write your own method, tuning scheme or reader\n" in (ROOT / "CONTRIBUTING.md").read_text()
     assert "](cluster.md#one-machine-with-gpus)" in start
     cluster = (ROOT / "docs" / "cluster.md").read_text().partition("\n### One machine with GPUs\n")[2]
     assert re.search(r"cluster\.gpus_per_actor=1 +# four GPUs", cluster.partition("\n## ")[0])
+
+
+def test_the_page_of_keys_has_every_key_its_type_default_and_meaning():
+    text = keys.page()
+    rows = dict(re.findall(r"^\| `([\w.]+)` (\|.*\|)$", text, re.MULTILINE))
+    assert set(parse._keys(Config)) <= {*rows}
+    assert rows["rounds"] == "| whole number ≥ 1 | `10` | Number of rounds. |"
+    assert rows["cluster.actors"].startswith(
+        "| `auto`, `per_client` or whole number ≥ 1 | `auto` | Number of "
+    )
+    assert rows["train.betas"].startswith("| list of number ≥ 0 < 1 | `[0.9, 0.999]` |")
+    assert "[realism](realism.md)" in rows["channel"]
+    jitter = [f"data.augment.jitter.{name}" for name in ("brightness", "contrast", "saturation")]
+    assert [name for name, row in rows.items() if row.endswith("|  |") and name not in jitter] == []
+
+
+def test_the_page_of_tunings_has_every_scheme_with_its_keys():
+    text = tunings.page()
+    for choice in listed("tuning"):
+        assert f"\n## {choice.name}\n" in text
+    assert "| `tuning.rank` | `8` |" in text
+    assert "houlsby2019adapter" in text
+
+
+def test_the_page_of_the_api_has_every_public_name_once():
+    named = re.findall(r"^::: ([\w.]+)$", api.page(), re.MULTILINE)
+    assert len(named) == len(set(named))
+    modules = [name for name in named if name.rpartition(".")[2][0].islower()]
+    for name in rayfed.__all__:
+        if home := rayfed._HOME.get(name):
+            assert f"{home}.{name}" in named or home in modules
+
+
+def test_the_page_of_commands_shows_the_help_of_each():
+    text = commands.page()
+    assert {*re.findall(r"^## (\w+)$", text, re.MULTILINE)} == {*VERBS}
+    assert "rayfed run algorithm=fedprox local.mu=0.1 rounds=5" in text.partition("## run")[2]
+    assert "usage: rayfed report RUN..." in text
 
 
 @pytest.mark.parametrize("name", ["fedgcr", "fedprox", "fedsa_lora"])
@@ -59,6 +106,7 @@ def test_the_page_of_a_method_has_its_keys_values_papers_and_references(name):
         assert "Eq. 2" in text
         assert "Heterogeneous Networks" in text.partition("## References")[2]
     elif name == "fedsa_lora":
+        assert "(../results.md#methods-for-lora-adapters-compared)" in text
         assert "each client has its own B |" in text
         assert "| sent by all clients | 376,440 | 0.72 |" in text
     else:
@@ -114,6 +162,14 @@ def test_citations_outside_of_code_are_links():
 
 def test_links_to_files_beside_the_folder_lead_to_pages():
     assert hook.inside("[a](docs/data.md#x) [b](CONTRIBUTING.md#y)") == "[a](data.md#x) [b](extending.md#y)"
+    assert hook.inside("[a](benchmarks/results/speed.md)") == "[a](results/speed.md)"
+    assert hook.inside("[a](tests/x.py) [b](LICENSE)") == "a (`tests/x.py`) b (`LICENSE`)"
+
+
+def test_measurements_are_pages_of_the_site():
+    found = hook.measurements()
+    assert {f"results/{file.name}" for file in (ROOT / hook.EVIDENCE).glob("*.md")} == {*found}
+    assert not [path for path, text in found.items() if "](../../" in text]
 
 
 def test_the_cost_of_a_method_is_that_of_the_table(tmp_path, monkeypatch):

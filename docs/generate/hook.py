@@ -14,17 +14,19 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from docs.generate import bibliography, methods, papers
+from docs.generate import api, bibliography, commands, keys, methods, papers, tunings
 from rayfed.config.catalog import SECTIONS, listed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOVED = {
-    "README.md": "overview.md",
+    "README.md": "index.md",
     "CONTRIBUTING.md": "extending.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Files beside docs/ that are pages of the site, and their paths in it."""
+"""Files outside docs/ that are pages of the site, and their paths in it."""
+EVIDENCE = "benchmarks/results"
+"""Folder with the measurements that the pages cite; in the site they are pages of the folder results."""
 
 
 @cache
@@ -33,18 +35,33 @@ def generated() -> dict[str, str]:
     moved = {page: inside((ROOT / name).read_text(encoding="utf-8")) for name, page in MOVED.items()}
     return {
         **moved,
+        **measurements(),
         **methods.pages(),
         **papers.pages(),
         "catalog.md": catalog(),
+        api.PAGE: api.page(),
+        keys.PAGE: keys.page(),
+        tunings.PAGE: tunings.page(),
+        commands.PAGE: commands.page(),
         bibliography.PAGE: bibliography.page(),
     }
 
 
 def inside(text: str) -> str:
-    """The text of a file beside docs/, with its links as they are in the site."""
+    """The text of a file outside docs/, with its links as they are in the site."""
     for name, page in MOVED.items():
         text = text.replace(f"]({name}", f"]({page}")
-    return text.replace("](docs/", "](")
+        text = re.sub(r"\[([^]]*)\]\((tests/[^)]*|LICENSE)\)", r"\1 (`\2`)", text)
+    return text.replace("](docs/", "](").replace(f"]({EVIDENCE}/", "](results/")
+
+
+def measurements() -> dict[str, str]:
+    """Text of the page of every measurement, by its path in the site."""
+    files = sorted((ROOT / EVIDENCE).glob("*.md"))
+    return {
+        f"results/{file.name}": file.read_text(encoding="utf-8").replace("](../../docs/", "](../")
+        for file in files
+    }
 
 
 def catalog() -> str:
@@ -108,7 +125,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Link citations, and links to files beside docs/, to pages of the site."""
+    """Link citations, and links to files outside docs/, to pages of the site."""
     for name, target in MOVED.items():
         markdown = markdown.replace(f"](../{name}", f"]({target}")
+    markdown = markdown.replace(f"](../{EVIDENCE}/", "](results/")
     return bibliography.linked(markdown, page.file.src_uri.count("/"))

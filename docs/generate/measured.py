@@ -1,4 +1,4 @@
-"""Finds what other pages say of a method, rows of their tables, and its cost in docs/method_cost.csv."""
+"""Finds the rows of a method in tables of other pages, and its cost in docs/method_cost.csv."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(page: str, names: set[str]) -> str:
 
 
 def cost(name: str) -> str:
-    """What a client receives and sends in a round beside FedAvg; empty: the method was not measured.
+    """Bytes that clients receive and send in a round, relative to FedAvg; empty: the method was not measured.
 
     Raises:
         KeyError: FedAvg itself was not measured.

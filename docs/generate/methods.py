@@ -49,8 +49,6 @@ def page(choice: Choice) -> str:
         "Clients": knobs("local", METHODS.load(half["local"]).local, config.local),
         "In the papers' tables": in_papers(choice.name),
         "What the papers leave open": fidelity(choice.name, about),
-        "Beside methods of its kind": measured.rows("lora_methods.md", names)
-        or measured.rows("prompt_methods.md", names),
         "Results": measured.rows("results.md", names),
         "Cost": measured.cost(choice.name),
         "References": cited(about),
@@ -61,7 +59,7 @@ def page(choice: Choice) -> str:
 
 
 def source(name: str) -> str:
-    """What a method's file says below its first line: paper, equations, and what differs from the paper."""
+    """The docstring of a method below its first line: paper, equations, and differences from the paper."""
     file = ROOT / "algorithms" / f"{name}.py"
     if file.is_file():
         return (
@@ -73,7 +71,7 @@ def source(name: str) -> str:
 
 
 def knobs(section: str, half: type, values: Mapping[str, Any]) -> str:
-    """What a half does, and its hyperparameters with the values that the method has on the command line."""
+    """The purpose of a half, and its hyperparameters with the values of the method on the command line."""
     texts = attributes(half)
     rows = []
     for field in dataclasses.fields(half):
@@ -85,7 +83,7 @@ def knobs(section: str, half: type, values: Mapping[str, Any]) -> str:
 
 
 def attributes(half: type) -> dict[str, str]:
-    """What the docstrings of a class and of its bases say about each field; the class itself wins."""
+    """Meaning of each field, from the docstrings of a class and of its bases; the class itself wins."""
     found: dict[str, str] = {}
     for cls in half.__mro__:
         listed_here = (cls.__doc__ or "").partition("Attributes:\n")[2]
@@ -109,7 +107,7 @@ def in_papers(name: str) -> str:
 
 
 def fidelity(name: str, about: str) -> str:
-    """What the papers that a method's file cites do not say, and what was chosen instead."""
+    """Choices for what the papers that a method's file cites leave open."""
     keys = set(bibliography.CITATION.findall(about))
     found: dict[str, None] = {}
     for table in _own_tables():

@@ -42,8 +42,8 @@ python -m rayfed.reproduce fedra/table1 --scale mini             # all of it; go
 python -m rayfed.run experiment=fedra/table1/mini row=FedRA      # one cell
 ```
 
-[Reproduce](../reproduce.md) says what the table shows, and
-[commands](../commands.md#the-experiments-of-the-papers) what a row, a setting and a scale are."""
+[A paper's table](../many_runs.md#a-papers-table) says what the table shows, and what a row, a setting
+and a scale are."""
 
 
 def page(name: str, found: Sequence[Table]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     return guarded(lambda: show(args.json, args.section), args.debug)
-
-
-def markdown(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and descriptions as a table."""
-    lines = [f"| `{name}` | {text} |" for name, text in rows]
-    return "\n".join(["| name | what it is |", "|---|---|", *lines])
 
 
 def _choice(group: str, name: str) -> Choice:

@@ -68,7 +68,7 @@ class ClusterConfig:
         num_cpus: CPUs of a Ray that is started here; none: those of the machine.
         num_gpus: GPUs of a Ray that is started here; none: those of the machine.
         dashboard: Start Ray's dashboard with a Ray that is started here.
-        metrics: Export metrics for Prometheus through Ray (docs/monitoring.md).
+        metrics: Export metrics for Prometheus through Ray (docs/watching.md).
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
     """
 
@@ -163,7 +163,7 @@ class Config:
         sampling: `uniform`; `poisson`: each client independently, with `clients_per_round` as the expected
             number; or `one_per_domain`: one client of each domain in a round.
         channel: What happens to trained values between client and server, in order: `{clip: NORM}`,
-            `{noise: MULTIPLE}`, `{top_k: SHARE}`, `fp16`, `int8` (docs/channel.md).
+            `{noise: MULTIPLE}`, `{top_k: SHARE}`, `fp16`, `int8` (docs/realism.md).
         privacy: The guarantee of `channel` with noise.
         capacity: Number of blocks that a client can hold: one number, a list by client or by domain, shares
             by depth, or dynamic (drawn each round); none: all blocks. `capacity.rank`: the same for the rank
@@ -174,7 +174,7 @@ class Config:
             others in its compare/<name>; one table and one figure show all.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse kernels whose results differ from run to run; auto: on a GPU (docs/gpu.md).
-        protocol: Several runs with one table (docs/protocols.md): `leave_one_out`, one for each domain, which
+        protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
             no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
             clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
             classes and data sets of which no client has an example.
@@ -184,8 +184,8 @@ class Config:
             screen and in the report, and the run continues (warn) or ends (raise).
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         figures: Draw the figures of a run when it ends, about a second of work.
-        report: Also write report.html when it ends, one page with everything (docs/reports.md).
-        trackers: Also send the rounds to MLflow or to Weights & Biases (docs/monitoring.md).
+        report: Also write report.html when it ends, one page with everything (docs/watching.md).
+        trackers: Also send the rounds to MLflow or to Weights & Biases (docs/watching.md).
         output: Folder of the run; none: a new folder in runs/.
         overwrite: Replace an earlier run in `output`.
     """

@@ -83,7 +83,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A table of a paper and ours; the keys of `reproduction.json`, which docs/reproduce.md describes."""
+    """A table of a paper and ours; the keys of `reproduction.json`, which docs/many_runs.md describes."""
 
     format: int
     experiment: str

@@ -77,7 +77,7 @@ def test_what_breaks_the_guarantee_is_refused(server, local, sampling, everyone,
 
 @pytest.mark.parametrize("at_client", [False, True])
 def test_steps_that_depend_on_other_clients_are_refused(at_client):
-    """The smallest client sets the steps of all others (docs/channel.md)."""
+    """The smallest client sets the steps of all others (docs/realism.md)."""
     train = TrainConfig(local_steps="min_over_clients_plus_one")
     noisy = Channel(clip=1.0, noise=1.1, at_client=at_client)
     check_private(UNIFORM, Local(), Channel(clip=1.0), "poisson", False, train)

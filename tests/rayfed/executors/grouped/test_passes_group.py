@@ -37,7 +37,7 @@ TUNINGS = [
     "tuning=residual_adapter",
     "tuning=lora capacity=dynamic",
     "tuning=lora model=clip_mini",
-    # With train.eps above the rounding of gradients; docs/groups.md says what Adam does below it.
+    # With train.eps above the rounding of gradients; docs/performance.md says what Adam does below it.
     "tuning=bitfit train.optimizer=adam train.eps=1.0e-4",
 ]
 UNEVEN = "data.partition.scheme=dirichlet"

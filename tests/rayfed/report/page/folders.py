@@ -167,7 +167,7 @@ def write_sweep(path, trials=3, seeds=(0, 1)):
 
 
 def write_job(path, cells):
-    """The folder of a reproduced table, as docs/reproduce.md describes it.
+    """The folder of a reproduced table, as docs/many_runs.md describes it.
 
     Args:
         path: The folder.

@@ -2,7 +2,7 @@
 
 Reports of a FedGCR, a FedRA, an FFT-GP leave-one-out run, a sweep and a reproduced table are opened, and
 those of 100 and of 10,000 clients, whose size and time to open are bounded. With RAYFED_SHOTS=FOLDER,
-pictures of the reports are written there; those of docs/reports.md come from here.
+pictures of the reports are written there; those of docs/watching.md come from here.
 """
 
 import os

@@ -1,0 +1,84 @@
+"""Docstrings and pages are short enough to be read, and as plain as docs/readability.py measures."""
+
+from docs import readability
+from tests.conftest import ROOT
+
+COUNTS = readability.counts()
+LIMITS = {
+    "share of long sentences of docstrings": 0.02,
+    "share of long sentences of pages": 0.05,
+    "share of long sentences of both": 0.05,
+    "docstrings that begin as a question": 112,
+    "words to avoid in pages": 12,
+    "words of README.md": 900,
+    "handwritten pages": 16,
+    "words of handwritten pages": 26000,
+}
+"""The most that each count may be; they are lowered whenever a page becomes shorter, and never raised."""
+
+
+def test_what_there_is_to_read_is_short():
+    """`python -m docs.readability --long` lists what is too long."""
+    assert {name: COUNTS[name] for name, limit in LIMITS.items() if COUNTS[name] > limit} == {}
+
+
+def test_words_and_sentences_are_counted(tmp_path):
+    text = """# A title
+
+A sentence with `two words` of code, and [a link](page.md). Eq. 3 of Li et al. 2020 ends none
+of them! Another?
+
+- One bullet
+- Two bullets. Three.
+
+```bash
+not counted. at all
+```
+
+    nor this
+
+| a | one cell of five words. And a sentence |
+"""
+    found = [s for paragraph in readability.paragraphs(text) for s in readability.sentences(paragraph)]
+    assert found == [
+        "A title",
+        "A sentence with CODE of code, and a link.",
+        "Eq. 3 of Li et al. 2020 ends none of them!",
+        "Another?",
+        "One bullet",
+        "Two bullets.",
+        "Three.",
+        "one cell of five words.",
+        "And a sentence",
+    ]
+    assert readability.words("one - two, 3 |") == 3
+    page = tmp_path / "page.md"
+    page.write_text(text + "<!-- nor this -->")
+    assert readability.length(page) == 45
+
+
+def test_entries_of_a_docstring_are_counted_one_by_one():
+    docstring = (
+        "Does it.\n\n>>> f(1)\n2\n\n    a formula\n\nArgs:\n    a: First\n        one.\n    b: Second.\n"
+    )
+    assert [" ".join(entry.split()) for entry in readability.entries(docstring)] == [
+        "Does it.",
+        "a: First one.",
+        "b: Second.",
+    ]
+
+
+def test_docstrings_of_modules_classes_functions_and_values_are_found(tmp_path, monkeypatch):
+    (tmp_path / "rayfed").mkdir()
+    (tmp_path / "rayfed" / "x.py").write_text(
+        '"""One."""\nA = 1\n"""What A is."""\ndef f():\n    """Two."""\n'
+    )
+    monkeypatch.setattr(readability, "ROOT", tmp_path)
+    assert {text for _, text in readability.docstrings()} == {"One.", "What A is.", "Two."}
+    assert readability.riddles() == ["rayfed/x.py: What A is."]
+
+
+def test_pages_that_programs_write_are_no_handwritten_pages():
+    names = {page.relative_to(ROOT / "docs").as_posix() for page in readability.handwritten()}
+    assert "figures.md" not in names
+    assert "data.md" in names
