@@ -183,11 +183,15 @@ def test_the_cost_of_a_method_is_that_of_the_table(tmp_path, monkeypatch):
 
 def test_a_row_of_a_table_is_found_with_its_heading(tmp_path, monkeypatch):
     rows = ["| m | v |", "|---|---|", "| `x` | 1 |", "| y | 2 |", "| x (all) | 3 |"]
-    (tmp_path / "results.md").write_text("\n".join(["## A b", "", *rows]))
-    monkeypatch.setattr(measured, "DOCS", tmp_path)
-    found = measured.rows("results.md", {"x"})
-    assert found == "From [A b](../results.md#a-b):\n\n| m | v |\n|---|---|\n| `x` | 1 |\n| x (all) | 3 |"
-    assert measured.rows("results.md", {"z"}) == ""
+    files = {tmp_path / "a.md": "results.md", tmp_path / "b.md": "results/b.md"}
+    (tmp_path / "a.md").write_text("\n".join(["## A b", "", *rows]))
+    (tmp_path / "b.md").write_text("\n".join(["# T", "", *rows[:3]]))
+    monkeypatch.setattr(measured, "pages", files.items)
+    first = "From [A b](../results.md#a-b):\n\n| m | v |\n|---|---|\n| `x` | 1 |\n| x (all) | 3 |"
+    assert (
+        measured.rows({"x"}) == f"{first}\n\nFrom [T](../results/b.md):\n\n| m | v |\n|---|---|\n| `x` | 1 |"
+    )
+    assert measured.rows({"z"}) == ""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Finds the rows of a method in tables of other pages, and its cost in docs/method_cost.csv."""
+"""Finds the rows of a method in tables of results, and its cost in docs/method_cost.csv."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ from markdown.extensions.toc import slugify
 DOCS = Path(__file__).resolve().parent.parent
 
 
-def rows(page: str, names: set[str]) -> str:
-    """The rows of the tables of a page that begin with one of these names, under links to their sections.
+def rows(names: set[str]) -> str:
+    """The rows of tables of results that begin with one of these names, under links to their sections.
 
     Args:
-        page: File name of the page in docs/.
         names: Spellings of the method in lower case.
 
     Returns:
-        Markdown for a page one folder below the start of the site; empty: its tables have no such row.
+        Markdown for a page one folder below the start of the site; empty: no table has such a row.
     """
     blocks = []
-    for heading, table in _tables((DOCS / page).read_text(encoding="utf-8")):
-        found = [row for row in table[2:] if _name(row) in names]
-        if found:
-            link = f"From [{heading}](../{page}#{slugify(heading, '-')}):"
-            blocks.append("\n".join([link, "", *table[:2], *found]))
+    for file, page in pages():
+        text = file.read_text(encoding="utf-8")
+        for heading, table in _tables(text):
+            if found := [row for row in table[2:] if _name(row) in names]:
+                title = heading or text.partition("\n")[0].removeprefix("# ")
+                anchor = f"#{slugify(heading, '-')}" if heading else ""
+                link = f"From [{title}](../{page}{anchor}):"
+                blocks.append("\n".join([link, "", *table[:2], *found]))
     return "\n\n".join(blocks)
+
+
+def pages() -> list[tuple[Path, str]]:
+    """The files with results, and their paths in the site."""
+    measurements = sorted((DOCS.parent / "benchmarks" / "results").glob("*.md"))
+    return [(DOCS / "results.md", "results.md"), *((file, f"results/{file.name}") for file in measurements)]
 
 
 def cost(name: str) -> str:

@@ -49,7 +49,7 @@ def page(choice: Choice) -> str:
         "Clients": knobs("local", METHODS.load(half["local"]).local, config.local),
         "In the papers' tables": in_papers(choice.name),
         "What the papers leave open": fidelity(choice.name, about),
-        "Results": measured.rows("results.md", names),
+        "Results": measured.rows(names),
         "Cost": measured.cost(choice.name),
         "References": cited(about),
         "Code": code(choice.name, half["server"]),
