@@ -5,7 +5,8 @@ Cells share data, partitions and models, and divide the cluster between them.
 Scores of a finished cell have the names that `scores` in configs/papers/*.yaml may have. A name is a column
 of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of the global model
 on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the clients;
-`numbers_trained`; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
+`numbers_trained`; `without adapters` and `without head`, the mean over domains of the final model with these
+tensors put back to their start values; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
 rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
 `rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such as
 `generalization 2`) that of the second held-out domain.
@@ -36,7 +37,7 @@ from rayfed.experiment.parts import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
 from rayfed.report.protocols import MEASURES, outcome, selected
-from rayfed.report.run_tables import RunTables
+from rayfed.report.run_tables import RunTables, scores_without
 from rayfed.report.table import last_evaluated, scores_of, total_steps
 
 if TYPE_CHECKING:
@@ -395,6 +396,8 @@ def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]
 
 TRAINED = "numbers_trained"
 STEPS, EXAMPLES = "local steps", "local examples"
+WITHOUT = {"without adapters": "adapters", "without head": "head"}
+"""Scores of the final model with tensors at their start values, with the kinds of `score_without`."""
 MEAN, ROUNDS = "geometric mean ", "rounds "
 LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
 """Scores of which a lower value is better."""
@@ -446,6 +449,18 @@ def read_steps(path: Path, config: Config) -> dict[str, float]:
     folders = [path / name for name in _folds_in(path)] if folds else [path]
     each = [total_steps(read_rows(folder)) for folder in folders]
     return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
+
+
+def read_without(path: Path, config: Config) -> dict[str, float]:
+    """Scores of a finished cell's final model without adapters and without head, in percent, where it has them.
+
+    Of a cell in which each domain is held out in turn there are none, as each fold has other test sets.
+    """
+    if config.protocol == "leave_one_out":
+        return {}
+    kinds = scores_without(path, last_evaluated(read_rows(path))) or {}
+    means = {name: kinds.get(kind, {}).get("domains") for name, kind in WITHOUT.items()}
+    return {name: 100 * value for name, value in means.items() if value is not None}
 
 
 def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.papers import Table
-from rayfed.reproduce.job import EXAMPLES, STEPS, Job, JobCell, better, is_harmless, rule_of, unit
+from rayfed.reproduce.job import EXAMPLES, STEPS, WITHOUT, Job, JobCell, better, is_harmless, rule_of, unit
 
 FORMAT = 1
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
@@ -327,6 +327,21 @@ def _steps(job: Job, finished: Finished) -> Iterator[str]:
             )
 
 
+def _without(job: Job, finished: Finished) -> Iterator[str]:
+    """The scores of each setting's rows without what the tuning trains, and without the head."""
+    for setting in job.settings:
+        for what in WITHOUT:
+            rows = {}
+            for name in job.rows:
+                cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
+                found = [finished[cell][1] for cell in cells if cell in finished]
+                if values := [scores[what] for scores in found if what in scores]:
+                    rows[name] = fmean(values)
+            if rows:
+                each = "; ".join(f"{name} {value:.2f}" for name, value in rows.items())
+                yield f"{setting}: mean over domains of the final model {what} (at their start values): {each}"
+
+
 def _notes(job: Job, values: Sequence[Value], scores: Finished) -> Iterator[str]:
     """Sentences below the table."""
     seeds = ", ".join(map(str, job.seeds))
@@ -340,6 +355,7 @@ def _notes(job: Job, values: Sequence[Value], scores: Finished) -> Iterator[str]
             "differences to its numbers are no measure of fidelity; only the orderings can be compared"
         )
     yield from _steps(job, scores)
+    yield from _without(job, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"beside {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
     unread = [measure.name for measure in measures_of(job) if not measure.score]

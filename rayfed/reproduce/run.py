@@ -32,6 +32,7 @@ from rayfed.reproduce.job import (
     check_same,
     read_scores,
     read_steps,
+    read_without,
     share,
 )
 from rayfed.reproduce.results import Reproduction, compare, measures_of
@@ -155,12 +156,12 @@ def read_finished(job: Job) -> dict[str, tuple[str, dict[str, float]]]:
 
 
 def _scores(job: Job, cell: JobCell) -> dict[str, float]:
-    """Scores of a finished cell by measure, and how often its clients trained."""
+    """Scores of a finished cell by measure, those without adapters or head, and how often its clients trained."""
     names = {measure.name: measure.score for measure in measures_of(job) if measure.score}
     columns = job.table.columns.get(cell.setting, ())
     found = read_scores(cell.path, cell.config, names.values(), columns)
     scores = {name: found[score] for name, score in names.items() if score in found}
-    return scores | read_steps(cell.path, cell.config)
+    return scores | read_without(cell.path, cell.config) | read_steps(cell.path, cell.config)
 
 
 def write_tables(found: Reproduction, job: Job) -> None:

@@ -121,3 +121,18 @@ def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
     assert any(note.startswith(wanted) and "row='none' train.epochs=N" in note for note in notes)
     alike = {name: (digest, {**scores, EXAMPLES: 3000.0}) for name, (digest, scores) in finished.items()}
     assert not any("equal steps" in note for note in compare(job, alike).notes)
+
+
+def test_notes_say_what_is_left_without_adapters_and_without_the_head():
+    job = ablation(seeds=2)
+    finished = {
+        cell.name: ("", {"Avg": 60.0, "without adapters": 30.0 + cell.seed, "without head": 10.0})
+        for cell in job.cells
+        if cell.row == "none"
+    }
+    notes = compare(job, finished).notes
+    what = "dif10: mean over domains of the final model"
+    assert f"{what} without adapters (at their start values): none 30.50" in notes
+    assert f"{what} without head (at their start values): none 10.00" in notes
+    bare = {name: (digest, {"Avg": scores["Avg"]}) for name, (digest, scores) in finished.items()}
+    assert not any(what in note for note in compare(job, bare).notes)
