@@ -6,8 +6,10 @@ that are merged on top. Nothing is checked here beyond names and syntax: `rayfed
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
 
-`listed` reads the methods of
-`compare` for a command on which nothing else chooses an algorithm.
+A tuning scheme's file brings the optimizer and the learning rate that train it, from its paper or code. Those
+that a method's file brings count more, then those of an experiment, then those of the command line.
+
+`listed` reads the methods of `compare` for a command on which nothing else chooses an algorithm.
 
 A file of `configs/` may build on others, in its list `defaults`:
 
@@ -359,17 +361,35 @@ def _brought(groups: Mapping[str, str], has_method: bool) -> dict[str, str]:
 
 
 def _replaced(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
-    """A resolved config with the sections that the choices fill replaced."""
+    """A resolved config with the sections that the choices fill, and what a tuning brings to `train`."""
     tree = deepcopy(dict(base))
     plain = {"algorithm": "fedavg"}
     before = _compose(plain)
+    if "tuning" in groups:
+        tree["train"] = _retrained(base, groups["tuning"])
     for group, name in groups.items():
         composed = _compose({**plain, group: name})
         changed = {key for key in composed if composed[key] != before.get(key)}
+        changed -= {"train"} if group == "tuning" else set()
         sections = changed.union(SECTIONS_OF_GROUP.get(group, (group,)))
         tree = {k: v for k, v in tree.items() if k not in sections}
         tree |= {k: v for k, v in composed.items() if k in sections}
     return tree
+
+
+def _retrained(base: Mapping[str, Any], tuning: str) -> dict[str, Any]:
+    """The section `train` of a resolved config, with the values in which two tunings differ exchanged."""
+    train = dict(base.get("train", {}))
+    method = {"algorithm": str(base.get("algorithm", "fedavg"))}
+    before, after = (
+        _compose({**method, "tuning": name}).get("train", {})
+        for name in (str(base.get("tuning", {}).get("name", tuning)), tuning)
+    )
+    for key in before.keys() | after.keys():
+        if before.get(key) != after.get(key):
+            train.pop(key, None)
+            train |= {key: after[key]} if key in after else {}
+    return train
 
 
 def _compose(groups: Mapping[str, str]) -> dict[str, Any]:

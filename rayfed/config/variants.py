@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rayfed.config.catalog import listed
-from rayfed.config.compose import compose
+from rayfed.config.compose import compose, folder
 from rayfed.config.parse import parse, plain
 from rayfed.config.schema import Config, compatible_parts, with_method
 from rayfed.data.config import DataConfig, client_domains
 from rayfed.data.partition.groups import only_tests
 from rayfed.data.shards import Dataset
 from rayfed.data.source import choose_classes
+from rayfed.documents import read_file
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.federation.privacy import PrivacyConfig
@@ -237,20 +238,33 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
     return found
 
 
-def tuned_otherwise(tunings: Mapping[str, str]) -> str:
-    """Says which compared methods train another tuning than their own settings have; empty where none does.
+def trained_otherwise(methods: Mapping[str, tuple[str, str]]) -> str:
+    """Says which compared methods train otherwise than with their own settings; empty where none does.
 
     Args:
-        tunings: The name of the tuning of each compared method; a single method chose its tuning itself.
+        methods: The name of the tuning and the kind of optimizer of each compared method; a single method
+            chose them itself.
     """
-    if len(tunings) < 2:
+    if len(methods) < 2:
         return ""
     own = {choice.name: choice.brings.get("tuning") for choice in listed("algorithm")}
-    return "; ".join(
-        f"{name} trains tuning={tuning} here, not its own tuning={usual}"
-        for name, tuning in tunings.items()
-        if (usual := own.get(name)) not in (None, tuning) and METHODS.load(name).server.trains
-    )
+    differing = []
+    for name, (tuning, optimizer) in methods.items():
+        if name not in own or not METHODS.load(name).server.trains:
+            continue
+        if own[name] not in (None, tuning):
+            differing.append(f"{name} trains tuning={tuning} here, not its own tuning={own[name]}")
+        elif _own_optimizer(name) not in (None, optimizer):
+            what = f"train.optimizer={_own_optimizer(name)}"
+            differing.append(f"{name} trains with {optimizer} here, not its own {what}")
+    return "; ".join(differing)
+
+
+def _own_optimizer(method: str) -> str | None:
+    """The kind of optimizer that a method's own settings have; None: that of the tuning."""
+    file = folder() / "algorithm" / f"{method}.yaml"
+    train = read_file(file, method).get("train", {}) if file.is_file() else {}
+    return train.get("optimizer")
 
 
 def folds(config: Config, open_data: Open, path: Path) -> dict[str, Config]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.changes import changes
 from rayfed.config.schema import Config, to_dict
-from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
+from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.config import DataConfig
 from rayfed.data.shards import Dataset
 from rayfed.engine.measurement import check_resources
@@ -84,7 +84,7 @@ class Plan:
     def _notes(self) -> str:
         """What a user may not expect of the methods that are compared; or nothing."""
         every = (self.config, *(part.config for part in self.parts.values()))
-        tunings = tuned_otherwise({config.algorithm: config.tuning["name"] for config in every})
+        tunings = trained_otherwise({c.algorithm: (c.tuning["name"], c.train.optimizer) for c in every})
         return self._reference + (f"; {tunings}" if tunings else "")
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rayfed.config.variants import tuned_otherwise
+from rayfed.config.variants import trained_otherwise
 from rayfed.objective import METRICS, metric_of
 from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import KINDS, RunTables, own_tensors, scores_without
@@ -86,7 +86,8 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
     title += f"{config['model']['name']}, {config['tuning']['name']}, seed {config['seed']}"
     sample = sample_note(config, next((method.scores for method in found if method.scores), ()))
-    tunings = tuned_otherwise({each["algorithm"]: each["tuning"]["name"] for each in configs})
+    trained = {each["algorithm"]: (each["tuning"]["name"], each["train"]["optimizer"]) for each in configs}
+    tunings = trained_otherwise(trained)
     notes = (*sample, *([tunings] if tunings else []), *own_tensors(configs))
     notes = (*notes, *(f"{method.name}: {note}" for method in found for note in method.notes))
     if config["evaluation"].get("table") == "clients":

@@ -10,7 +10,7 @@ from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
-from rayfed.config.variants import PROTOCOLS, comparisons, tuned_otherwise
+from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
@@ -85,7 +85,9 @@ def methods_text(config: Config) -> str:
     if config.protocol in PROTOCOLS:
         what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"
     rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
-    tunings = tuned_otherwise({each.algorithm: each.tuning["name"] for each in configs})
+    tunings = trained_otherwise(
+        {each.algorithm: (each.tuning["name"], each.train.optimizer) for each in configs}
+    )
     return table_text(what, rows, [tunings] if tunings else [])
 
 

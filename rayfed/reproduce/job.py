@@ -6,9 +6,9 @@ Scores of a finished cell have the names that `scores` in configs/papers/*.yaml 
 of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of the global model
 on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the clients;
 `numbers_trained`; `without adapters` and `without head`, the mean over domains of the final model with these
-tensors put back to their start values; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`, the percentage of
-rounds in which the first one is lower; or, where each domain is held out in turn, a measure of
-`rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such as
+tensors put back to their start values; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`,
+the percentage of rounds in which the first one is lower; or, where each domain is held out in turn, a measure
+of `rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such as
 `generalization 2`) that of the second held-out domain.
 """
 
@@ -452,7 +452,7 @@ def read_steps(path: Path, config: Config) -> dict[str, float]:
 
 
 def read_without(path: Path, config: Config) -> dict[str, float]:
-    """Scores of a finished cell's final model without adapters and without head, in percent, where it has them.
+    """Scores of a cell's final model without adapters and without head, in percent, where it has them.
 
     Of a cell in which each domain is held out in turn there are none, as each fold has other test sets.
     """

@@ -339,7 +339,8 @@ def _without(job: Job, finished: Finished) -> Iterator[str]:
                     rows[name] = fmean(values)
             if rows:
                 each = "; ".join(f"{name} {value:.2f}" for name, value in rows.items())
-                yield f"{setting}: mean over domains of the final model {what} (at their start values): {each}"
+                model = f"the final model {what} (at their start values)"
+                yield f"{setting}: mean over domains of {model}: {each}"
 
 
 def _notes(job: Job, values: Sequence[Value], scores: Finished) -> Iterator[str]:

@@ -156,7 +156,7 @@ def read_finished(job: Job) -> dict[str, tuple[str, dict[str, float]]]:
 
 
 def _scores(job: Job, cell: JobCell) -> dict[str, float]:
-    """Scores of a finished cell by measure, those without adapters or head, and how often its clients trained."""
+    """Scores of a cell by measure, without adapters and head, and how often its clients trained."""
     names = {measure.name: measure.score for measure in measures_of(job) if measure.score}
     columns = job.table.columns.get(cell.setting, ())
     found = read_scores(cell.path, cell.config, names.values(), columns)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import rayfed
-from rayfed.config.compose import choices, compose
+from rayfed.config.compose import choices, compose, folder
 from rayfed.config.schema import build_parts, load_config, to_dict
 from rayfed.data.source import READERS, task_of
 from rayfed.errors import ConfigError
@@ -12,7 +12,7 @@ from rayfed.federation.method import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import TUNINGS
-from tests.conftest import SMALL
+from tests.conftest import ROOT, SMALL
 
 READER = """
 from dataclasses import dataclass
@@ -199,3 +199,76 @@ def test_a_data_set_on_top_of_a_saved_config_brings_its_model_and_keeps_the_meth
 def test_the_inner_scheme_of_exits_has_a_default():
     inner = load_config(["algorithm=depthfl", "tuning.inner={rank: 3}"]).tuning["inner"]
     assert (inner["name"], inner["rank"]) == ("lora", 3)
+
+
+SGD = ("sgd", 0.02)
+ADAMW = ("adamw", 0.001)
+
+
+def trained(*overrides):
+    train = load_config(overrides).train
+    return train.optimizer, train.lr
+
+
+@pytest.mark.parametrize("name", TUNINGS.names())
+def test_every_tuning_that_adds_tensors_brings_an_optimizer_and_its_source(name):
+    file = folder() / "tuning" / f"{name}.yaml"
+    assert file.exists() is (name not in ("head", "full"))
+    method = "depthfl" if name == "exits" else "fedavg"
+    if not file.exists():
+        assert trained(f"algorithm={method}", f"tuning={name}") == SGD
+        return
+    brought = yaml.safe_load(file.read_text())
+    assert brought["tuning"] == {"name": name}
+    config = load_config([f"algorithm={method}", f"tuning={name}"])
+    assert config.tuning["name"] == name
+    assert {key: to_dict(config)["train"][key] for key in brought["train"]} == brought["train"]
+    assert "[" in file.read_text().splitlines()[1] or "As " in file.read_text().splitlines()[1]
+
+
+def test_user_then_experiment_then_method_then_tuning_say_how_a_run_trains():
+    assert trained("algorithm=fedavg") == ADAMW
+    assert trained("algorithm=fedavg", "tuning=head") == SGD
+    assert trained("tuning=ssf", "algorithm=fedavg") == ("adamw", 0.01)
+    for method in ("scaffold", "fednova", "qffl", "perfedavg"):
+        assert trained(f"algorithm={method}") == SGD  # defined for steps of SGD
+    assert trained("algorithm=promptfl") == ("sgd", 0.001)
+    assert trained("algorithm=promptfl", "tuning=cocoop") == ("sgd", 0.001)
+    assert trained("algorithm=scaffold", "train.optimizer=adamw", "train.lr=0.1") == ("adamw", 0.1)
+    assert trained("experiment=fedra/table1/mini") == ("sgd", 0.01)
+    assert trained("experiment=fedra/table1/mini", "algorithm=fedavg", "tuning=adapter") == ("sgd", 0.01)
+
+
+def test_another_tuning_of_a_saved_config_exchanges_what_the_two_bring(tmp_path):
+    file = tmp_path / "config.yaml"
+
+    def again(*overrides, of=()):
+        file.write_text(yaml.safe_dump(to_dict(load_config(of))))
+        train = load_config(overrides, file).train
+        return train.optimizer, train.lr, train.weight_decay, train.epochs
+
+    lora = ("algorithm=fedavg", "train.epochs=3")
+    assert again("tuning=head", of=lora) == (*SGD, 0.0, 3)
+    assert again("tuning=ssf", of=lora) == ("adamw", 0.01, 5e-5, 3)
+    assert again("tuning=lora", of=(*lora, "tuning=ssf")) == (*ADAMW, 0.0, 3)
+    assert again("tuning=adapter", of=(*lora, "train.lr=0.5")) == ("adamw", 0.5, 0.0, 3)
+    assert again("tuning=head", of=(*lora, "train.lr=0.5")) == (*SGD, 0.0, 3)
+    assert again("tuning=head", "train.lr=0.5", of=lora) == ("sgd", 0.5, 0.0, 3)
+    assert again("seed=1", of=(*lora, "train.lr=0.5")) == ("adamw", 0.5, 0.0, 3)
+    assert again("tuning=cocoop", of=("algorithm=promptfl",)) == ("sgd", 0.001, 5e-4, 1)
+
+
+def test_the_page_on_training_has_what_every_tuning_brings():
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page.split("<!-- optimizers -->")[1].split("<!-- /optimizers -->")[0]
+    said = {}
+    for line in table.strip().splitlines()[2:]:
+        names, optimizer, lr, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        found = [name.strip("`") for name in names.split(", ") if name.startswith("`")]
+        said |= {name: (optimizer.split("`")[1], float(lr)) for name in found}
+    assert said.keys() == set(TUNINGS.names())
+    for name, expected in said.items():
+        assert (
+            trained("algorithm=depthfl" if name == "exits" else "algorithm=fedavg", f"tuning={name}")
+            == expected
+        )
