@@ -17,6 +17,7 @@ from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.simulate import Result
 from rayfed.terminal.guard import STOP
+from rayfed.testing.small import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
@@ -39,6 +40,7 @@ SMALL = (
     "model.pretrained=false",
     "tuning.rank=2",
     "figures=false",
+    *SGD,
 )
 """Overrides of an experiment that takes about a second in one process."""
 
@@ -170,12 +172,17 @@ def gallery(all_runs: Gallery) -> Iterator[Gallery]:
 
 @pytest.fixture
 def small(tmp_path: Path, cache: Path) -> Callable[..., Result]:
-    """Run a small experiment; later overrides win."""
+    """Run a small experiment with `plain_steps`; later overrides win."""
     made = iter(range(1000))
 
     def run(*overrides: str) -> Result:
         output = f"output={tmp_path / f'run{next(made)}'}"
-        return rayfed.simulate([*SMALL, f"data.cache={cache}", "cluster=inline", output, *overrides])
+        fixed = [text for text in SMALL if text not in SGD] + [
+            f"data.cache={cache}",
+            "cluster=inline",
+            output,
+        ]
+        return rayfed.simulate([*fixed, *plain_steps([*SMALL, *overrides]), *overrides])
 
     return run
 

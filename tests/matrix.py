@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayfed.config.schema import load_config
+from rayfed.testing.small import SGD
 
 TINY = (
     "rounds=2",
@@ -19,6 +20,7 @@ TINY = (
     "data.limit=6",
     "data.val=2",
     "tensorboard=false",
+    *SGD,
 )
 """Two rounds of two clients with a few images each and a model of two blocks."""
 

@@ -254,14 +254,14 @@ def trained_otherwise(methods: Mapping[str, tuple[str, str]]) -> str:
             continue
         if own[name] not in (None, tuning):
             differing.append(f"{name} trains tuning={tuning} here, not its own tuning={own[name]}")
-        elif _own_optimizer(name) not in (None, optimizer):
-            what = f"train.optimizer={_own_optimizer(name)}"
+        elif (usual := own_optimizer(name)) not in (None, optimizer):
+            what = f"train.optimizer={usual}"
             differing.append(f"{name} trains with {optimizer} here, not its own {what}")
     return "; ".join(differing)
 
 
-def _own_optimizer(method: str) -> str | None:
-    """The kind of optimizer that a method's own settings have; None: that of the tuning."""
+def own_optimizer(method: str) -> str | None:
+    """The kind of optimizer that the own settings of a method have; None: that of the tuning counts."""
     file = folder() / "algorithm" / f"{method}.yaml"
     train = read_file(file, method).get("train", {}) if file.is_file() else {}
     return train.get("optimizer")

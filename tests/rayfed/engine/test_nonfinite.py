@@ -23,6 +23,7 @@ from rayfed.run import main
 from rayfed.terminal.console import follow
 from rayfed.types import ServerState
 from tests.conftest import SMALL
+from tests.rayfed.malformed import last_wins
 
 NAN, INF = math.nan, math.inf
 
@@ -38,7 +39,8 @@ def strict(text):
 
 def test_a_run_whose_loss_is_not_finite(tmp_path, cache, capsys, caplog):
     run = tmp_path / "run"
-    arguments = [*SMALL, "cluster=inline", f"data.cache={cache}", f"output={run}", "train.lr=1e9", "--json"]
+    place = ("cluster=inline", f"data.cache={cache}", f"output={run}")
+    arguments = [*last_wins([*SMALL, "train.lr=1e9", *place]), "--json"]
     with caplog.at_level(logging.WARNING):
         assert main(arguments) == 0
     shown = [strict(line) for line in capsys.readouterr().out.splitlines()]
@@ -63,7 +65,8 @@ def test_a_run_whose_loss_is_not_finite(tmp_path, cache, capsys, caplog):
 
 def test_raise_ends_the_run_before_the_round(tmp_path, cache, capsys):
     run = tmp_path / "run"
-    common = [*SMALL, "cluster=inline", f"data.cache={cache}", f"output={run}", "train.lr=1e9", "--quiet"]
+    place = ("cluster=inline", f"data.cache={cache}", f"output={run}")
+    common = [*last_wins([*SMALL, "train.lr=1e9", *place]), "--quiet"]
     assert main([*common, "on_nonfinite=raise"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1

@@ -7,6 +7,7 @@ import pytest
 from rayfed import resume, run
 from rayfed.report.document import FILES
 from tests.conftest import SMALL
+from tests.rayfed.malformed import last_wins
 
 HOW = "## How it was run"
 
@@ -15,7 +16,8 @@ HOW = "## How it was run"
 def reported(tmp_path, cache):
     def make(name):
         path = tmp_path / name
-        command = [*SMALL, "train.lr=0.015", "cluster=inline", f"data.cache={cache}", f"output={path}"]
+        place = ("cluster=inline", f"data.cache={cache}", f"output={path}")
+        command = last_wins([*SMALL, "train.lr=0.015", *place])
         assert run.main([*command, "--quiet"]) == 0
         return path, (path / "report.md").read_text()
 
