@@ -1,4 +1,4 @@
-"""What each tuning scheme adds to a model, by scores without its tensors and without the head.
+"""Gain of each tuning scheme, by scores without its tensors and without the head.
 
     python benchmarks/worth_tuning.py [--seeds 3] [--rows LoRA ...] [overrides]
 

@@ -77,6 +77,8 @@ def test_the_page_of_tunings_has_every_scheme_with_its_keys():
         assert f"\n## {choice.name}\n" in text
     assert "| `tuning.rank` | `8` |" in text
     assert "houlsby2019adapter" in text
+    assert "It trains with `train.optimizer=adamw`, `train.lr=0.003`. The rate of the released code" in text
+    assert text.count("It trains with the default") == 2  # head and full
 
 
 def test_the_page_of_the_api_has_every_public_name_once():

@@ -10,7 +10,6 @@ from docs.generate.methods import attributes
 from rayfed.config.catalog import listed
 from rayfed.config.compose import folder
 from rayfed.documents import read_file
-from rayfed.errors import shown
 from rayfed.tuning.base import TUNINGS
 
 PAGE = "tunings.md"
@@ -36,7 +35,17 @@ def page() -> str:
             )
             for field in dataclasses.fields(scheme)
         ]
-        parts += ["", f"## {choice.name}", "", f"{choice.description}.", "", about, "", _training(choice.name), ""]
+        parts += [
+            "",
+            f"## {choice.name}",
+            "",
+            f"{choice.description}.",
+            "",
+            about,
+            "",
+            _training(choice.name),
+            "",
+        ]
         parts += ["| key | default | meaning |", "|---|---|---|", *rows] if rows else []
     return "\n".join([*parts, ""])
 
@@ -48,5 +57,5 @@ def _training(name: str) -> str:
         return "It trains with the default, SGD with 0.02."
     lines = file.read_text().splitlines()
     source = " ".join(line[2:] for line in lines if line.startswith("# ") and "@package" not in line)
-    keys = ", ".join(f"`train.{key}={shown(value)}`" for key, value in read_file(file, name)["train"].items())
-    return f"Brings {keys}. {source}"
+    keys = ", ".join(f"`train.{key}={value}`" for key, value in read_file(file, name)["train"].items())
+    return f"It trains with {keys}. {source}"

@@ -12,7 +12,7 @@ from rayfed.federation.method import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import TUNINGS
-from tests.conftest import ROOT, SMALL
+from tests.conftest import SMALL
 
 READER = """
 from dataclasses import dataclass
@@ -256,19 +256,3 @@ def test_another_tuning_of_a_saved_config_exchanges_what_the_two_bring(tmp_path)
     assert again("tuning=head", "train.lr=0.5", of=lora) == ("sgd", 0.5, 0.0, 3)
     assert again("seed=1", of=(*lora, "train.lr=0.5")) == ("adamw", 0.5, 0.0, 3)
     assert again("tuning=cocoop", of=("algorithm=promptfl",)) == ("sgd", 0.001, 5e-4, 1)
-
-
-def test_the_page_on_training_has_what_every_tuning_brings():
-    page = (ROOT / "docs" / "training.md").read_text()
-    table = page.split("<!-- optimizers -->")[1].split("<!-- /optimizers -->")[0]
-    said = {}
-    for line in table.strip().splitlines()[2:]:
-        names, optimizer, lr, _ = (cell.strip() for cell in line.strip("|").split("|"))
-        found = [name.strip("`") for name in names.split(", ") if name.startswith("`")]
-        said |= {name: (optimizer.split("`")[1], float(lr)) for name in found}
-    assert said.keys() == set(TUNINGS.names())
-    for name, expected in said.items():
-        assert (
-            trained("algorithm=depthfl" if name == "exits" else "algorithm=fedavg", f"tuning={name}")
-            == expected
-        )
