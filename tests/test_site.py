@@ -162,7 +162,22 @@ def test_citations_outside_of_code_are_links():
     assert not re.search(r"[{}\\]", bibliography.citation("zhang2024fftgp"))
 
 
-def test_links_to_files_beside_the_folder_lead_to_pages():
+def test_pages_that_code_and_configs_name_exist():
+    generated = {f"docs/{page}" for page in (api.PAGE, commands.PAGE, keys.PAGE, tunings.PAGE)}
+    files = [
+        file
+        for folder in ("rayfed", "algorithms", "tune", "benchmarks", "configs", "notebooks")
+        for kind in ("py", "pyi", "yaml", "ipynb")
+        for file in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    named = {
+        (page, file.name) for file in files for page in re.findall(r"docs/[a-z_]+\.md", file.read_text())
+    }
+    assert len(named) > 20
+    assert [pair for pair in named if pair[0] not in generated and not (ROOT / pair[0]).exists()] == []
+
+
+def test_links_to_files_outside_the_folder_lead_to_pages():
     assert hook.inside("[a](docs/data.md#x) [b](CONTRIBUTING.md#y)") == "[a](data.md#x) [b](extending.md#y)"
     assert hook.inside("[a](benchmarks/results/speed.md)") == "[a](results/speed.md)"
     assert hook.inside("[a](tests/x.py) [b](LICENSE)") == "a (`tests/x.py`) b (`LICENSE`)"
