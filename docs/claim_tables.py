@@ -1,6 +1,6 @@
-"""Writes the tables of docs/claims/*.md from the scores by seed beside them, and these from finished jobs.
+"""Writes the tables of benchmarks/results/claims/*.md from scores by seed, and these from finished jobs.
 
-    python -m docs.claim_tables                 the tables of the pages from docs/claims/*.csv
+    python -m docs.claim_tables                 the tables of the pages from the .csv files of that folder
     python -m docs.claim_tables JOB [JOB ...]   first the scores from these folders of `rayfed.reproduce`
 
 A table stands between two comments, of which the first says what its columns are:
@@ -29,7 +29,7 @@ from statistics import fmean, stdev
 
 from rayfed.reproduce.results import judge
 
-FOLDER = Path(__file__).resolve().parent / "claims"
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "claims"
 TABLE = re.compile(r"(<!-- table (\w+)(?:, (.+?))?: (.+?) -->\n).*?(<!-- /table -->)", re.DOTALL)
 COLUMNS = ("setting", "row", "seed", "measure", "value")
 

@@ -1,4 +1,4 @@
-"""docs/claims: every table is what the scores by seed beside it give, for at least five seeds."""
+"""benchmarks/results/claims: every table is what its scores by seed give, for at least five seeds."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def test_scores_are_those_of_every_cell_and_five_seeds(name):
 
 def test_results_say_what_became_of_each_claim():
     text = (ROOT / "docs" / "results.md").read_text()
-    assert [page.stem for page in PAGES if f"(claims/{page.stem}.md)" not in text] == []
+    assert [page.stem for page in PAGES if f"results/claims/{page.stem}.md)" not in text] == []
 
 
 def test_differences_quotients_and_their_tests(tmp_path, monkeypatch):

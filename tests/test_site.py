@@ -114,7 +114,7 @@ def test_the_page_of_a_method_has_its_keys_values_papers_and_references(name):
     else:
         assert "`tuning=gc_prompt`" in text
         assert "(../papers/fedgcr.md#table1)" in text
-        assert "From [FedGCR: ablation and fairness methods](../results.md#fedgcr-ablation-and" in text
+        assert "From [FedGCR: ablation and fairness methods](../results/fedgcr_ablation.md)" in text
         assert "| FedGCR (both) |" in text
     keys = re.findall(r"^\| `(?:server|local)\.\w+` \| `[^`]*` \| (.*) \|$", text, re.MULTILINE)
     assert len(keys) > 2
@@ -185,7 +185,8 @@ def test_links_to_files_outside_the_folder_lead_to_pages():
 
 def test_measurements_are_pages_of_the_site():
     found = hook.measurements()
-    assert {f"results/{file.name}" for file in (ROOT / hook.EVIDENCE).glob("*.md")} == {*found}
+    files = (ROOT / hook.EVIDENCE).rglob("*.md")
+    assert {f"results/{file.relative_to(ROOT / hook.EVIDENCE)}" for file in files} == {*found}
     assert not [path for path, text in found.items() if "](../../" in text]
 
 

@@ -57,11 +57,13 @@ def inside(text: str) -> str:
 
 def measurements() -> dict[str, str]:
     """Text of the page of every measurement, by its path in the site."""
-    files = sorted((ROOT / EVIDENCE).glob("*.md"))
-    return {
-        f"results/{file.name}": file.read_text(encoding="utf-8").replace("](../../docs/", "](../")
-        for file in files
-    }
+    found = {}
+    for file in sorted((ROOT / EVIDENCE).rglob("*.md")):
+        path = file.relative_to(ROOT / EVIDENCE)
+        up = "../" * (len(path.parts) - 1)
+        text = file.read_text(encoding="utf-8").replace(f"](../../{up}docs/", f"](../{up}")
+        found[f"results/{path.as_posix()}"] = text
+    return found
 
 
 def catalog() -> str:

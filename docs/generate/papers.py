@@ -14,7 +14,7 @@ from rayfed.config.papers import MINI, Table, tables
 def pages() -> dict[str, str]:
     """Text of the page of every paper and of the list of them, by its path in the site.
 
-    The experiments about claims (docs/claims) are those of no paper and have no page here.
+    The experiments about claims (benchmarks/results/claims) are those of no paper and have no page here.
     """
     papers: dict[str, list[Table]] = {}
     for table in tables(folder()).values():

@@ -7,7 +7,7 @@ import pytest
 from docs.generate.hook import EVIDENCE
 from tests.conftest import ROOT
 
-FILES = sorted((ROOT / EVIDENCE).glob("*.md"))
+FILES = sorted((ROOT / EVIDENCE).rglob("*.md"))
 FACTS = {
     "Command": r"in each (row|part)|.*`.+`",
     "Commit": r".*\b[0-9a-f]{7}\b",
@@ -41,6 +41,15 @@ def test_a_fact_that_is_missing_is_found():
 def test_files_that_are_linked_exist(file):
     for target in re.findall(r"\]\(([^)#:]+)", file.read_text()):
         assert (file.parent / target).exists(), target
+
+
+def test_every_row_of_the_page_of_results_links_its_evidence():
+    """Nothing is claimed that has no file."""
+    text = (ROOT / "docs" / "results.md").read_text().partition("## What was reproduced")[2]
+    rows = [row for row in text.splitlines() if row.startswith("| ") and not row.endswith("| evidence |")]
+    rows = [row for row in rows if not row.endswith("| measured in |")]
+    assert len(rows) > 25
+    assert [row for row in rows if "](../benchmarks/results/" not in row] == []
 
 
 def test_every_measurement_is_cited_by_a_page():
