@@ -1,8 +1,8 @@
 """RayFed: federated tuning of foundation models, simulated on Ray.
 
 What the author of a method needs can be imported from here: `from rayfed import Local, Method, Server`.
-`rayfed.simulate(["algorithm=fedprox", "rounds=5"])` runs one experiment and returns its `Result`;
-`python -m rayfed.run` does the same from the command line.
+`rayfed.Experiment(method="fedprox", rounds=5).run()` runs one experiment, with names or objects for its
+parts, and returns its `Run`; `python -m rayfed.run` does the same from the command line.
 
 Names are imported when they are first used, so that `import rayfed` loads neither torch nor Ray. Their types
 are in `__init__.pyi`.
@@ -36,8 +36,11 @@ _HOME = {
     "Broadcast": "rayfed.types",
     "Client": "rayfed.federation.client",
     "Cohort": "rayfed.federation.cohort",
+    "Experiment": "rayfed.experiment.experiment",
+    "LoRA": "rayfed.tuning.lora",
     "Local": "rayfed.federation.local",
     "Method": "rayfed.federation.method",
+    "Run": "rayfed.experiment.run",
     "Server": "rayfed.federation.server",
     "ServerState": "rayfed.types",
     "Update": "rayfed.types",
@@ -50,8 +53,11 @@ __all__ = [
     "Broadcast",
     "Client",
     "Cohort",
+    "Experiment",
+    "LoRA",
     "Local",
     "Method",
+    "Run",
     "Server",
     "ServerState",
     "Update",

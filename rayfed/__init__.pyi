@@ -1,9 +1,12 @@
+from rayfed.experiment.experiment import Experiment as Experiment
+from rayfed.experiment.run import Run as Run
 from rayfed.experiment.simulate import simulate as simulate
 from rayfed.federation.client import Client as Client
 from rayfed.federation.cohort import Cohort as Cohort
 from rayfed.federation.local import Local as Local
 from rayfed.federation.method import Method as Method
 from rayfed.federation.server import Server as Server
+from rayfed.tuning.lora import LoRA as LoRA
 from rayfed.types import Broadcast as Broadcast
 from rayfed.types import ServerState as ServerState
 from rayfed.types import Update as Update

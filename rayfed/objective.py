@@ -6,14 +6,15 @@ work for all tasks. (`rayfed.federation.executor.Task` means something else: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, shown, unknown
+from rayfed.objects import find, imported, is_own
 
 if TYPE_CHECKING:  # data and reports import this module without loading torch
     from torch import Tensor
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # data and reports import this module without loading torch
 CLASSIFICATION = "classification"
 SEGMENTATION = "segmentation"
 NEXT_CHARACTER = "next_character"
+REGRESSION = "regression"
+MULTILABEL = "multilabel"
 EMPTY = 1e-5
 """Added to the denominator of Dice, which is 0 where both masks are empty; as in the released GRACE code."""
 
@@ -35,12 +38,24 @@ class Objective:
         examples: Word for the examples in tables.
         pixels: True: inputs are images, normalised with the statistics of the model. False: inputs are
             integer symbols.
+        larger: Whether a larger score of the metric is better.
+        percent: Whether the metric is a share, which is shown in percent.
     """
 
     task: ClassVar[str] = CLASSIFICATION
     metric: ClassVar[str] = "accuracy"
     examples: ClassVar[str] = "images"
     pixels: ClassVar[bool] = True
+    larger: ClassVar[bool] = True
+    percent: ClassVar[bool] = True
+
+    @property
+    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
+        """Metrics that have no value for one example, by name: functions of all outputs and targets of a set.
+
+        They may return NaN where the targets of a set do not define them; then the set has no score.
+        """
+        return {}
 
     def layout(self, size: int) -> np.dtype[Any]:
         """Data type of a prepared example: `input`, and `target` where the target is more than one label.
@@ -138,16 +153,226 @@ class NextCharacter(Objective):
         return np.dtype([("input", "u1", (size,))])
 
 
-OBJECTIVES: Mapping[str, Objective] = {o.task: o for o in (Objective(), Segmentation(), NextCharacter())}
-METRICS = tuple(dict.fromkeys(o.metric for o in OBJECTIVES.values()))
+@dataclass(frozen=True)
+class Regression(Objective):
+    """Regression of numbers. Loss: mean squared error; metric: mean absolute error, as the targets."""
+
+    task: ClassVar[str] = REGRESSION
+    metric: ClassVar[str] = "mae"
+    examples: ClassVar[str] = "examples"
+    larger: ClassVar[bool] = False
+    percent: ClassVar[bool] = False
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets of shapes (B, ...) with as many numbers."""
+        return self.values(output, y)["loss"].mean()
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`."""
+        return {name: each.sum() for name, each in self.values(output, y).items()}
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`; means over the numbers of an example."""
+        difference = (output.reshape(y.shape) - y).reshape(len(y), -1)
+        return {"loss": difference.square().mean(1), self.metric: difference.abs().mean(1)}
+
+
+@dataclass(frozen=True)
+class Multilabel(Objective):
+    """Several labels of each example, which are true or false.
+
+    Loss: binary cross entropy, mean over the labels. Metric: area under the ROC curve (AUC), mean over the
+    labels that are both true and false in a set; `label_accuracy` is the share of labels that are right.
+    """
+
+    task: ClassVar[str] = MULTILABEL
+    metric: ClassVar[str] = "auc"
+    examples: ClassVar[str] = "examples"
+
+    @property
+    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
+        return {self.metric: auc}
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets of shape (B, K)."""
+        return self.values(output, y)["loss"].mean()
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`."""
+        return {name: each.sum() for name, each in self.values(output, y).items()}
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`."""
+        import torch.nn.functional as F
+
+        loss = F.binary_cross_entropy_with_logits(output, y.to(output.dtype), reduction="none").mean(1)
+        return {"loss": loss, "label_accuracy": ((output > 0) == (y > 0)).float().mean(1)}
+
+
+def auc(output: Tensor, y: Tensor) -> float:
+    """Area under the ROC curve, mean over the labels that are both true and false; NaN: there is none.
+
+    Args:
+        output: Scores, shape (N, K).
+        y: Labels, 0 or 1, shape (N, K).
+    """
+    found = []
+    for score, label in zip(output.double().T, y.T > 0, strict=True):
+        positive, negative = int(label.sum()), int((~label).sum())
+        if positive and negative:
+            _, place, counts = score.unique(return_inverse=True, return_counts=True)
+            last = counts.cumsum(0).double()
+            ranks = (last - (counts - 1) / 2)[place]  # the mean rank of equal scores
+            found.append((float(ranks[label].sum()) - positive * (positive + 1) / 2) / (positive * negative))
+    return sum(found) / len(found) if found else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task of a user: a loss and metrics.
+
+    Functions get the outputs of the network, shape (B, ...), and the targets, shape (B, ...), and return one
+    number for each example, shape (B,). A loss may also return its mean over the batch.
+
+    Attributes:
+        loss: What training makes small.
+        metrics: Metrics for each example, by name; the first metric is the one in tables and figures.
+        over_set: Metrics over all examples of a set, such as AUC, by name, which return one number; NaN: the
+            set does not define it. Without `metrics`, the first is the one in tables and figures.
+        smaller: Names of metrics of which smaller scores are better.
+        percent: Names of metrics that are shares, which are shown in percent.
+        name: Name of the task in messages.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    over_set: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict)
+    smaller: tuple[str, ...] = ()
+    percent: tuple[str, ...] = ()
+    name: str = "own_task"
+
+    def __post_init__(self) -> None:
+        """Check the names.
+
+        Raises:
+            ConfigError: There is no metric, or a name in `smaller` or `percent` is that of none.
+        """
+        names = [*self.metrics, *self.over_set]
+        if not names:
+            raise ConfigError("task.metrics: a task needs a metric; give metrics={'mae': function}")
+        for key in ("smaller", "percent"):
+            for name in getattr(self, key):
+                if name not in names:
+                    raise ConfigError(unknown(f"task.{key}", name, names))
+
+
+class OwnObjective(Objective):
+    """The objective of a `Task`."""
+
+    _of: Task
+
+    def __init__(self, task: Task) -> None:
+        """Args: task: the loss and the metrics."""
+        metric = next(iter([*task.metrics, *task.over_set]))
+        own = {
+            "_of": task,
+            "task": task.name,
+            "metric": metric,
+            "examples": "examples",
+            "larger": metric not in task.smaller,
+            "percent": metric in task.percent,
+        }
+        vars(self).update(own)
+        learn(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnObjective, (self._of,)
+
+    def __repr__(self) -> str:
+        return f"OwnObjective({self._of!r})"
+
+    @property
+    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
+        return self._of.over_set
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets of the user's shapes."""
+        return self._of.loss(output, y).mean()
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets of the user's shapes."""
+        return {name: each.sum() for name, each in self.values(output, y).items()}
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`; a loss that is a mean over the batch counts for each of its examples."""
+        loss = self._of.loss(output, y)
+        found = {"loss": loss.expand(len(y)) if loss.ndim == 0 else loss}
+        found |= {name: metric(output, y) for name, metric in self._of.metrics.items()}
+        return {name: each.float().reshape(len(y), -1).mean(1) for name, each in found.items()}
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    o.task: o for o in (Objective(), Segmentation(), NextCharacter(), Regression(), Multilabel())
+}
+METRICS = list(dict.fromkeys(o.metric for o in OBJECTIVES.values()))
+"""Names of the metrics of tables and figures; `learn` adds those of tasks of users."""
+
+SHARES = {o.metric for o in OBJECTIVES.values() if o.percent}
+"""Metrics that are shown in percent."""
+
+SMALLER = {o.metric for o in OBJECTIVES.values() if not o.larger}
+"""Metrics of which smaller scores are better."""
+
+
+def learn(about: Objective | Mapping[str, Any]) -> None:
+    """Let this process know the metric of a task of a user, or of one that a run folder describes.
+
+    Args:
+        about: The objective, or its attributes `metric`, `larger` and `percent`.
+    """
+    own = score_facts(about) if isinstance(about, Objective) else about
+    name = str(own["metric"])
+    if name not in METRICS:
+        METRICS.append(name)
+        for names, wanted in ((SHARES, bool(own["percent"])), (SMALLER, not own["larger"])):
+            if wanted:
+                names.add(name)
+
+
+def score_facts(objective: Objective) -> dict[str, Any]:
+    """What a run writes about its metric, so that others can show it: the argument of `learn`."""
+    return {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
+
+
+def objective_of(value: Any) -> Any:
+    """The objective of a `Task`; anything else as it is."""
+    return OwnObjective(value) if isinstance(value, Task) else value
+
+
+def is_larger_better(metric: str) -> bool:
+    """Whether larger scores of this metric are better."""
+    return metric not in SMALLER
+
+
+def better(metric: str, one: float, other: float) -> bool:
+    """Whether the first of two scores of a metric is better than the second."""
+    return one > other if is_larger_better(metric) else one < other
 
 
 def objective(task: str) -> Objective:
-    """The objective of a task, by name.
+    """The objective of a task, by name, also as package.module:TASK.
 
     Raises:
-        ConfigError: No task has this name.
+        ConfigError: No task has this name, or what it names is no `Task`.
     """
+    known = find(task)
+    value = known.value if known is not None else imported(task) if ":" in task else None
+    if isinstance(value, Task):
+        return OwnObjective(value)
+    if value is not None or ":" in task:
+        raise ConfigError(f"task: {task!r} is {shown(value)}, no rayfed.Task(loss=..., metrics={{...}})")
+    if is_own(task):
+        raise ConfigError(f"task: {task!r} was handed over in a notebook or a script; hand it over again")
     if task not in OBJECTIVES:
         raise ConfigError(unknown("task", task, OBJECTIVES))
     return OBJECTIVES[task]
@@ -156,6 +381,11 @@ def objective(task: str) -> Objective:
 def metric_of(scores: Mapping[str, Any], prefix: str = "") -> str | None:
     """Name of the metric whose score is in `scores` under `prefix + metric`; None: there is none."""
     return next((name for name in METRICS if prefix + name in scores), None)
+
+
+def share_of(metric: str) -> float:
+    """What a score of a metric is multiplied by on the screen: 100 for shares, which are shown in percent."""
+    return 100.0 if metric in SHARES else 1.0
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Finds methods, tuning schemes and data readers by the name of their file, or as package.module:NAME."""
+"""Finds methods, tuning schemes and data readers by the name of their file, or as package.module:NAME.
+
+Objects that a user handed over are found by the names of `rayfed.objects`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.errors import ConfigError, check_name, one_line, place_of, unknown
+from rayfed.objects import find, is_own
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Registry:
         key: Config key that names an entry, for errors.
         accepts: Tells whether an object is of the right kind.
         expected: What the object must be, for errors.
+        made: Turns what a module defines, such as half of a method, into an object of the right kind.
     """
 
     files: Entries
@@ -71,6 +76,7 @@ class Registry:
     key: str
     accepts: Callable[[Any], bool]
     expected: str
+    made: Callable[[Any], Any] = lambda value: value
 
     def names(self) -> list[str]:
         """Names of all entries that are part of RayFed, sorted."""
@@ -87,6 +93,15 @@ class Registry:
             ConfigError: There is no such entry, or the object is of another kind.
         """
         key = key or self.key
+        if (known := find(name)) is not None:
+            return self._right(
+                self.made(known.value), f"{key}: {name!r} is not {self.expected}: {known.text}"
+            )
+        if is_own(name):
+            raise ConfigError(
+                f"{key}: {name!r} was defined in a notebook or a script and cannot be imported; hand it over "
+                f"again: rayfed.Experiment(...).run(), or .resume(FOLDER) for a run that has begun"
+            )
         check_name(key, name)
         module_name, colon, attribute = name.partition(":")
         if not colon:
@@ -107,12 +122,36 @@ class Registry:
                 f"{key}: {name!r} is not {self.expected}: {module_name} defines no {attribute}{others}"
             )
         found = getattr(module, attribute)
+        wrong = f"{module_name} must define {attribute} so, found {found!r}"
+        return self._right(self.made(found), f"{key}: {name!r} is not {self.expected}: {wrong}")
+
+    def _right(self, found: Any, otherwise: str) -> Any:
+        """An object of the right kind.
+
+        Raises:
+            ConfigError: It is of another kind; the message is `otherwise`.
+        """
         if not self.accepts(found):
-            raise ConfigError(
-                f"{key}: {name!r} is not {self.expected}: {module_name} must define {attribute} so, "
-                f"found {found!r}"
-            )
+            raise ConfigError(otherwise)
         return found
+
+
+def imported(key: str, name: str) -> Any:
+    """The object that `package.module:NAME` names.
+
+    Args:
+        key: Config key to name in an error.
+        name: The value of the key.
+
+    Raises:
+        ConfigError: There is no such module or object, or the code of the module fails.
+    """
+    check_name(key, name)
+    module_name, _, attribute = name.partition(":")
+    module = _imported(key, name, module_name)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{key}: {name!r}: the module {module_name} has no {attribute}")
+    return getattr(module, attribute)
 
 
 def _imported(key: str, name: str, module: str) -> ModuleType:

@@ -37,6 +37,7 @@ from typing import Any
 from rayfed.config import papers
 from rayfed.documents import is_folder, parse_value, read_file
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
+from rayfed.objects import find, imported
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 
 CHOOSES = ("algorithm", "experiment")
@@ -225,6 +226,9 @@ NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILE
 """Groups whose choices are also the names of Python files."""
 
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
+NATURAL = {"partition": {"scheme": "natural", "min_samples": 1}}
+"""Keys of the section `data` where each client has its own examples."""
+
 OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
 ELSE = {"data": OWN_IMAGES, "experiment": "; rayfed list experiments shows all"}
 """What else is said about a name that does not exist, by group."""
@@ -246,12 +250,17 @@ def folder() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def compose(overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def compose(
+    overrides: Sequence[str] = (),
+    base: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Groups first, then values, in the order given.
 
     Args:
         overrides: `group=name` and `section.key=value`.
         base: A resolved config to start from instead of the defaults.
+        more: Values that are no texts, by key or dotted key, which come last; sections are merged.
 
     Raises:
         ConfigError: One line: the override, what is allowed.
@@ -270,6 +279,10 @@ def compose(overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
         tree = _experiment(chosen)
     for key, value in values:
         _set(tree, key, value)
+    for key, value in (more or {}).items():
+        nested: dict[str, Any] = {}
+        _put(nested, key, value)
+        merge(tree, nested)
     return tree
 
 
@@ -418,9 +431,20 @@ def _by_name(group: str, name: str) -> dict[str, Any]:
     _check_choice(group, name)
     if group == "algorithm":
         return {"algorithm": name}
+    if group == "data" and (find(name) is not None or ":" in name):
+        return {"data": {"name": name.replace(":", "."), "reader": name, **_of_examples(name)}}
     if group == "data" and name.startswith(HUB):
         return {"data": {"name": name.removeprefix(HUB), "reader": "hf"}}
     return {group: {"name": name.replace(":", "."), "reader": name} if group == "data" else {"name": name}}
+
+
+def _of_examples(name: str) -> dict[str, Any]:
+    """Keys that examples of a user have by default; none for readers of data sets."""
+    known = find(name)
+    value = known.value if known is not None else imported(name)
+    return (
+        {} if value is None or isinstance(value, type) else dict(getattr(value, "section", None) or NATURAL)
+    )
 
 
 def _check_choice(group: str, name: str) -> None:
@@ -432,6 +456,8 @@ def _check_choice(group: str, name: str) -> None:
             raise ConfigError(
                 f"data: {name!r} is not hf/NAME or hf/OWNER/NAME with letters, digits, '_', '-', '.'"
             )
+    elif group in NAMED and find(name) is not None:
+        return
     elif group in NAMED and ":" in name:
         check_name(group, name)
     elif group == "data" and (os.sep in name or is_folder(name)):

@@ -152,6 +152,8 @@ class Config:
         server: Hyperparameters of the server half; `name` takes the half of another algorithm.
         local: Hyperparameters of the client half; `name` takes the half of another algorithm.
         tuning: `name` of the tuning scheme, and its options.
+        task: What is learned, and its metric: a name (docs/tasks.md), or package.module:TASK; none: that of
+            the data set.
         model: The backbone.
         data: The data set and its partition into clients.
         train: Local optimisation.
@@ -196,6 +198,7 @@ class Config:
     tuning: dict[str, Any] = field(default_factory=lambda: {"name": "lora"})
     model: ModelConfig
     data: DataConfig
+    task: str | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -221,7 +224,11 @@ class Config:
     overwrite: bool = False
 
 
-def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -> Config:
+def load_config(
+    overrides: Sequence[str] = (),
+    file: str | Path | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Config:
     """Compose, override and check one experiment.
 
     Where nothing chooses an algorithm and the default one cannot use what was chosen, such as tuning=lora,
@@ -231,24 +238,25 @@ def load_config(overrides: Sequence[str] = (), file: str | Path | None = None) -
     Args:
         overrides: `group=name` and `section.key=value`, in this order of precedence: groups, then values.
         file: A resolved config (a run's config.yaml) to start from instead of the defaults.
+        more: Values that are no texts, by key or dotted key, which come last.
 
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
     if file is not None:
-        return resolve(whole(compose(overrides, read_file(file, "--config")), file))
+        return resolve(whole(compose(overrides, read_file(file, "--config"), more), file))
     if names := listed(overrides):
-        return _comparison(names, overrides)
-    config = resolve(compose(overrides))
+        return _comparison(names, overrides, more)
+    config = resolve(compose(overrides, more=more))
     has_method = any(text.partition("=")[0].strip() in CHOOSES for text in overrides)
-    return config if has_method else _with_fitting_method(config, overrides)
+    return config if has_method else _with_fitting_method(config, overrides, more)
 
 
-def _comparison(names: Sequence[str], overrides: Sequence[str]) -> Config:
+def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[str, Any] | None) -> Config:
     """The config of the first method that trains and with whose settings all of them can run."""
 
     def led_by(lead: str) -> Config:
-        config = resolve(compose([*overrides, f"algorithm={lead}"]))
+        config = resolve(compose([*overrides, f"algorithm={lead}"], more=more))
         for name in names:
             compatible_parts(with_method(config, name))
         return config
@@ -281,12 +289,12 @@ def with_method(config: Config, name: str, **changes: Any) -> Config:
     return resolve({**to_dict(config), **other, **changes})
 
 
-def _with_fitting_method(config: Config, overrides: Sequence[str]) -> Config:
+def _with_fitting_method(config: Config, overrides: Sequence[str], more: Mapping[str, Any] | None) -> Config:
     """The config, or the same with FedAvg where only that can use what was chosen."""
     try:
         compatible_parts(config)
     except ConfigError:
-        general = resolve(compose([*overrides, "algorithm=fedavg"]))
+        general = resolve(compose([*overrides, "algorithm=fedavg"], more=more))
         with suppress(ConfigError):
             compatible_parts(general)
             what = f"the default algorithm={config.algorithm} cannot use tuning={config.tuning['name']}"

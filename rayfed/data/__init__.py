@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfed.data.config import DataConfig, Resize, check_config, client_domains
+from rayfed.data.own import OwnData
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset
@@ -35,7 +36,7 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
     """
     check_config(config)
     source = source_of(config, resize)
-    if task not in (None, task_of(source)):
+    if task not in (None, task_of(source)) and not isinstance(source, OwnData):
         raise ConfigError(
             f"model.name: the model is for {task}, the data set {config.name!r} for {task_of(source)}; set "
             f"model=unet for segmentation, char_lstm for next_character, any other for classification"

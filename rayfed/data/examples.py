@@ -314,5 +314,5 @@ class ClientData:
         """
         relabel = self.relabel if split == "train" else None
         for inputs, targets in self.examples.batches(self.client, split, order, size):
-            y = targets.long()
+            y = targets if targets.is_floating_point() else targets.long()
             yield self.normalize(inputs), y if relabel is None else relabel(y)

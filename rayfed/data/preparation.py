@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -250,7 +250,7 @@ class _Preparation:
         name = self.source.name
         num_images = len(self.listing.labels)
         began = time.monotonic()
-        _check_room(path.parent, num_images * objective(task_of(self.source)).layout(self.size).itemsize)
+        _check_room(path.parent, num_images * self.layout.itemsize)
         log.info("preparing %s: %d images of %d pixels into %s", name, num_images, self.size, path)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -269,22 +269,21 @@ class _Preparation:
 
     def write(self, path: Path) -> None:
         """Write the images as they are decoded, then the columns and metadata around them."""
-        layout = objective(task_of(self.source)).layout(self.size)
+        layout = self.layout
         about = self.about()
         # The text has the same length with any digest and count, because the images follow it in the file.
         placeholder = _text(about, "0" * 64, 0)
-        owners = self.listing.owners
-        owned = owners is not None
-        start = arrow_file.image_start(arrow_file.make_schema(layout.itemsize, placeholder, owned))
+        owners, splits = self.listing.owners, self.listing.splits
+        own = owners is not None, splits is not None
+        start = arrow_file.image_start(arrow_file.make_schema(layout.itemsize, placeholder, *own))
         content = hashlib.sha256()
         kept: list[int] = []
         with path.open("wb") as file:
             file.seek(start)
-            for index, decoded in self.decoded():
-                row = arrow_file.packed(decoded, layout)
-                file.write(row)
-                content.update(row)
-                kept.append(index)
+            for indices, rows in self.packed():
+                file.write(rows)
+                content.update(rows)
+                kept.extend(indices)
             self.check_kept(len(kept))
             columns = {
                 "label": self.listing.labels[kept],
@@ -292,12 +291,33 @@ class _Preparation:
                 "test": self.listing.test[kept].astype(np.uint8),
                 "key": [self.listing.keys[index] for index in kept],
                 **({"owner": [owners[index] for index in kept]} if owners is not None else {}),
+                **({"split": splits[kept]} if splits is not None else {}),
             }
             _add_columns(content, about, columns)
             file.flush()
             text = _text(about, content.hexdigest(), len(self.listing.labels) - len(kept))
-            arrow_file.finish(path, arrow_file.make_schema(layout.itemsize, text, owned), columns)
+            arrow_file.finish(path, arrow_file.make_schema(layout.itemsize, text, *own), columns)
             os.fsync(file.fileno())
+
+    @property
+    def layout(self) -> np.dtype[Any]:
+        """Data type of a stored example: that of the reader, if it has one, else that of the task."""
+        own = getattr(self.source, "layout", None)
+        found: np.dtype[Any] = (own or objective(task_of(self.source)).layout)(self.size)
+        return found
+
+    def packed(self) -> Iterator[tuple[Sequence[int], Any]]:
+        """Indices and bytes of the examples that can be stored, in order, one by one or in large parts."""
+        rows = getattr(self.source, "rows", None)
+        if rows is None or self.source.stores_images:  # type: ignore[attr-defined]  # it has `rows`
+            layout = self.layout
+            for index, decoded in self.decoded():
+                yield (index,), arrow_file.packed(decoded, layout)
+            return
+        first = 0
+        for part in rows(self.size):
+            yield range(first, first + len(part)), part.view(np.uint8).data
+            first += len(part)
 
     def about(self) -> dict[str, Any]:
         """The metadata of the data set that the file holds, without its digest."""
@@ -309,6 +329,7 @@ class _Preparation:
             "fingerprint": self.listing.fingerprint,
             "task": task_of(self.source),
             "grouped": self.listing.grouped,
+            **({"layout": _described(self.layout)} if hasattr(self.source, "layout") else {}),
         }
 
     def check_kept(self, num_kept: int) -> None:
@@ -379,6 +400,18 @@ def _add_columns(content: Any, about: dict[str, Any], columns: dict[str, Any]) -
         content.update(columns[name].tobytes())
     if "owner" in columns:
         content.update(json.dumps(columns["owner"]).encode())
+    if "split" in columns:
+        content.update(columns["split"].tobytes())
+    if "layout" in about:
+        content.update(json.dumps(about["layout"]).encode())
+
+
+def _described(layout: np.dtype[Any]) -> list[list[Any]]:
+    """A structured type as JSON: name, type and shape of each field."""
+    assert layout.names is not None
+    assert layout.fields is not None
+    fields = {name: layout.fields[name][0] for name in layout.names}
+    return [[name, kind.base.str, list(kind.shape)] for name, kind in fields.items()]
 
 
 def _threads() -> int:

@@ -39,6 +39,8 @@ class Dataset:
         task: The task of the data, a name of `rayfed.objective`.
         grouped: Whether samples form groups, see `rayfed.data.source.Listing`.
         owner_column: Names of the clients as an Arrow array; None if the data set names none.
+        splits: Split that the data set gives each sample, see `rayfed.data.listing.Listing`; None: none.
+        own: Whether inputs have a type and a shape of their own, as those that a user handed over.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Dataset:
     task: str = CLASSIFICATION
     grouped: bool = False
     owner_column: Any = None
+    splits: NDArray[np.uint8] | None = None
+    own: bool = False
 
     @cached_property
     def keys(self) -> list[str]:
@@ -116,7 +120,8 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
 
 def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
     task = about.get("task", CLASSIFICATION)
-    rows = arrow_file.rows_of(batch, objective(task).layout(about["size"]))
+    own = [(name, kind, tuple(shape)) for name, kind, shape in about.get("layout", ())]
+    rows = arrow_file.rows_of(batch, np.dtype(own) if own else objective(task).layout(about["size"]))
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
@@ -134,4 +139,6 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         task=task,
         grouped=bool(about.get("grouped")),
         owner_column=batch.column("owner") if "owner" in batch.schema.names else None,
+        splits=batch.column("split").to_numpy() if "split" in batch.schema.names else None,
+        own=bool(own),
     )

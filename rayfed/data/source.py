@@ -1,4 +1,4 @@
-"""The interface of readers, the listing that they return, and how a reader is found by name."""
+"""The interface of readers, and how a reader is found by name."""
 
 from __future__ import annotations
 
@@ -8,69 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig, Resize
+from rayfed.data.listing import ONE_DOMAIN as ONE_DOMAIN
+from rayfed.data.listing import BadImageError as BadImageError
+from rayfed.data.listing import Decoded as Decoded
+from rayfed.data.listing import Listing as Listing
+from rayfed.data.own import OwnData, made
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry
-
-Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
-"""The arrays of one sample: its input, or its input and its target."""
-
-
-class BadImageError(DataError):
-    """An image cannot be decoded; `data.on_bad_image=skip` leaves it out instead of stopping."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Listing:
-    """All samples of a data set, without their content.
-
-    Attributes:
-        name: Name of the data set.
-        classes: Class names; a label is an index into them.
-        domains: Domain names.
-        keys: Unique name of each sample, `domain/class/file`, the same on every machine.
-        labels: int64, shape (N,).
-        domain: Index into `domains`, int64, shape (N,).
-        test: Whether a sample is in the official test split of the data set, bool, shape (N,); all False if
-            there is none.
-        fingerprint: A text that changes whenever a sample changes; computed without decoding.
-        grouped: Whether samples whose keys differ in the last part only form a group, such as the slices of
-            a patient; a partition keeps groups together (`rayfed.data.partition.groups`).
-        owners: Name of the client of each sample, N names, for `data.partition.scheme=natural`; None if the
-            data set names no clients.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    keys: Sequence[str]
-    labels: NDArray[np.int64]
-    domain: NDArray[np.int64]
-    test: NDArray[np.bool_]
-    fingerprint: str
-    grouped: bool = False
-    owners: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that all names can be shown on a terminal and in reports as they are.
-
-        Raises:
-            DataError: The name of a class, a domain or a client has control or direction characters.
-        """
-        named = {"class": self.classes, "domain": self.domains, "client": self.owners or ()}
-        for what, names in named.items():
-            for each in names:
-                if not each.isprintable():
-                    raise DataError(
-                        f"data: the name {each!a} of a {what} of {self.name!r} has characters that "
-                        f"cannot be printed; rename it in the data set"
-                    )
 
 
 class Source(Protocol):
@@ -146,9 +96,6 @@ def task_of(source: Source) -> str:
     return str(getattr(source, "task", CLASSIFICATION))
 
 
-ONE_DOMAIN = "all"
-"""The domain of a data set that has no domains."""
-
 KEYS = {"aliases": "rename folders", "columns": "choose columns"}
 """Keys of the config that only some readers have, and what these do with them."""
 
@@ -165,6 +112,8 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
             `data.resize`.
     """
     reader = READERS.load(config.reader)
+    if isinstance(reader, OwnData):
+        return replace(reader, resize=resize if config.resize == "auto" else config.resize)
     options = _options(reader)
     for key, what in KEYS.items():
         if getattr(config, key) is not None and key not in options:
@@ -185,7 +134,8 @@ def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
 
 def brings_data(config: DataConfig) -> bool:
     """Whether the reader of a config brings its data along, so that there is no `data.root` to set."""
-    return "root" not in _options(READERS.load(config.reader))
+    reader = READERS.load(config.reader)
+    return isinstance(reader, OwnData) or "root" not in _options(reader)
 
 
 def _options(reader: type[Any]) -> list[str]:
@@ -227,8 +177,9 @@ READERS = Registry(
     files=READER_FILES,
     attribute="READER",
     key="data.reader",
-    accepts=lambda value: isinstance(value, type) and is_dataclass(value),
-    expected="a reader, which is a dataclass",
+    accepts=lambda value: isinstance(value, OwnData) or (isinstance(value, type) and is_dataclass(value)),
+    expected="a reader, which is a dataclass, or examples by client",
+    made=made,
 )
 
 

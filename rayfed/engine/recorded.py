@@ -21,7 +21,8 @@ from rayfed.evaluation.scores import Round
 from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
-from rayfed.record.checkpoint import NOTHING, Basis, Checkpoints, Saved, restore
+from rayfed.objects import records
+from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, Saved, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
@@ -89,7 +90,22 @@ def basis_of(config: Config, setup: Setup) -> Basis:
     if traces := [file for file in (faults.trace, faults.devices, faults.sessions) if file]:
         content = b"".join(Path(file).read_bytes() for file in traces)
         data["trace_digest"] = hashlib.sha256(content).hexdigest()
+    data |= {f"{key}{SOURCE}": record["digest"] for key, record in objects_of(config).items()}
     return Basis(config=to_dict(config), data=data)
+
+
+def objects_of(config: Config) -> dict[str, dict[str, str]]:
+    """Name, `repr` and digest of the objects of a user in a config, by key."""
+    own = config.server.get("name"), config.local.get("name")
+    names = {
+        "algorithm": config.algorithm,
+        "server": own[0] if own[0] != config.algorithm else None,
+        "local": own[1] if own[1] != config.algorithm else None,
+        "tuning": config.tuning["name"],
+        "model": config.model.name,
+        "reader": config.data.reader,
+    }
+    return records(names)
 
 
 class Watch(Protocol):

@@ -77,6 +77,31 @@ def scored(trained: str, setup: Setup) -> Setup:
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 
 
+def kept_tensors(folder: Path, client: str, setup: Setup) -> Params:
+    """The tensors that stayed at a client at the end of a finished run, by global name.
+
+    Args:
+        folder: Folder of the run.
+        client: Id of the client.
+        setup: The experiment of the run, prepared again.
+
+    Raises:
+        ConfigError: No tensors stay at the clients of this method, or the last checkpoint has none of this
+            client.
+    """
+    if not setup.world.stays:
+        raise ConfigError(
+            "local.stays: no tensors stay at the clients of this run, so that all have the model of the "
+            "server; choose a method that keeps some, or set local.stays=[head]"
+        )
+    saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
+    files = {} if saved is None else saved.stores
+    own = from_file(files[client]).get(STAYS) if client in files else None
+    if own is None:
+        raise ConfigError(f"client: {client!r} never trained in {folder}, so that nothing stayed at it")
+    return dict(own)
+
+
 def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[str, Path]:
     """Files of the stores that have values of what stays, by client; none where the clients are others."""
     model = setup.world.skeleton()

@@ -29,8 +29,8 @@ from rayfed.data import load
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import RowTable, Splits
-from rayfed.data.shards import Dataset
-from rayfed.devices import chosen_device
+from rayfed.data.shards import Dataset, open_dataset
+from rayfed.devices import HOST, chosen_device
 from rayfed.engine.loop import Experiment, adapting, usual_size
 from rayfed.engine.memory import (
     GB,
@@ -46,6 +46,7 @@ from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
+from rayfed.executors.inputs import converter
 from rayfed.executors.worker import Weights, Worker, World, adjust_trunk
 from rayfed.federation.channel import Channel
 from rayfed.federation.client import Client, make_optimizer
@@ -61,10 +62,11 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.named_tensors import global_name
+from rayfed.models.own import first_pass, fitted, network_of
 from rayfed.models.sharing import as_array, skeleton
 from rayfed.models.trunk import check_compiler
-from rayfed.objective import CLASSIFICATION, objective
-from rayfed.seeds import generator
+from rayfed.objective import CLASSIFICATION, SEGMENTATION, Objective, objective
+from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.stages import stage
 from rayfed.tuning.lora import Lora, core_sites
 from rayfed.types import Broadcast, Params, Update
@@ -84,7 +86,8 @@ def dataset_of(config: Config, shared: Shared) -> Dataset:
     """The data set of a config, prepared for its model. Args: shared: what was made before."""
     shape = shape_of(config, shared)
     where = (config.data, shape.size, shape.task, shape.resize)
-    return shared.once("data", where, lambda: load(config.data, shape.size, shape.task, shape.resize))
+    task = shape.task or None
+    return shared.once("data", where, lambda: load(config.data, shape.size, task, shape.resize))
 
 
 def clients_of(config: Config, shared: Shared) -> Partition:
@@ -119,7 +122,8 @@ def scores_alone(config: Config, local: Local) -> bool:
 def packs_of(config: Config, experiment: Experiment, world: World) -> tuple[Pack, ...]:
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
-    if scores_alone(config, local) or type(local).prepare is not Local.prepare:
+    alone = scores_alone(config, local) or bool(world.objective.over_set)
+    if alone or type(local).prepare is not Local.prepare:
         return ()
     rows = config.train.eval_batch_size
     test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
@@ -301,24 +305,21 @@ def prepare(
     check_counts(config)
     _check_device(config.cluster)
     known = shared or Shared()
-    shape = shape_of(config, known)
+    shape_of(config, known)
     stage(f"loading the data {config.data.name} and the model {config.model.name}")
     dataset = dataset_of(config, known)
-    check_task(dataset.task, parts.server, parts.local)
-    _check_tuning(dataset.task, config)
-    _check_augment(dataset.task, config)
-    check_attack(config.faults, dataset.task == CLASSIFICATION)
+    goal = _goal(config, parts, dataset)
     partition = clients_of(config, known)
-    world = _world(config, parts, dataset, partition)
+    world = _world(config, parts, dataset, partition, goal)
     check_scored(config, world)
     work = world.train.examples
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
-    pixels = shape.size if world.objective.pixels else 0
+    pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
     bare = measurable(config, world.skeleton)
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a part of somebody's own may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _built(config, dataset.task, build(world)))
+    model = known.once("model", _model_key(world), lambda: _built(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
     model = model.without(staying(bare, world.stays)) if world.stays else model
@@ -398,8 +399,22 @@ def _model_key(world: World) -> tuple[object, ...]:
     return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision
 
 
-def _built(config: Config, task: str, model: Backbone) -> Built:
-    if task == CLASSIFICATION:
+def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
+    """The task, after a check that method, tuning, changes of images and attacks are for it."""
+    goal = objective(config.task or dataset.task)
+    check_task(goal.task, parts.server, parts.local)
+    if not dataset.own:
+        _check_tuning(goal.task, config)
+    _check_augment(goal.task, config)
+    check_attack(config.faults, goal.task == CLASSIFICATION)
+    return goal
+
+
+def _built(config: Config, world: World, partition: Partition, model: Backbone) -> Built:
+    dataset = open_dataset(world.shard)
+    if dataset.own or world.network is not None:
+        _check_pass(config, world, partition, model)
+    elif world.objective.task == CLASSIFICATION:
         _check_input(config.model, model)
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
@@ -408,15 +423,51 @@ def _built(config: Config, task: str, model: Backbone) -> Built:
     return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
 
 
-def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition) -> World:
+def first_batch(world: World, partition: Partition, model: Backbone | None = None) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the first examples of a client, as the client gets them; two where it has two.
+
+    Args:
+        world: Has the examples and the network.
+        partition: The clients.
+        model: The model, if it was built already; None: the network is not fitted to the inputs yet.
+    """
+    dataset = open_dataset(world.shard)
+    rows = np.sort(next(iter(partition.listed)).train)[:2] if partition.listed else np.arange(2)
+    model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
+    convert = converter(dataset, world.objective.pixels, model, HOST)
+    targets = torch.from_numpy(np.asarray(dataset.targets)[rows])
+    y = targets if targets.is_floating_point() else targets.long()
+    return convert(torch.from_numpy(dataset.images[rows])), y
+
+
+def _check_pass(config: Config, world: World, partition: Partition, model: Backbone) -> None:
+    """Check with one forward and backward pass that network, data, task and tuning fit together."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    classes = len(world.classes) if open_dataset(world.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
+    batch = first_batch(world, partition, model)
+    where = repr(config.model.name)
+    counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
+    try:
+        with seeded(derive(world.seed, "first pass")):
+            first_pass(model, world.objective, batch, counted, where)
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(kept[name])
+        model.forget()
+
+
+def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
+    network = network_of(config.model.name)
     personal = config.evaluation.personal or parts.local.deploys == "personal"
-    return World(
+    world = World(
         seed=config.seed,
         model=config.model,
         tuning=parts.tuning,
         num_classes=len(dataset.classes),
         classes=tuple(dataset.classes),
-        objective=objective(dataset.task),
+        objective=goal,
+        network=network,
         augment=config.data.augment,
         train=_train(config.train, partition),
         shard=Path(dataset.path),
@@ -430,6 +481,9 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition)
         threads=config.cluster.threads,
         deterministic=config.deterministic,
     )
+    if network is None:
+        return world
+    return replace(world, network=fitted(network, first_batch(world, partition)[0], config.seed))
 
 
 def _check_device(cluster: ClusterConfig) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rayfed.clients import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, is_larger_better, metric_of
 from rayfed.types import Update
 
 MIN_CLIENTS_FOR_TENTHS = 10
@@ -77,6 +77,8 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
         answer = answers.get(unit.id)
         if answer is None or not answer.num_examples:
             continue
+        if metric_of(answer.metrics) is None:  # the targets of the set do not define it
+            continue
         score = _score(answer.metrics, answer.num_examples)
         clients.update(dict.fromkeys(unit.clients, score))
         unseen.update(dict.fromkeys(unit.unseen, score))
@@ -125,7 +127,8 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
         level = _mean(client, counts)
         domain = {name: s.value for name, s in scores.domains.items()}
         metric = found[0][0].metric
-        worst = min(domain, key=lambda name: domain[name])
+        sign = 1.0 if is_larger_better(metric) else -1.0
+        worst = min(domain, key=lambda name: sign * domain[name])
         row |= {
             metric: level,
             f"{metric}_domain": float(np.mean(list(domain.values()))),
@@ -133,7 +136,7 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
             "sigma_client": float(np.sqrt(_mean((client - level) ** 2, counts))),
             "worst_domain": worst,
             f"worst_domain_{metric}": domain[worst],
-            f"worst_client_{metric}": float(client.min()),
+            f"worst_client_{metric}": sign * float((sign * client).min()),
             **_tails(client, counts, metric),
             "loss": _mean(losses, counts),
         }
@@ -143,8 +146,16 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
     if scores.unseen:
         metric = next(iter(scores.unseen.values())).metric
         values = [s.value for s in scores.unseen.values()]
-        row |= {f"unseen_{metric}": float(np.mean(values)), f"unseen_worst_{metric}": min(values)}
+        row |= {
+            f"unseen_{metric}": float(np.mean(values)),
+            f"unseen_worst_{metric}": worst_of(metric, values),
+        }
     return row
+
+
+def worst_of(metric: str, values: Sequence[float]) -> float:
+    """The worst of some scores of a metric."""
+    return min(values) if is_larger_better(metric) else max(values)
 
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -160,7 +171,7 @@ def _tails(values: Numbers, counts: Counts, metric: str) -> dict[str, float]:
     """Means of the worst and of the best tenth of values that occur these numbers of times."""
     if counts.sum() < MIN_CLIENTS_FOR_TENTHS:
         return {}
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values if is_larger_better(metric) else -values, kind="stable")
     ordered, of_each = values[order], counts[order]
     tail = tail_of(int(counts.sum()))
     lowest = np.diff(np.minimum(np.cumsum(of_each), tail), prepend=0)
@@ -238,7 +249,7 @@ def personal(
     known = dict(previous.clients) if previous else {}
     for answer in answers:
         own = answer.metrics
-        if "personal/loss" in own:
+        if "personal/loss" in own and metric_of(own, "personal/"):
             known[answer.client] = _score(own, int(own["personal/num"]), "personal/")
     if not known:
         return None

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.examples import ClientData, Normalizer, Resident, choose
+from rayfed.data.examples import ClientData, Resident, choose
 from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset
 from rayfed.devices import HOST, Deterministic, give_back, moved, mps_runs, set_deterministic, set_products
@@ -39,6 +39,7 @@ from rayfed.errors import (
 )
 from rayfed.executors.features import FeatureCache, FeatureFolder, feature_folder
 from rayfed.executors.grouped.passes import Group, log_failure
+from rayfed.executors.inputs import converter
 from rayfed.federation.channel import CODED
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
@@ -49,10 +50,11 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.frozen_linear import use_onednn
+from rayfed.models.own import Network
 from rayfed.models.pooling import use_mean_pooling
 from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.models.trunk import use_checkpointing, use_compile
-from rayfed.objective import Objective, symbols
+from rayfed.objective import Objective
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
@@ -287,6 +289,7 @@ class World:
             kept in memory only.
         shares_features: Write all frozen features to disk, for other experiments.
         smaller: Changes of the training with which a client needs less memory on a device.
+        network: The network of a user, in place of one of a library; None: `model` names the latter.
     """
 
     seed: int
@@ -310,17 +313,20 @@ class World:
     features: str = ""
     shares_features: bool = False
     smaller: Smaller = field(default_factory=lambda: Smaller(train=TrainConfig()))
+    network: Network | None = None
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
-        model = build_backbone(self.model, self.classes or self.num_classes, self.seed)
+        model = build_backbone(self.model, self.classes or self.num_classes, self.seed, network=self.network)
         return apply_tuning(model, self.tuning, self.seed)
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
         return skeleton(
             lambda: apply_tuning(
-                build_backbone(self.model, self.num_classes, self.seed), self.tuning, self.seed
+                build_backbone(self.model, self.num_classes, self.seed, network=self.network),
+                self.tuning,
+                self.seed,
             )
         )
 
@@ -372,7 +378,7 @@ class Worker:
         examples = dataset.images, np.asarray(dataset.targets), world.splits
         self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
         scale = self._model.mean, self._model.std
-        self._normalize = Normalizer(*scale, self._device) if world.objective.pixels else symbols
+        self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)
         self._augment = Augmentation.of(world.augment, model.size, *scale) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.data.partition.manifest import describe, with_digests
-from rayfed.engine.recorded import basis_of
+from rayfed.engine.recorded import basis_of, objects_of
 from rayfed.engine.scored import scored
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError
@@ -65,6 +65,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "precision": config.train.precision,
         "group": setup.group.clients,
         **_own_tensors(setup),
+        **({"objects": own} if (own := objects_of(config)) else {}),
     }
     commands: list[str] = []
     if resume:

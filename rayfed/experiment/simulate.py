@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rayfed.config.schema import Config
+    from rayfed.engine.session import Session
     from rayfed.record.claim import Claim
     from rayfed.types import Params
 
@@ -63,6 +65,7 @@ def simulate(
     *,
     as_json: bool = False,
     claim: Claim | None = None,
+    session: Session | None = None,
 ) -> Result:
     """Run one experiment, and write its tables, figures and report.
 
@@ -73,6 +76,8 @@ def simulate(
         as_json: Write one JSON object per round to standard output, and everything else to standard error.
         claim: The right to write into the folder of an earlier run, which is continued after its last
             checkpoint; for a finished one only tables and report are written again. None: start a new run.
+        session: Ray and actors of earlier runs of this process, which stay afterwards; None: this run has its
+            own, which end with it.
 
     Returns:
         The finished run.
@@ -95,17 +100,18 @@ def simulate(
     show = Show(quiet, as_json)
     if claim is not None:
         plan = make_plan(config, claim.path)
-        with Session() as session:
-            return Result(claim.path, run(plan, claim, show, True, session))
+        with nullcontext(session) if session else Session() as used:
+            return Result(claim.path, run(plan, claim, show, True, used))
     path = Path(config.output) if config.output else _new_folder(config)
     check_own_folder(path)
     seen = folders.look(path, config.overwrite)
     plan = make_plan(config, path)
-    with Session() as session:
+    with nullcontext(session) if session else Session() as used:
         for setup in plan.setups if seen else ():
-            session.check(config.cluster, setup)  # before `claim` removes the earlier run
-        with folders.claim(path, seen, config.overwrite) as own, session:  # Ray ends before the lock
-            return Result(path, run(plan, own, show, False, session))
+            used.check(config.cluster, setup)  # before `claim` removes the earlier run
+        # Ray ends before the lock, if it ends with this run.
+        with folders.claim(path, seen, config.overwrite) as own, nullcontext() if session else used:
+            return Result(path, run(plan, own, show, False, used))
 
 
 def _overrides(given: object) -> list[str]:

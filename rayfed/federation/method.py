@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
@@ -98,10 +99,30 @@ def check_task(task: str, *halves: Server | Local) -> None:
             )
 
 
+def with_fields(half: type[Any]) -> type[Any]:
+    """A half of a method whose annotated attributes are its hyperparameters, as those of a dataclass are.
+
+    A class that is not a dataclass becomes one, in place.
+    """
+    if "__dataclass_fields__" not in vars(half) and vars(half).get("__annotations__"):
+        return dataclass(frozen=True)(half)
+    return half
+
+
+def method_of(value: Any) -> Any:
+    """The method of a `Server` class, of a `Local` class, or of a pair of them; anything else as it is."""
+    if isinstance(value, type) and issubclass(value, Server):
+        return Method(server=with_fields(value))
+    if isinstance(value, type) and issubclass(value, Local):
+        return Method(local=with_fields(value))
+    return value
+
+
 METHODS = Registry(
     files=METHOD_FILES,
     attribute="METHOD",
     key="algorithm",
     accepts=lambda value: isinstance(value, Method),
-    expected="a method, which is a Method(...)",
+    expected="a method, which is a Method(...), a Server class or a Local class",
+    made=method_of,
 )

@@ -37,13 +37,21 @@ def score(client: Client, split: str) -> dict[str, float]:
     """
     client.model.eval()
     found: dict[str, list[Tensor]] = {}
+    together: list[tuple[Tensor, Tensor]] = []
     n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
-        for name, value in _sums(client, client.model(x), y).items():
+        output = client.model(x)
+        for name, value in _sums(client, output, y).items():
             found.setdefault(name, []).append(value)
+        if client.objective.over_set:
+            together.append((client.model.predict(output), y))
     train_mode(client.model)
     read = iter(numbers([value for values in found.values() for value in values]))
     means = {name: total(next(read) for _ in values) / n for name, values in found.items()}
+    if together:
+        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*together, strict=True))
+        whole = {name: float(of(outputs, targets)) for name, of in client.objective.over_set.items()}
+        means |= {name: value for name, value in whole.items() if value == value}  # not NaN: it is defined
     return {"loss": means.pop("loss"), "num": n, **means} if n else {}
 
 
@@ -58,7 +66,8 @@ def _scores(client: Client, output: Any, y: Tensor, of: Scoring) -> dict[str, Te
     if isinstance(output, list):
         metric = client.objective.metric
         for name, out in (("ensemble", logits(output)), ("last_exit", output[-1])):
-            values[f"{metric}_{name}"] = of(out, y)[metric]
+            scores = of(out, y)
+            values |= {f"{metric}_{name}": scores[metric]} if metric in scores else {}
     return values
 
 

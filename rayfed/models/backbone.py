@@ -22,7 +22,7 @@ from rayfed.models.exits import ExitHeads
 from rayfed.models.gc_net import GCNet
 from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
 from rayfed.models.text_side import TextSide
-from rayfed.objective import CLASSIFICATION
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 
 T = TypeVar("T", Tensor, list[Tensor])
 
@@ -179,6 +179,17 @@ class Backbone(nn.Module):
         values = {self.module_name(name): value for name, value in params.items()}
         # With tie_weights, a block of a CLIP model, which has two names, would keep the replaced values.
         return torch.func.functional_call(self, values, (x,), {"headless": headless}, tie_weights=False)
+
+    def sample(self, rows: int) -> Tensor:
+        """A batch of inputs of zeros, in the shape and on the device of the model."""
+        device = self.head.weight.device
+        if self.task == NEXT_CHARACTER:
+            return torch.zeros(rows, self.size, dtype=torch.long, device=device)
+        return torch.zeros(rows, 3, self.size, self.size, device=device)
+
+    def deployed(self) -> nn.Module:
+        """The model as it is handed to a user: the network of a user's own, or this model."""
+        return self
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, C) from features (B, width), or (B, C, H, W) from (B, width, H, W)."""

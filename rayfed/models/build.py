@@ -15,11 +15,14 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.checkpoints import load_into, locate
 from rayfed.models.config import ModelConfig
 from rayfed.models.networks import BareNetwork, construct_network
+from rayfed.models.own import Network, network_of
 from rayfed.objective import SEGMENTATION
 from rayfed.seeds import derive, seeded
 
 
-def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int) -> Backbone:
+def build_backbone(
+    config: ModelConfig, classes: int | Sequence[str], seed: int, network: Network | None = None
+) -> Backbone:
     """Build a float32 backbone with a new head.
 
     Random weights depend on the seed only; the head is the same for random and for published weights. Under
@@ -29,11 +32,16 @@ def build_backbone(config: ModelConfig, classes: int | Sequence[str], seed: int)
         config: The model and its weights.
         classes: Names of the classes, from which CLIP models make class prompts, or only their number.
         seed: Seed of the experiment.
+        network: The network of a user that `config.name` names; None: it is looked up, if it is one.
 
     Raises:
         ConfigError: The model does not exist, its constructor refuses the options, or its weights are missing
             or do not fit.
     """
+    if (own := network or network_of(config.name)) is not None:
+        model = own.build(classes if isinstance(classes, int) else len(classes), seed)
+        model.size = config.size or model.size
+        return model
     names = [""] * classes if isinstance(classes, int) else list(classes)
     with seeded(derive(seed, "model")):
         bare = construct_network(config)

@@ -66,8 +66,13 @@ def global_name(module_name: str) -> str:
     'blocks.3.attn.proj.lora_A'
     >>> global_name("net.blocks.prompt"), global_name("head.bias")
     ('prompt', 'head.bias')
+
+    Tensors of a network of a user have the names that they have there:
+
+    >>> global_name("net.body.layer1.0.conv1.weight")
+    'layer1.0.conv1.weight'
     """
-    name = module_name.removeprefix("net.").replace(".base_layer.", ".")
+    name = module_name.removeprefix("net.").removeprefix("body.").replace(".base_layer.", ".")
     return "prompt" if name == "blocks.prompt" else _short(name)
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rayfed.models.backbone import Backbone
-from rayfed.objective import NEXT_CHARACTER
 
 ROWS = 2, 4
 """Rows of the batches that are counted; trained BatchNorm layers refuse a batch of one."""
@@ -47,7 +46,4 @@ def _counted(model: Backbone, rows: int, keeps_features: bool) -> int:
 
 
 def _batch(model: Backbone, rows: int) -> Tensor:
-    device = model.head.weight.device
-    if model.task == NEXT_CHARACTER:
-        return torch.zeros(rows, model.size, dtype=torch.long, device=device)
-    return torch.zeros(rows, 3, model.size, model.size, device=device)
+    return model.sample(rows)

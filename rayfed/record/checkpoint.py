@@ -48,8 +48,19 @@ DIGESTS = {
     "data_digest": "data: the images",
     "partition_digest": "data.partition: the clients' images",
     "trace_digest": "faults.trace: the file",
+    "algorithm_source": "algorithm: the source of the method",
+    "server_source": "server.name: the source of the method",
+    "local_source": "local.name: the source of the method",
+    "tuning_source": "tuning: the source of the scheme",
+    "model_source": "model: the source of the network",
+    "reader_source": "data: the source of the data",
+    "task_source": "task: the source of the task",
 }
 """What the digests of the data are about, by their names in environment.json."""
+
+
+SOURCE = "_source"
+"""How names of digests of sources of users end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +91,9 @@ class Basis:
         for key, old, new in changes(facts["config"], now):
             if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
-        for key, _, _ in changes(facts["data"], self.data):
+        for key, old, _ in changes(facts["data"], self.data):
+            if old is None and key.endswith(SOURCE):  # a run of a version that did not write it
+                continue
             raise ConfigError(
                 f"{DIGESTS.get(key, key)} changed since round {facts['round']} of {path}; {advice}"
             )

@@ -18,7 +18,7 @@ from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.evaluation.scores import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
-from rayfed.record.checkpoint import DIGESTS
+from rayfed.record.checkpoint import DIGESTS, SOURCE
 from rayfed.record.files import GrowingFile, write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
 from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
@@ -133,6 +133,8 @@ def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
     file = path / "environment.json"
     before = read_json(file, dict)
     for key, name in DIGESTS.items():
+        if key.endswith(SOURCE) and key not in before:  # a run of a version that did not write it
+            continue
         if before.get(key) != facts.get(key):
             raise ConfigError(
                 f"{name} changed since the run in {path} began, or its config.yaml did; put back what it "

@@ -216,4 +216,5 @@ def core_sites(model: Backbone) -> Iterator[CoreSite]:
             yield CoreSite(names[layer], first, last, core, layer.r["default"], layer.scaling["default"])
 
 
+LoRA = Lora
 TUNING = Lora

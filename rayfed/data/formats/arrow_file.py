@@ -23,13 +23,14 @@ META = b"rayfed"
 """Key of the metadata of the data set in the schema."""
 
 
-def make_schema(width: int, text: str, owned: bool = False) -> pa.Schema:
-    """The columns image (`width` bytes), label, domain, test (0 or 1), key, and owner where samples have one.
+def make_schema(width: int, text: str, owned: bool = False, split: bool = False) -> pa.Schema:
+    """The columns image (`width` bytes), label, domain, test, key, and owner and split if there are any.
 
     Args:
         width: Bytes of one row of the image column.
         text: Metadata of the data set.
         owned: Whether the data set names the client of each sample.
+        split: Whether it gives the split of each sample.
     """
     import pyarrow as pa
 
@@ -40,6 +41,7 @@ def make_schema(width: int, text: str, owned: bool = False) -> pa.Schema:
         "test": pa.uint8(),
         "key": pa.string(),
         **({"owner": pa.string()} if owned else {}),
+        **({"split": pa.uint8()} if split else {}),
     }
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()], {META: text})
 
@@ -49,7 +51,7 @@ def image_start(schema: pa.Schema) -> int:
     import pyarrow as pa
 
     image = pa.py_buffer(bytes(schema.field("image").type.byte_width))
-    row = {"label": [0], "domain": [0], "test": [0], "key": ["x"], "owner": ["x"]}
+    row = {"label": [0], "domain": [0], "test": [0], "key": ["x"], "owner": ["x"], "split": [0]}
     return _write_around(None, image, schema, row)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rayfed.data.config import Resize
-from rayfed.data.source import BadImageError
+from rayfed.data.listing import BadImageError
 from rayfed.errors import DataError, one_line
 
 MAX_PIXELS = 89_478_485

@@ -109,7 +109,8 @@ def _whole(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
         return make_partition(labels, domain, test, dataset.domains, config, seed, dataset.keys)
     owners = dataset.owners if config.partition.scheme == "natural" else []
     if not (dataset.grouped and config.partition.by_group):
-        return make_partition(labels, domain, test, dataset.domains, config, seed, owners)
+        own = (labels, domain, test, dataset.domains, config, seed, owners)
+        return make_partition(*own, splits=dataset.splits)
     groups = groups_of(dataset.keys)
     first = np.array([members[0] for members in groups])
     owners = [owners[sample] for sample in first] if owners else []

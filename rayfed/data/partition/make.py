@@ -125,7 +125,11 @@ log = logging.getLogger(__name__)
 
 
 def by_client(
-    owners: Sequence[str], chosen: Indices, test: NDArray[np.bool_], config: DataConfig
+    owners: Sequence[str],
+    chosen: Indices,
+    test: NDArray[np.bool_],
+    config: DataConfig,
+    splits: NDArray[np.uint8] | None = None,
 ) -> Imported:
     """The samples of every natural client, in the order of the names of the clients.
 
@@ -137,6 +141,8 @@ def by_client(
         test: Whether a sample is in the official test split, bool, shape (N,); with `data.test=official`
             these samples belong to no client.
         config: The config section `data`.
+        splits: Split that the data set gives each sample (`rayfed.data.listing.Listing`), which clients keep;
+            None: it gives none.
 
     Raises:
         ConfigError: The data set does not name clients, or all of them are too small.
@@ -169,8 +175,18 @@ def by_client(
         )
     order = np.argsort(which, kind="stable")
     ends = np.cumsum(sizes)
-    parts = {str(names[i]): {"all": own[order[ends[i] - sizes[i] : ends[i]]]} for i in large.tolist()}
+    parts = {
+        str(names[i]): _given_splits(own[order[ends[i] - sizes[i] : ends[i]]], splits) for i in large.tolist()
+    }
     return Imported(clients=parts, shared_tests=tests)
+
+
+def _given_splits(samples: Indices, splits: NDArray[np.uint8] | None) -> dict[str, Indices]:
+    """The samples of a client by the split that the data set gives them; `all`: it gives none."""
+    numbers = np.zeros(0, np.uint8) if splits is None else splits[samples]
+    if not numbers.any():
+        return {"all": samples}
+    return {split: samples[numbers == number] for number, split in enumerate(SPLITS, start=1)}
 
 
 __all__ = ["ClientSplit", "Partition", "imbalanced_counts", "make_partition"]
@@ -181,7 +197,7 @@ MIXED = "mixed"
 _EMPTY: Indices = np.empty(0, dtype=np.int64)
 
 
-def make_partition(
+def make_partition(  # noqa: PLR0913  (the columns of a data set, the config and the seed)
     labels: NDArray[np.int64],
     domain: NDArray[np.int64],
     test: NDArray[np.bool_],
@@ -189,6 +205,8 @@ def make_partition(
     config: DataConfig,
     seed: int,
     keys: Sequence[str] = (),
+    *,
+    splits: NDArray[np.uint8] | None = None,
 ) -> Partition:
     """Distribute the samples of each domain to its clients, and split those of each client.
 
@@ -205,6 +223,7 @@ def make_partition(
         seed: Seed of the experiment.
         keys: Key of each sample, for `data.partition.file`; under scheme=natural, the client of each sample.
             Not needed otherwise.
+        splits: Split that the data set gives each sample, under scheme=natural; None: it gives none.
 
     Raises:
         ConfigError: A domain does not exist, has no official test split but `data.test` asks for it, or has
@@ -222,7 +241,7 @@ def make_partition(
         return dealer.population(owners, counts, held_out)
     if config.partition.scheme == "natural":
         chosen = np.sort(np.concatenate([dealer.samples(name) for name in owners]))
-        return dealer.from_file(by_client(keys, chosen, test, config))
+        return dealer.from_file(by_client(keys, chosen, test, config, splits))
     width = len(str(sum(counts) - 1))
     sizes = dealer.sizes(owners, counts)
     clients: list[ClientSplit] = []

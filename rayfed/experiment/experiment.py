@@ -1,0 +1,306 @@
+"""An experiment made of names, plain values and objects, and the run that it gives."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.config.schema import Config, load_config, to_dict
+from rayfed.errors import ConfigError
+from rayfed.experiment.given import split
+from rayfed.experiment.run import Run
+from rayfed.objects import is_own
+from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.types import Row
+
+if TYPE_CHECKING:
+    from rayfed.engine.session import Session
+
+GENERAL = "fedavg"
+"""The method of an experiment with a model or data of a user, where none is given."""
+
+
+class Experiment:
+    """One experiment. Nothing is read, checked or started before `run`, `config` or an iteration.
+
+    Every key of the command line is an argument, with a name, a plain value, a dict, a dataclass, or, where
+    the documentation says so, an object; keys in dots, such as `{"local.mu": 0.1}`, are given with `**`.
+    """
+
+    def __init__(  # noqa: PLR0913  (one argument for each key of the config that is used often)
+        self,
+        *,
+        method: Any = None,
+        model: Any = None,
+        data: Any = None,
+        tuning: Any = None,
+        task: Any = None,
+        columns: Mapping[str, Any] | None = None,
+        rounds: int | None = None,
+        seed: int | None = None,
+        train: Any = None,
+        server: Mapping[str, Any] | None = None,
+        local: Mapping[str, Any] | None = None,
+        partition: Any = None,
+        evaluation: Any = None,
+        cluster: Any = None,
+        clients_per_round: int | str | None = None,
+        sampling: str | None = None,
+        channel: Any = None,
+        privacy: Any = None,
+        capacity: Any = None,
+        faults: Any = None,
+        failures: Any = None,
+        checkpoint: Any = None,
+        protocol: str | None = None,
+        experiment: str | None = None,
+        **others: Any,
+    ) -> None:
+        """Describe an experiment; what is left out has the values of the command line.
+
+        Args:
+            method: A name, a `Server` or `Local` class or instance, a pair of them, or a `Method`.
+            model: A name, a network, a function that makes one, or a `rayfed.Model`.
+            data: A name, or examples by client in one of the forms of docs/library.md.
+            task: A name, or a `rayfed.Task`; None: what the data are for.
+            columns: Columns of a table: `client`, `input`, `target`, `split`, `domain`.
+            tuning: A name, or a scheme such as `rayfed.LoRA(rank=8)`.
+            rounds: Number of rounds.
+            seed: Seed of everything random.
+            train: Keys of the section `train`.
+            server: Hyperparameters of the server half.
+            local: Hyperparameters of the client half.
+            partition: Keys of `data.partition`.
+            evaluation: Keys of the section `evaluation`.
+            cluster: `inline`, or keys of the section `cluster`.
+            clients_per_round: Number of clients in a round, or `all`.
+            sampling: How these are drawn.
+            channel: What happens to values between client and server.
+            privacy: Keys of the section `privacy`.
+            capacity: What a client can hold.
+            faults: Keys of the section `faults`.
+            failures: Keys of the section `failures`.
+            checkpoint: Keys of the section `checkpoint`.
+            protocol: Several runs with one table.
+            experiment: Settings of a paper, by name.
+            others: Any other key of the command line.
+        """
+        named = {
+            "algorithm": method,
+            "model": model,
+            "data": data,
+            "task": task,
+            "columns": columns,
+            "tuning": tuning,
+            "rounds": rounds,
+            "seed": seed,
+            "train": train,
+            "server": server,
+            "local": local,
+            "data.partition": partition,
+            "evaluation": evaluation,
+            "cluster": cluster,
+            "clients_per_round": clients_per_round,
+            "sampling": sampling,
+            "channel": channel,
+            "privacy": privacy,
+            "capacity": capacity,
+            "faults": faults,
+            "failures": failures,
+            "checkpoint": checkpoint,
+            "protocol": protocol,
+            "experiment": experiment,
+        }
+        if method is not None and "algorithm" in others:
+            raise ConfigError(f"algorithm: {others['algorithm']!r} is given, and method too; leave out one")
+        self._given = {key: value for key, value in named.items() if value is not None} | others
+
+    def changed(self, **changes: Any) -> Experiment:
+        """The same experiment with other values, by key; keys in dots are given with `**`."""
+        same = Experiment()
+        renamed = {
+            {"method": "algorithm", "partition": "data.partition"}.get(k, k): v for k, v in changes.items()
+        }
+        same._given = {**self._given, **renamed}
+        return same
+
+    def config(self, **values: Any) -> Config:
+        """The checked config, in which every object has a name.
+
+        Args:
+            values: Values that replace those of the experiment, by key of the config.
+
+        Raises:
+            ConfigError: A key or a value is wrong; one line, as on the command line.
+        """
+        overrides, more = split({**self._given, **values})
+        has_own = any(not isinstance(self._given.get(key, ""), str) for key in ("model", "data"))
+        if has_own and not {"algorithm", "experiment"} & self._given.keys():
+            overrides.append(f"algorithm={GENERAL}")
+        return load_config(overrides, more=more)
+
+    def run(
+        self, output: str | Path | None = None, *, quiet: bool | None = None, overwrite: bool = False
+    ) -> Run:
+        """Run the experiment.
+
+        Args:
+            output: Folder of the run, as of the command line; None: nothing is written where you look, and
+                what was recorded is removed with the `Run`.
+            quiet: Show nothing; None: show the rounds in a notebook and on a terminal.
+            overwrite: Replace an earlier run in `output`.
+
+        Raises:
+            ConfigError: Something in the input is wrong; found before any actor starts.
+            RayFedError: The run failed; its finished rounds are in the folder.
+        """
+        return execute(self, output, quiet, overwrite)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
+        from rayfed.engine.session import launch
+        from rayfed.experiment.alone import begin
+        from rayfed.experiment.parts import make_plan
+        from rayfed.record import claim as folders
+
+        with tempfile.TemporaryDirectory(prefix="rayfed-") as folder:
+            path = Path(folder) / "run"
+            config = self.config(output=str(path), **QUIETLY)
+            plan = make_plan(config, path)
+            if plan.setup is None or plan.parts:
+                raise ConfigError("protocol: an experiment of several runs cannot be iterated; use run()")
+            with folders.claim(path, folders.look(path)) as claim:
+                begin(config, plan.setup, claim, lambda _: None, resume=False)
+                session = session_of(config)
+                with closing(launch(plan.setup, config, path, claim=claim.token, session=session)) as rows:
+                    for row in rows:
+                        if "round" in row:
+                            yield row
+
+    def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
+        """Continue a run of this experiment after its last checkpoint, to the same bytes.
+
+        Args:
+            path: Folder of the run.
+            quiet: As of `run`.
+
+        Raises:
+            ConfigError: There is no run, or the experiment differs from it; names the key or the object.
+        """
+        from rayfed.config.changes import changes
+        from rayfed.documents import check_run_folder
+        from rayfed.experiment.simulate import simulate
+        from rayfed.record.claim import claim_again
+
+        folder = Path(path).expanduser()
+        check_run_folder(folder)
+        with Shown(quiet) as hidden, claim_again(folder) as claim:
+            config = replace(self.config(), output=str(folder), overwrite=False)
+            before = to_dict_of(folder)
+            for key, old, new in changes(before, to_dict(config)):
+                if key != "rounds":
+                    raise ConfigError(_differs(key, old, new, folder))
+            result = simulate(config, hidden, claim=claim, session=session_of(config))
+        return Run(folder, result.sha256, config)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{key}={_short(value)}" for key, value in self._given.items())
+        return f"Experiment({given})"
+
+
+def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
+    """The message for an experiment that is not the one of a run."""
+    if is_own(old) and is_own(new) and old.rpartition("-")[0] == new.rpartition("-")[0]:
+        what = f"the source or the values of {old.rpartition('-')[0]} changed since the run in {folder} began"
+        return f"{key}: {what}; put back what it began with, or start a new run"
+    return f"{key}: {new!r} would change the result of {folder}, which began with {old!r}; start a new run"
+
+
+QUIETLY = {"figures": False, "tensorboard": False}
+"""What a run does not write if nobody will look into its folder."""
+
+
+def to_dict_of(folder: Path) -> dict[str, Any]:
+    """The config of a run as plain containers, whether or not its objects are known to this process."""
+    from rayfed.record.readers import read_yaml
+
+    return read_yaml(folder / "config.yaml")
+
+
+def execute(
+    experiment: Experiment, output: str | Path | None, quiet: bool | None, overwrite: bool = False
+) -> Run:
+    """Run an experiment; arguments as of `Experiment.run`."""
+    from rayfed.experiment.simulate import simulate
+
+    own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in experiment._given}
+    kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
+    folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
+    with Shown(quiet) as hidden:
+        config = experiment.config(output=str(folder), overwrite=overwrite, **own)
+        result = simulate(config, hidden, session=session_of(config))
+    return Run(folder, result.sha256, config, kept)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
+    return (
+        text if isinstance(value, str | int | float | bool) or not isinstance(value, type) else value.__name__
+    )
+
+
+class Shown:
+    """Shows what is done in the block; gives whether nothing is shown."""
+
+    def __init__(self, quiet: bool | None) -> None:
+        seen = sys.stdout.isatty() or "ipykernel" in sys.modules
+        self._quiet = not seen if quiet is None else quiet
+        self._shown = shown_on(screen_of(self._quiet))
+
+    def __enter__(self) -> bool:
+        self._shown.__enter__()
+        return self._quiet
+
+    def __exit__(self, *error: Any) -> None:
+        self._shown.__exit__(*error)
+
+
+_kept: dict[str, Any] = {}
+"""The session of this process, and the keys of `cluster` that its Ray was started with."""
+
+
+def session_of(config: Config) -> Session | None:
+    """The session whose Ray and actors the runs of this process use one after the other; None: inline.
+
+    It ends with the process, or when a run asks for another Ray.
+    """
+    from rayfed.engine.session import Session
+
+    cluster = config.cluster
+    if cluster.executor != "ray":
+        return None
+    wanted = (cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard)
+    old = _kept.get("session")
+    if old is not None and (_kept["of"] != wanted or old.lost):
+        end_session()
+    if "session" not in _kept:
+        stack = ExitStack()
+        _kept.update(of=wanted, stack=stack, session=stack.enter_context(Session()))
+        if not _kept.get("watched"):
+            _kept["watched"] = True
+            atexit.register(end_session)
+    return _kept["session"]
+
+
+def end_session() -> None:
+    """End the Ray that this process started for its runs, if there is one."""
+    stack = _kept.pop("stack", None)
+    _kept.pop("session", None)
+    if stack is not None:
+        stack.close()

@@ -1,0 +1,242 @@
+"""A finished run as an object: its scores as tables, its model, its figures."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from rayfed.config.schema import Config
+    from rayfed.engine.setup import Setup
+    from rayfed.types import Params
+
+
+class Run:
+    """A finished run, read from its folder.
+
+    Metrics of the last round in which models were scored are attributes, too: `run.accuracy`.
+
+    Attributes:
+        sha256: SHA-256 digest of the final tensors.
+        config: The config of the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sha256: str,
+        config: Config,
+        kept: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        """Describe a run that has ended.
+
+        Args:
+            folder: Its folder.
+            sha256: Digest of the final tensors.
+            config: Its config.
+            kept: The temporary folder that holds `folder` and is removed with this object; None: it stays.
+        """
+        self._folder = folder
+        self._kept = kept
+        self.sha256 = sha256
+        self.config = config
+
+    @property
+    def path(self) -> Path | None:
+        """Folder of the run; None where nothing was written (`output=None`)."""
+        return None if self._kept is not None else self._folder
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row per round: the lines of rounds.jsonl."""
+        import pandas as pd
+
+        from rayfed.record.readers import read_rows
+
+        return pd.DataFrame(read_rows(self._folder))
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The row of the last round in which models were scored."""
+        from rayfed.record.readers import read_rows
+        from rayfed.report.table import last_evaluated
+
+        return last_evaluated(read_rows(self._folder))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client, by id: domain, numbers of examples, and scores of the last evaluated round.
+
+        Scores of personal models begin with `personal_`.
+        """
+        import pandas as pd
+
+        from rayfed.record.readers import read_parquet, read_table
+
+        rows = read_parquet(self._folder / "partition.parquet", ["client", "domain", "split"]).to_pandas()
+        rows = rows[rows["client"] != ""]
+        table = rows.groupby(["client", "domain", "split"], observed=True).size().unstack(fill_value=0)
+        table = table.reset_index("domain")
+        last = self.metrics.get("round")
+        scores = pd.DataFrame(list(read_table(self._folder, "clients")))
+        if len(scores):
+            scores = scores[
+                (scores["round"] == last) & scores["exchange"].isin(["report_clients", "report_unseen"])
+            ]
+            prefix = scores["model"].map(lambda name: "" if name == "global" else f"{name}_")
+            named = scores.assign(score=prefix + scores["metric"])
+            table = table.join(named.pivot_table(index="client", columns="score", values="value"))
+        table.columns.name = None
+        return table
+
+    @cached_property
+    def params(self) -> Params:
+        """The final trainable tensors by global name."""
+        from rayfed.record.readers import read_tensors
+
+        return read_tensors(self._folder / "model" / "params.safetensors")
+
+    def model(self) -> nn.Module:
+        """The network with the final values, in evaluation mode: the user's own one, if there is one.
+
+        Adapters stay as layers of it. A network that was chosen by name maps normalised inputs to outputs.
+        """
+        return self._network(self.params)
+
+    def personal(self, client: str) -> nn.Module:
+        """The network of one client: the global values, and those that stayed at the client (`local.stays`).
+
+        Args:
+            client: Its id in `clients`, or the name under which its data were handed over.
+
+        Raises:
+            ConfigError: There is no such client, or no tensors stay at the clients of this method.
+        """
+        from rayfed.engine.scored import kept_tensors
+
+        return self._network({**self.params, **kept_tensors(self._folder, self._id_of(client), self._setup)})
+
+    def adapter(self, path: str | Path) -> Path:
+        """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, path)`.
+
+        Args:
+            path: Folder for adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+            ConfigError: The tuning of the run has none that PEFT could read.
+        """
+        found = sorted((self._folder / "model").glob("adapter_*"))
+        if not found:
+            raise ConfigError(
+                f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format; run.params "
+                "has all "
+                f"trained tensors"
+            )
+        target = Path(path).expanduser()
+        target.mkdir(parents=True, exist_ok=True)
+        for file in found:
+            shutil.copyfile(file, target / file.name)
+        return target
+
+    def plot(self) -> Any:
+        """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""
+        from matplotlib.figure import Figure
+
+        from rayfed.objective import share_of
+
+        history, metric = self.history, self.metric
+        figure = Figure(figsize=(8, 3), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for axes, name in ((left, metric), (right, "loss")):
+            for column in (name, f"personal_{name}", f"held_out_{name}"):
+                if column in history:
+                    shown = history[["round", column]].dropna()
+                    axes.plot(shown["round"], shown[column] * share_of(name), marker=".", label=column)
+            axes.set_xlabel("round")
+            axes.set_ylabel(f"{name} %" if share_of(name) != 1 else name)
+            axes.legend()
+        return figure
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write everything on one HTML page.
+
+        Args:
+            path: The file; None: report.html in the folder of the run.
+
+        Raises:
+            ConfigError: The run has no folder and no file is given, or the file belongs to something else.
+        """
+        from rayfed.report.page.render import NAME, write_report
+
+        if path is None and self.path is None:
+            raise ConfigError(
+                "report: the run was not written; give a file, such as run.report('report.html')"
+            )
+        file = Path(path).expanduser() if path is not None else self._folder / NAME
+        write_report([self._folder], file)
+        return file
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric of the task, such as `accuracy`."""
+        from rayfed.objective import METRICS, metric_of
+
+        return metric_of(self.metrics) or METRICS[0]
+
+    def _network(self, params: Mapping[str, Any]) -> nn.Module:
+        from rayfed.tuning.base import load
+
+        backbone = self._setup.world.build()
+        load(backbone, params)
+        return backbone.deployed().eval()
+
+    @cached_property
+    def _setup(self) -> Setup:
+        from rayfed.engine.setup import prepare
+
+        return prepare(self.config)
+
+    def _id_of(self, client: str) -> str:
+        ids = list(self.clients.index)
+        found = [each for each in ids if each == client or each.partition("-")[2] == str(client)]
+        if len(found) != 1:
+            raise ConfigError(unknown("client", client, ids))
+        return found[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """A metric by its name."""
+        if name.startswith("_") or name not in self.metrics:
+            raise AttributeError(f"this run has no {name!r}; run.metrics has: {', '.join(self.metrics)}")
+        return self.metrics[name]
+
+    def __repr__(self) -> str:
+        where = f", {self.path}" if self.path else ""
+        return f"<Run: {self.config.algorithm} on {self.config.data.name}, {self._score()}{where}>"
+
+    def _score(self) -> str:
+        from rayfed.objective import share_of
+
+        value = self.metrics.get(self.metric)
+        if value is None:
+            return "not scored"
+        percent = "%" if share_of(self.metric) != 1 else ""
+        return (
+            f"{self.metric} {value * share_of(self.metric):.4g}{percent} after round {self.metrics['round']}"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: method, data, score, and the rows of the last rounds."""
+        columns = [name for name in ("round", self.metric, "loss", "seconds") if name in self.history]
+        table = self.history[columns].tail().to_html(index=False, border=0)
+        head = html.escape(f"{self.config.algorithm} on {self.config.data.name}: {self._score()}")
+        return f"<p><b>{head}</b></p>{table}"

@@ -1,0 +1,582 @@
+"""Networks that a user hands over, as backbones: found heads, blocks by their path, shared values.
+
+A network stays as it is: its last layer becomes the head, if the output of the network is that layer's
+output, and a list of equal blocks at a path becomes one whose blocks can be left out. Names of tensors are
+the user's own, except that those of blocks begin with `blocks.<j>.` and those of the head with `head.`, as
+everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import objects
+from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
+from rayfed.models.backbone import Backbone
+from rayfed.models.blocks import BlockStack, has_uniform_blocks
+from rayfed.objective import Objective
+from rayfed.registry import imported
+from rayfed.seeds import derive, seeded
+
+FIND: Literal["auto"] = "auto"
+"""The head is the last layer, if its output is that of the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What a user says about a network that cannot be seen from outside."""
+
+    head: str | None = FIND
+    blocks: str | None = None
+    features: str | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, init=False)
+class Model:
+    """A network of a user, with what cannot be seen from outside.
+
+    Attributes:
+        net: An `nn.Module`, or a function without arguments that makes one, which is better for large ones.
+        said: The other arguments.
+    """
+
+    net: Any
+    said: _Said
+
+    def __init__(
+        self,
+        net: nn.Module | Callable[[], nn.Module],
+        *,
+        head: str | None = FIND,
+        blocks: str | None = None,
+        features: str | None = None,
+        mean: tuple[float, ...] | float | None = None,
+        std: tuple[float, ...] | float | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Describe a network.
+
+        Args:
+            net: The network, or a function that makes it.
+            head: Name of the module that turns features into the output, a linear layer or a 1 x 1
+                convolution, such as `fc`; None: no part of it is one; `auto`: the last layer, if the output
+                is its output.
+            blocks: Path of the list of equal blocks, such as `encoder.layers`, which capacities count.
+            features: Name of the method that maps inputs to what the head gets; None: calling the network.
+            mean: Mean by channel that images are normalised with, after 0..255 became 0..1; None: they are
+                not.
+            std: Standard deviation by channel.
+            size: Side in pixels to which image files are resized; None: 224.
+        """
+        both = tuple(
+            None if v is None else (v,) if isinstance(v, int | float) else tuple(v) for v in (mean, std)
+        )
+        own = _Said(head=head, blocks=blocks, features=features, mean=both[0], std=both[1], size=size)
+        object.__setattr__(self, "net", net)
+        object.__setattr__(self, "said", own)
+
+
+class OwnNet(nn.Module):
+    """A network of a user without its head; maps inputs to features, shape (B, width, ...).
+
+    Args:
+        body: The network, whose head is an identity, if it has one.
+        blocks: Path of its blocks; None: it has none that can be left out.
+        features: Name of the method that maps inputs to features; None: `forward`.
+    """
+
+    def __init__(self, body: nn.Module, blocks: str | None, features: str | None) -> None:
+        super().__init__()
+        if blocks is not None:
+            stack = _Blocks(*body.get_submodule(blocks).children())
+            owner = body.get_submodule(blocks.rpartition(".")[0])
+            stack.read = isinstance(owner, nn.TransformerEncoder | nn.TransformerDecoder)
+            setattr(owner, blocks.rpartition(".")[2], stack)
+            self.blocks = stack  # first, so that the names of its tensors begin with `blocks.`
+        self.body = body
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of a batch; shape (B, ...) of inputs as the user's network takes them."""
+        call = self.body if self.features is None else getattr(self.body, self.features)
+        return output_of(call(x))
+
+
+class _Blocks(BlockStack):
+    """Blocks of a user's network.
+
+    Attributes:
+        read: The first block may be looked at although others are left out: torch's own encoder reads the
+            settings of its attention before it iterates over the blocks.
+    """
+
+    read = False
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.read and index == 0:
+            return self._modules["0"]
+        return super().__getitem__(index)
+
+
+class NoHead(nn.Module):
+    """In place of a head where the network computes its outputs itself; maps them to themselves.
+
+    Args:
+        width: Number of outputs.
+    """
+
+    weight: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.register_buffer("weight", torch.zeros(0), persistent=False)  # tells the device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class OwnBackbone(Backbone):
+    """The backbone of a user's network.
+
+    Attributes:
+        place: Path of the head in the network; None: it has none.
+        example: Shape and type of one input.
+        scales: Whether inputs that are floats are normalised, too.
+    """
+
+    place: str | None = None
+    example: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
+    scales = False
+
+    def requires_grad_(self, requires_grad: bool = True) -> OwnBackbone:
+        """As of nn.Module; parameters that the user froze stay frozen."""
+        fixed = self._fixed()
+        super().requires_grad_(requires_grad)
+        for parameter in fixed:
+            parameter.requires_grad_(False)
+        return self
+
+    def _fixed(self) -> list[nn.Parameter]:
+        if not hasattr(self, "_frozen_by_user"):
+            self._frozen_by_user = [p for p in self.parameters() if not p.requires_grad]
+        return self._frozen_by_user
+
+    def deployed(self) -> nn.Module:
+        """A copy of the user's network, with its head and the present values."""
+        whole = copy.deepcopy(self)
+        body: nn.Module = whole.net.body  # type: ignore[assignment]
+        if self.place is not None:
+            body.set_submodule(self.place, whole.head)
+        return body
+
+    def sample(self, rows: int) -> Tensor:
+        shape, kind = self.example
+        return torch.zeros(rows, *shape, dtype=kind, device=self.head.weight.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A user's network, ready to be built in any process. Values travel apart from it.
+
+    Attributes:
+        label: Its name in the config.
+        make: Makes the network; None: `shape` is copied.
+        shape: The network without values; None: `make` makes it.
+        values: The network with its values, which stays in the process where it was handed over.
+        said: What the user says about it.
+        place: Where it was defined.
+        width: Number of outputs of a network without head; 0: not known yet.
+        example: Shape and type of one input.
+    """
+
+    label: str
+    make: Callable[[], nn.Module] | None = None
+    shape: nn.Module | None = None
+    values: nn.Module | None = None
+    said: _Said = _Said()
+    place: str = ""
+    width: int = 0
+    example: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "values": None}
+
+    def __repr__(self) -> str:
+        return f"Network({self.label!r}, {self.said}, {self.width}, {self.example})"
+
+    def net(self, seed: int) -> nn.Module:
+        """A new network: with values, or without them under torch.device("meta").
+
+        Args:
+            seed: Seed of the experiment, for a function that draws values.
+
+        Raises:
+            ConfigError: The function fails, or returns something else.
+        """
+        if self.make is None:
+            bare = torch.get_default_device().type == "meta" or self.values is None
+            original = self.shape if bare else self.values
+            assert original is not None
+            return copied(original, share=not bare)
+        try:
+            with seeded(derive(seed, "model")):
+                net = self.make()
+        except Exception as err:
+            if isinstance(err, RuntimeError) and torch.get_default_device().type == "meta":
+                raise  # it is built with values then
+            what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
+            raise ConfigError(f"model: the function {self.label!r} raised {what}") from err
+        if not isinstance(net, nn.Module):
+            raise ConfigError(
+                f"model: the function {self.label!r} returned {shown(net)}, no nn.Module{self.place}"
+            )
+        return net
+
+    def build(self, classes: int, seed: int) -> OwnBackbone:
+        """The backbone.
+
+        Args:
+            classes: Number of outputs that the task needs, for messages.
+            seed: As of `net`.
+        """
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads weights without calling their layers
+        body = self.net(seed)
+        said = self.said
+        head: Any = None
+        if said.head not in (None, FIND):
+            head = body.get_submodule(said.head or "")
+            body.set_submodule(said.head or "", nn.Identity())
+        blocks = said.blocks
+        if blocks is None and has_uniform_blocks(body):
+            blocks = "blocks"
+        net = OwnNet(body, blocks, said.features)
+        model = OwnBackbone(net, head if head is not None else NoHead(self.width or classes), self.label)
+        model.place = said.head if head is not None else None
+        model.task = ""
+        model.example = self.example
+        model.size = said.size or 224
+        model.scales = said.mean is not None or said.std is not None
+        channels = len(said.mean or said.std or (0.0,) * 3)
+        model.mean = said.mean or (0.0,) * channels  # type: ignore[assignment]  # as many as there are channels
+        model.std = said.std or (1.0,) * channels  # type: ignore[assignment]
+        return model
+
+
+def output_of(output: Any) -> Tensor:
+    """The tensor in what a network returns: itself, `logits` or `out` of an object, or the first part.
+
+    Raises:
+        TypeError: There is none.
+    """
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "out", "last_hidden_state"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise TypeError(f"the network returns {type(output).__name__}, in which there is no tensor of outputs")
+
+
+def copied(net: nn.Module, share: bool) -> nn.Module:
+    """A copy of a network.
+
+    Args:
+        net: The network.
+        share: Parameters have the memory of the original; otherwise they and the buffers have no values.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in net.parameters():
+        value = parameter.detach() if share else torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    for buffer in net.buffers() if not share else ():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(net, memo)
+
+
+def register(value: Any) -> str:
+    """Name a network, a function that makes one, or a `Model`, so that a config can hold it.
+
+    Raises:
+        ConfigError: It is none of these, has values on a device, or cannot be copied.
+    """
+    model = value if isinstance(value, Model) else Model(value)
+    net = model.net
+    if isinstance(net, nn.Module):
+        found = _of_module(net)
+        source: Any = type(net)
+        digest = _digest(net, model.said)
+    elif callable(net):
+        found = Network(label="", make=net)
+        source = net
+        digest = objects.text_digest(objects.source_digest(net) + repr(model.said))
+    else:
+        raise ConfigError(
+            f"model: {shown(value)} is no network; give a name, an nn.Module, a function that makes one, "
+            "or a "
+            f"rayfed.Model"
+        )
+    plain = not isinstance(net, nn.Module) and not isinstance(value, Model)
+    path = objects.import_path(net) if plain else ""
+    known = replace(found, said=model.said, place=objects.place(source))
+    return path or objects.register(known, source, digest)
+
+
+def _of_module(net: nn.Module) -> Network:
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            raise ConfigError(
+                f"model: {name} of {type(net).__name__} is on {tensor.device}; hand over the network on "
+                "the CPU, "
+                f"net.cpu(), RayFed moves copies of it to the devices"
+            )
+        if tensor.is_meta:
+            raise ConfigError(
+                f"model: {name} of {type(net).__name__} has no values (it is on the meta device)"
+            )
+    for name, module in net.named_modules():
+        for leaf, value in vars(module).items():
+            if isinstance(value, torch.optim.Optimizer):
+                raise ConfigError(
+                    f"model: {f'{name}.' if name else ''}{leaf} of {type(net).__name__} is an optimizer; "
+                    "clients make "
+                    f"their own (train.optimizer), remove it from the network"
+                )
+    try:
+        shape = copied(net, share=False)
+        import cloudpickle
+
+        cloudpickle.dumps(shape)
+    except Exception as err:
+        raise ConfigError(
+            f"model: {type(net).__name__} cannot be sent to other processes ({type(err).__name__}: "
+            f"{one_line(err)})"
+            f"{objects.place(type(net))}; remove what cannot be pickled, or give a function that makes it"
+        ) from err
+    return Network(label=type(net).__name__, shape=shape, values=net)
+
+
+def _digest(net: nn.Module, said: _Said) -> str:
+    """Digest of the classes and the values of a network."""
+    out = hashlib.sha256(repr(said).encode())
+    for module in net.modules():
+        out.update(type(module).__qualname__.encode())
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        out.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        out.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return out.hexdigest()
+
+
+def network_of(name: str) -> Network | None:
+    """The network of a user that a config names; None: the name is that of a model of a library.
+
+    Raises:
+        ConfigError: It cannot be imported, or was handed over in another process.
+    """
+    known = objects.find(name)
+    value = known.value if known is not None else None
+    if value is None and objects.is_own(name):
+        raise ConfigError(
+            f"model.name: {name!r} was handed over in a notebook or a script; hand it over again, with "
+            f"rayfed.Experiment(...).run(), or .resume(FOLDER) for a run that has begun"
+        )
+    if value is None and ":" in name:
+        value = _imported(name)
+    if value is None:
+        return None
+    if not isinstance(value, Network):
+        model = value if isinstance(value, Model) else Model(value)
+        found = (
+            _of_module(model.net) if isinstance(model.net, nn.Module) else Network(label=name, make=model.net)
+        )
+        value = replace(found, said=model.said, place=objects.place(model.net))
+    return replace(value, label=name)
+
+
+def _imported(name: str) -> Any:
+    value = imported("model.name", name)
+    if not (isinstance(value, Model | nn.Module) or callable(value)):
+        raise ConfigError(
+            f"model.name: {name!r} is {shown(value)}, neither a network nor a function that makes one"
+        )
+    return value
+
+
+def fitted(network: Network, x: Tensor, seed: int) -> Network:
+    """The network with its head found and its blocks checked, by a pass of one or two examples.
+
+    Args:
+        network: The network.
+        x: Inputs as the network gets them, shape (B, ...).
+        seed: Seed of the experiment.
+
+    Raises:
+        ConfigError: The network cannot take the inputs, or what the user says about it is wrong; the message
+            names the line of the user's code.
+    """
+    torch.backends.mha.set_fastpath_enabled(False)
+    net = network.net(seed).eval()
+    said = network.said
+    modules = dict(net.named_modules())
+    _check_said(network, net, modules)
+    last = _candidate(modules) if said.head == FIND else said.head
+    seen: list[Any] = []
+    handle = modules[last].register_forward_hook(lambda m, i, out: seen.append(out)) if last else None
+    call = net if said.features is None else getattr(net, said.features)
+    try:
+        with torch.no_grad():
+            output = output_of(call(x))
+    except Exception as err:
+        shape = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
+        raise ConfigError(
+            f"model: {network.label!r} does not take inputs of shape {shape}: {type(err).__name__}: "
+            f"{one_line(err)}{place_of(err) or network.place}"
+        ) from err
+    finally:
+        if handle is not None:
+            handle.remove()
+    if output.ndim == 0 or len(output) != len(x):
+        raise ConfigError(
+            f"model: {network.label!r} returns a tensor of shape {tuple(output.shape)} for {len(x)} "
+            "examples; the "
+            f"first dimension must be that of the examples{network.place}"
+        )
+    if said.features is None and last is not None:
+        is_output = len(seen) == 1 and isinstance(seen[0], Tensor) and torch.equal(seen[0], output)
+        if not is_output and said.head != FIND:
+            raise ConfigError(
+                f"model: the output of {network.label!r} is not that of its module {last!r}; name "
+                "another head=, or "
+                f"head=None{network.place}"
+            )
+        last = last if is_output else None
+    elif said.features is None:
+        last = None
+    width = output.shape[1] if output.ndim > 1 else 1
+    return replace(
+        network, said=replace(said, head=last), width=int(width), example=(tuple(x.shape[1:]), x.dtype)
+    )
+
+
+def _check_said(network: Network, net: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    said = network.said
+    if said.head not in (None, FIND) and said.head not in modules:
+        raise ConfigError(unknown("model: head", said.head, [name for name in modules if name]))
+    if said.head not in (None, FIND) and not isinstance(modules[said.head or ""], nn.Linear | nn.Conv2d):
+        kind = type(modules[said.head or ""]).__name__
+        raise ConfigError(
+            f"model: head={said.head!r} is of type {kind}, no linear layer or convolution; name one, or "
+            "head=None"
+        )
+    if said.features is not None and not callable(getattr(net, said.features, None)):
+        raise ConfigError(
+            f"model: features={said.features!r} is no method of {type(net).__name__}{network.place}"
+        )
+    if said.features is not None and said.head in (None, FIND):
+        raise ConfigError(
+            f"model: features={said.features!r} needs head=, the module that gets these features"
+        )
+    if said.blocks is None:
+        return
+    if said.blocks not in modules:
+        lists = [n for n, m in modules.items() if isinstance(m, nn.Sequential | nn.ModuleList)]
+        raise ConfigError(unknown("model: blocks", said.blocks, lists))
+    found = modules[said.blocks]
+    holder = nn.Module()
+    holder.blocks = found
+    if not has_uniform_blocks(holder):
+        raise ConfigError(
+            f"model: blocks={said.blocks!r} is no list of blocks of one type with tensors of the same "
+            "shapes, "
+            f"which could be left out one by one{network.place}"
+        )
+
+
+def _candidate(modules: Mapping[str, nn.Module]) -> str | None:
+    """Name of the last layer with parameters, if it can be a head."""
+    leaves = [n for n, m in modules.items() if not any(m.children()) and any(True for _ in m.parameters())]
+    if not leaves:
+        return None
+    last = modules[leaves[-1]]
+    pointwise = isinstance(last, nn.Conv2d) and last.kernel_size == (1, 1)
+    return leaves[-1] if leaves[-1] and (type(last) is nn.Linear or pointwise) else None
+
+
+def first_pass(
+    model: Backbone, objective: Objective, batch: tuple[Tensor, Tensor], outputs: int, where: str
+) -> None:
+    """Check with one forward and backward pass that network, task and tuning fit the data.
+
+    Args:
+        model: The tuned model, whose gradients are removed afterwards.
+        objective: The task.
+        batch: Inputs and targets of one or a few examples.
+        outputs: Number of outputs that the targets need; 0: not known.
+        where: What names model and data in messages.
+
+    Raises:
+        ConfigError: The first thing that does not fit.
+    """
+    x, y = batch
+    model.train()
+    try:
+        output = model(x)
+    except Exception as err:
+        what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
+        raise ConfigError(
+            f"model: {where} failed in training with inputs of shape {tuple(x.shape)}: {what}"
+        ) from err
+    first = output[0] if isinstance(output, list) else output
+    if outputs and first.ndim > 1 and first.shape[1] < outputs:
+        raise ConfigError(
+            f"model: {where} has {first.shape[1]} outputs, and the targets have {outputs} classes; give it "
+            f"{outputs} outputs, or correct the labels"
+        )
+    try:
+        loss = torch.stack(
+            [objective.loss(each, y) for each in (output if isinstance(output, list) else [output])]
+        ).sum()
+        scores = objective.values(model.predict(output), y)
+    except Exception as err:
+        what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
+        raise ConfigError(
+            f"task: the loss of {objective.task!r} cannot be computed from outputs of shape "
+            f"{tuple(first.shape)} and "
+            f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}"
+        ) from err
+    wrong = next((name for name, each in scores.items() if len(each) != len(y)), None)
+    if wrong is not None:
+        raise ConfigError(f"task: {wrong} must be one number for each example, shape ({len(y)},)")
+    if not bool(torch.isfinite(loss)):
+        raise ConfigError(
+            f"task: the loss of {objective.task!r} is {float(loss)} for the first examples of {where}"
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            f"model: the loss does not depend on any trained parameter of {where}; does it compute under "
+            f"torch.no_grad(), or does it train nothing?"
+        )
+    loss.backward()
+    unused = [
+        n for n, e in model.tensors().items() if e.is_trained and not e.is_buffer and e.tensor.grad is None
+    ]
+    if unused:
+        count = f" and {len(unused) - 1} others" if len(unused) > 1 else ""
+        raise ConfigError(
+            f"model: {unused[0]}{count} of {where} would be trained and gets no gradient, because the "
+            "output does not "
+            f"depend on it; freeze it with requires_grad_(False), or use it"
+        )
+    model.zero_grad()
