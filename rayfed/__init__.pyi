@@ -1,3 +1,4 @@
+from rayfed.data.partition_config import Partition as Partition
 from rayfed.experiment.experiment import Experiment as Experiment
 from rayfed.experiment.run import Run as Run
 from rayfed.experiment.simulate import simulate as simulate
@@ -6,6 +7,8 @@ from rayfed.federation.cohort import Cohort as Cohort
 from rayfed.federation.local import Local as Local
 from rayfed.federation.method import Method as Method
 from rayfed.federation.server import Server as Server
+from rayfed.models.own import Model as Model
+from rayfed.objective import Task as Task
 from rayfed.tuning.lora import LoRA as LoRA
 from rayfed.types import Broadcast as Broadcast
 from rayfed.types import ServerState as ServerState

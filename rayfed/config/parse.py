@@ -219,9 +219,9 @@ def unknown_key(path: str, key: str, known: Sequence[str]) -> str:
 
 
 def plain(part: object) -> dict[str, Any]:
-    """A dataclass as plain containers, as YAML and JSON hold them."""
+    """A dataclass as plain containers, as YAML and JSON hold them; what it holds is checked by `parse`."""
     validator = _validator(type(part))  # type: ignore[arg-type]  # as above
-    return cast(dict[str, Any], validator.dump_python(part, mode="json"))
+    return cast(dict[str, Any], validator.dump_python(part, mode="json", warnings=False))
 
 
 GPUS = "GPUs are used when present (cluster.gpus_per_actor=auto); write cluster.num_gpus=0 for none"

@@ -72,6 +72,10 @@ class PartitionConfig:
     file: str | None = None
 
 
+Partition = PartitionConfig
+"""The name of the section for those who write it as an object."""
+
+
 def check_partition(partition: PartitionConfig) -> None:
     """Check the values that can be checked without the data set.
 

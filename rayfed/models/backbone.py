@@ -40,6 +40,24 @@ def computed(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
     return [each.float() for each in result] if isinstance(result, list) else result.float()
 
 
+class NoHead(nn.Module):
+    """In place of a head where the network computes its outputs itself; maps them to themselves.
+
+    Args:
+        width: Number of outputs.
+    """
+
+    weight: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.register_buffer("weight", torch.zeros(0), persistent=False)  # tells the device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class Backbone(nn.Module):
     """A network without its classifier, followed by one head.
 
@@ -68,7 +86,7 @@ class Backbone(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        head: nn.Linear | nn.Conv2d | ClipHead,
+        head: nn.Linear | nn.Conv2d | ClipHead | NoHead,
         label: str = "this model",
         text: TextSide | None = None,
     ) -> None:
@@ -211,6 +229,11 @@ class Backbone(nn.Module):
             )
         features = partial(self.text.features, images=images, context=context)
         return computed(features, self.head.weight, self.mixed) if self.text_is_live else self.head.weight
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the network is one that a user handed over."""
+        return False
 
     @property
     def net_is_frozen(self) -> bool:

@@ -39,9 +39,9 @@ def build_backbone(
             or do not fit.
     """
     if (own := network or network_of(config.name)) is not None:
-        model = own.build(classes if isinstance(classes, int) else len(classes), seed)
-        model.size = config.size or model.size
-        return model
+        handed = own.build(classes if isinstance(classes, int) else len(classes), seed)
+        handed.size = config.size or handed.size
+        return handed
     names = [""] * classes if isinstance(classes, int) else list(classes)
     with seeded(derive(seed, "model")):
         bare = construct_network(config)

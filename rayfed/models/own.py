@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rayfed import objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
-from rayfed.models.backbone import Backbone
+from rayfed.models.backbone import Backbone, NoHead
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.objective import Objective
 from rayfed.registry import imported
@@ -128,24 +128,6 @@ class _Blocks(BlockStack):
         return super().__getitem__(index)
 
 
-class NoHead(nn.Module):
-    """In place of a head where the network computes its outputs itself; maps them to themselves.
-
-    Args:
-        width: Number of outputs.
-    """
-
-    weight: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.in_features = self.out_features = width
-        self.register_buffer("weight", torch.zeros(0), persistent=False)  # tells the device
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 class OwnBackbone(Backbone):
     """The backbone of a user's network.
 
@@ -158,6 +140,10 @@ class OwnBackbone(Backbone):
     place: str | None = None
     example: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
     scales = False
+
+    @property
+    def is_own(self) -> bool:
+        return True
 
     def requires_grad_(self, requires_grad: bool = True) -> OwnBackbone:
         """As of nn.Module; parameters that the user froze stay frozen."""
@@ -356,7 +342,7 @@ def _of_module(net: nn.Module) -> Network:
                 )
     try:
         shape = copied(net, share=False)
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
 
         cloudpickle.dumps(shape)
     except Exception as err:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import LAST, chosen_layers
+from rayfed.tuning.sites import LAST, chosen_layers, named_layers
 from rayfed.types import Count, NonNegative
 
 STYLES = {"houlsby": ("l0", "l1"), "pfeiffer": ("l1",)}
@@ -58,6 +58,7 @@ class Adapter:
             the first half mixes tokens, and its adapter works on the tokens of a channel. CLIP models of
             open_clip have the second half only, with either style.
         init_std: Standard deviation of the start values of W_down, normally distributed; 0.01 in the paper.
+        targets: Any linear layers of the network in place of those of `style`, as of `tuning=lora`.
         train_head: Whether the head is trained too.
     """
 
@@ -66,18 +67,23 @@ class Adapter:
     bottleneck: Count = 8
     style: Literal["houlsby", "pfeiffer"] = "houlsby"
     init_std: NonNegative = 0.01
+    targets: str | tuple[str, ...] | None = None
     train_head: bool = True
 
     def apply(self, model: Backbone) -> Backbone:
-        layers = chosen_layers(model, STYLES[self.style], LAST)
+        layers = self._layers(model)
         freeze(model, self.train_head)
         with torch.device(model.head.weight.device):
-            for block in model.stack.children():
-                for name in layers:
-                    layer: Any = block.get_submodule(name)
-                    layer.adapter = Bottleneck(layer.out_features, self.bottleneck, self.init_std)
-                    layer.register_forward_hook(_adapted)
+            for layer in layers:
+                layer.adapter = Bottleneck(layer.out_features, self.bottleneck, self.init_std)
+                layer.register_forward_hook(_adapted)
         return model
+
+    def _layers(self, model: Backbone) -> list[Any]:
+        if self.targets is not None:
+            return [model.net.get_submodule(n) for n in named_layers(model, self.targets, (nn.Linear,))]
+        names = chosen_layers(model, STYLES[self.style], LAST)
+        return [block.get_submodule(name) for block in model.stack.children() for name in names]
 
 
 def _adapted(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
+
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import chosen_layers, in_every_block
+from rayfed.tuning.sites import chosen_layers, exactly, in_every_block, named_layers
 
 SITES = {
     "attention": (r"attn\.qkv", r"attn\.[kv]_proj"),
@@ -37,20 +39,26 @@ class IA3:
         sites: Which layers: `attention`, whose output is scaled, `mlp`, whose input is scaled, or regular
             expressions that match the whole name of a linear layer within its block. Layers that `mlp`
             covers have their input scaled, all others their output.
+        targets: Any linear layers of the network in place of `sites`, as of `tuning=lora`; their output is
+            scaled.
         train_head: Whether the head is trained too.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset()
 
     sites: tuple[str, ...] = ("attention", "mlp")
+    targets: str | tuple[str, ...] | None = None
     train_head: bool = True
 
     def apply(self, model: Backbone) -> Backbone:
         from peft import IA3Config, inject_adapter_in_model
 
-        layers = chosen_layers(model, self.sites, SITES)
+        if self.targets is None:
+            chosen = in_every_block(chosen_layers(model, self.sites, SITES))
+        else:
+            chosen = exactly(named_layers(model, self.targets, (nn.Linear,)))
         config = IA3Config(
-            target_modules=in_every_block(layers),
+            target_modules=chosen,
             feedforward_modules=rf"blocks\.\d+\.({'|'.join(SITES['mlp'])})",
         )
         freeze(model, self.train_head)

@@ -23,8 +23,12 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import LAST, chosen_layers, in_every_block
+from rayfed.tuning.sites import LAST, called, chosen_layers, exactly, in_every_block, named_layers
 from rayfed.types import Count, Positive
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+ADAPTED = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
+"""Types of layers that PEFT adapts."""
 
 STEM = r"patch_embed\.proj"
 """Name of the patch embedding, as a regular expression."""
@@ -40,6 +44,10 @@ class Lora:
         dropout: Dropout probability of the input of the adapters; the frozen layers get the input unchanged.
         sites: Layers of a block to adapt: `l0` (token mixing), `l1` (MLP), or regular expressions that must
             match the whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
+        targets: Any layers of the network in place of `sites`, by PEFT's rules: a regular expression that
+            matches their whole names, `all-linear`, or a list of names or ends of names. Linear layers,
+            convolutions and embeddings can be adapted. None: what `sites` says; of a user's network in which
+            it matches nothing, every linear layer, or every convolution where there is none.
         stem: Also adapt the patch embedding, as FedRA's released code does unintentionally; transformers
             only.
         train_head: Whether the head is trained too.
@@ -62,6 +70,7 @@ class Lora:
     alpha: Positive | None = None
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     sites: tuple[str, ...] = ("l0", "l1")
+    targets: str | tuple[str, ...] | None = None
     stem: bool = False
     train_head: bool = True
     residual: bool = False
@@ -74,7 +83,7 @@ class Lora:
 
         from rayfed.models.lora_layer import AdaptedLinear
 
-        targets = self.targets(model)
+        targets = self.pattern(model)
         self._check_rank(model, targets)
         config = LoraConfig(
             r=self.rank,
@@ -126,7 +135,7 @@ class Lora:
         named = {f"base_model.model.{name}.weight": value for name, value in factors.items()}
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
-    def targets(self, model: Backbone) -> str:
+    def pattern(self, model: Backbone) -> str:
         """A regular expression that matches the full names of the adapted layers.
 
         PEFT would also accept a suffix such as `proj`, but that matches the patch embedding too.
@@ -135,12 +144,24 @@ class Lora:
             ConfigError: The model has no uniform blocks, a site matches none of their linear layers, or
                 `stem` is set and there is no patch embedding.
         """
+        if self.targets is not None:
+            return exactly(named_layers(model, self.targets, ADAPTED))
+        if model.is_own and self.sites == Lora.sites and not self._finds_sites(model):
+            linear = list(called(model.net, nn.Linear))
+            return exactly(linear or named_layers(model, r".*", CONVOLUTIONS))
         targets = in_every_block(chosen_layers(model, self.sites, LAST))
         if not self.stem:
             return targets
         if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):
             raise ConfigError(f"tuning.stem: {model.label!r} has no patch_embed.proj; set tuning.stem=false")
         return f"{targets}|{STEM}"
+
+    def _finds_sites(self, model: Backbone) -> bool:
+        """Whether the network has blocks in which `sites` finds layers."""
+        try:
+            return bool(in_every_block(chosen_layers(model, self.sites, LAST)))
+        except ConfigError:
+            return False
 
     def _check_rank(self, model: Backbone, targets: str) -> None:
         """Raise ConfigError if the rank is above the rank of every adapted weight matrix."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
 from rayfed.models.backbone import Backbone
 
 LAST = {
@@ -62,6 +62,74 @@ def chosen_layers(model: Backbone, sites: Sequence[str], named: Mapping[str, Seq
         what = missed if sites else "is empty"
         raise ConfigError(f"tuning.sites: {what}; choose {_choices(named, layers)}")
     return chosen
+
+
+def named_layers(
+    model: Backbone, wanted: str | Sequence[str], kinds: tuple[type[nn.Module], ...]
+) -> list[str]:
+    """Names, within the network, of the layers that `tuning.targets` chooses, in the order of the network.
+
+    The rules are PEFT's: one text is a regular expression that matches a whole name, or `all-linear`; of a
+    list, each text is a name or the end of one, after a dot.
+
+    Args:
+        model: The model.
+        wanted: The value of `tuning.targets`, in the names that a user's network has.
+        kinds: Types of layers that can be chosen.
+
+    Raises:
+        ConfigError: A text matches no layer of these types, or one whose weights are read without calling it.
+    """
+    every = {own_name(n): (n, m) for n, m in model.net.named_modules() if n}
+    can = {own_name(n): n for n in called(model.net, kinds)}
+    if wanted == "all-linear":
+        found = [n for n in can if isinstance(every[n][1], nn.Linear)]
+    elif isinstance(wanted, str):
+        found = [n for n in every if _fits(wanted, n)]
+    else:
+        found = [n for n in every if any(n == each or n.endswith(f".{each}") for each in wanted)]
+    chosen = [n for n in found if n in can]
+    read = [n for n in found if isinstance(every[n][1], kinds) and n not in can]
+    if read and not chosen:
+        raise ConfigError(
+            f"tuning.targets: {read[0]!r} of {model.label!r} is part of an attention of torch, which "
+            "reads its "
+            f"weights without calling it, so that an adapter would have no effect; choose from: "
+            f"{_listed(can)}"
+        )
+    if not chosen:
+        raise ConfigError(_no_match(wanted, model, can))
+    return [can[n] for n in chosen]
+
+
+def own_name(name: str) -> str:
+    """The name that a module of a network has for its user."""
+    return name.removeprefix("body.")
+
+
+def exactly(names: Sequence[str]) -> str:
+    """A regular expression that matches these full names."""
+    return "|".join(map(re.escape, names))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as err:
+        raise ConfigError(f"tuning.targets: {pattern!r} is not a regular expression: {err}") from err
+
+
+def _no_match(wanted: object, model: Backbone, can: Mapping[str, str]) -> str:
+    return f"tuning.targets: {shown(wanted)} matches no layer of {model.label!r}; choose from: {_listed(can)}"
+
+
+def _listed(names: Mapping[str, str]) -> str:
+    few = list(names)[:MOST_NAMED]
+    return ", ".join(few) + (f" and {len(names) - len(few)} more" if len(names) > len(few) else "")
+
+
+MOST_NAMED = 20
+"""Layers that a message lists."""
 
 
 def in_every_block(layers: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def test_block_and_backbone_counts_of_vit_b():
 
 
 def test_a_regular_expression_leaves_the_patch_embedding_alone():
-    pattern = Lora(sites=(r"attn\.proj",)).targets(small("vit"))
+    pattern = Lora(sites=(r"attn\.proj",)).pattern(small("vit"))
     assert pattern == r"blocks\.\d+\.(attn\.proj)"
     model = apply_tuning(small("vit"), Lora(rank=2, sites=(r"attn\.(qkv|proj)",), train_head=False), 0)
     assert {n.split(".", 2)[2] for n in trainable(model)} == {
