@@ -47,8 +47,10 @@ _HOME = {
     "ServerState": "rayfed.types",
     "Task": "rayfed.objective",
     "Update": "rayfed.types",
+    "compare": "rayfed.experiment.several",
     "is_statistic": "rayfed.types",
     "simulate": "rayfed.experiment.simulate",
+    "sweep": "rayfed.experiment.several",
 }
 """The module that defines each public name."""
 
@@ -68,8 +70,10 @@ __all__ = [
     "Task",
     "Update",
     "__version__",
+    "compare",
     "is_statistic",
     "simulate",
+    "sweep",
 ]
 
 

@@ -51,6 +51,19 @@ def test_every_target_of_make_is_named():
     assert {"make run", "make test"} <= set(re.findall(r"^make \w+", README, re.MULTILINE))
 
 
+def test_its_first_program_runs_as_it_stands_there(tmp_path, monkeypatch, capsys):
+    """In a file of its own, as the class and the network of a user are: neither can be imported."""
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    program = section("first program").removeprefix("```python\n").removesuffix("```")
+    names = {"__name__": "first_program"}
+    exec(compile(program, "first_program.py", "exec"), names)
+    run = names["run"]
+    assert float(capsys.readouterr().out.split()[-1]) == run.accuracy
+    assert run.accuracy > run.history["accuracy"].iloc[0]
+    assert run.path is None
+    assert list(run.model().state_dict()) != []
+
+
 def test_the_transcript_is_of_the_default_run():
     config = load_config([])
     assert (

@@ -17,11 +17,5 @@ for number in range(60):
 picked = rng.integers(0, 60, 3000)
 paths = [str(folder / f"{number}.png") for number in picked]
 table = pd.DataFrame({"path": paths, "label": picked % 3, "client": np.arange(3000) // 3})
-experiment = rayfed.Experiment(
-    model={"name": "vit_mini"},
-    data=table,
-    tuning="head",
-    clients_per_round=20,
-    rounds=2,
-    evaluation={"clients": 50},
-)
+cohort = {"clients_per_round": 20, "evaluation": {"clients": 50}}
+experiment = rayfed.Experiment(model="vit_mini", data=table, tuning="head", rounds=2, **cohort)

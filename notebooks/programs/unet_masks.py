@@ -14,11 +14,8 @@ data = {name: (y[:, None] + rng.normal(0, 0.3, y[:, None].shape), y) for name, y
 class UNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.down, self.up, self.last = (
-            nn.Conv2d(1, 8, 3, 2, 1),
-            nn.ConvTranspose2d(8, 8, 2, 2),
-            nn.Conv2d(9, 2, 1),
-        )
+        self.down, self.up = nn.Conv2d(1, 8, 3, 2, 1), nn.ConvTranspose2d(8, 8, 2, 2)
+        self.last = nn.Conv2d(9, 2, 1)
 
     def forward(self, x):
         return self.last(torch.cat([x, self.up(self.down(x).relu())], dim=1))

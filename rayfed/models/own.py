@@ -239,6 +239,7 @@ class Network:
         torch.backends.mha.set_fastpath_enabled(False)  # it reads weights without calling their layers
         body = self.net(seed)
         said = self.said
+        _check_said(self, body, dict(body.named_modules()))
         head: Any = None
         if said.head not in (None, FIND):
             head = body.get_submodule(said.head or "")
@@ -342,7 +343,7 @@ def _of_module(net: nn.Module) -> Network:
                 )
     try:
         shape = copied(net, share=False)
-        import cloudpickle  # type: ignore[import-untyped]
+        import cloudpickle
 
         cloudpickle.dumps(shape)
     except Exception as err:
@@ -416,7 +417,6 @@ def fitted(network: Network, x: Tensor, seed: int) -> Network:
     net = network.net(seed).eval()
     said = network.said
     modules = dict(net.named_modules())
-    _check_said(network, net, modules)
     last = _candidate(modules) if said.head == FIND else said.head
     seen: list[Any] = []
     handle = modules[last].register_forward_hook(lambda m, i, out: seen.append(out)) if last else None

@@ -1,0 +1,251 @@
+"""Several experiments of one call: a comparison over seeds, and a search for hyperparameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError, shown
+from rayfed.experiment.experiment import Experiment
+from rayfed.experiment.run import Run
+from rayfed.objective import is_larger_better, share_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs of several experiments on the same seeds.
+
+    Attributes:
+        runs: The runs of each experiment by its name, one for each seed.
+        seeds: The seeds.
+        path: Folder of all runs; None: nothing was written.
+    """
+
+    runs: Mapping[str, Sequence[Run]]
+    seeds: Sequence[int]
+    path: Path | None
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """The metric of each run: a row for each seed, a column for each experiment."""
+        import pandas as pd
+
+        values = {name: [run.metrics.get(run.metric) for run in runs] for name, runs in self.runs.items()}
+        return pd.DataFrame(values, index=pd.Index(self.seeds, name="seed"))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Mean, standard deviation over the seeds, mean over domains and worst client of each experiment.
+
+        `p` is the p-value of a paired t-test of its scores against those of the first experiment, where
+        there are two seeds or more.
+        """
+        import pandas as pd
+        from scipy.stats import ttest_rel
+
+        scores = self.scores
+        first = scores.columns[0]
+        rows = {}
+        for name, runs in self.runs.items():
+            metric = runs[0].metric
+            row = {
+                metric: scores[name].mean(),
+                "deviation": scores[name].std(ddof=1) if len(scores) > 1 else None,
+            }
+            for key in (f"{metric}_domain", f"worst_client_{metric}"):
+                row[key] = sum(run.metrics[key] for run in runs) / len(runs)
+            tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
+            row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
+            rows[name] = row
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def best(self) -> str:
+        """Name of the experiment with the best mean."""
+        means = self.scores.mean()
+        metric = next(iter(self.runs.values()))[0].metric
+        return str(means.idxmax() if is_larger_better(metric) else means.idxmin())
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write a page that shows all runs beside each other. Args: path: the file; None: in the folder."""
+        from rayfed.report.page.render import NAME, write_report
+
+        if path is None and self.path is None:
+            raise ConfigError(
+                "report: the runs were not written; give a file, such as .report('report.html')"
+            )
+        file = Path(path).expanduser() if path is not None else Path(str(self.path)) / NAME
+        write_report([run._folder for runs in self.runs.values() for run in runs], file)
+        return file
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table."""
+        return str(self.table.to_html(border=0))
+
+    def __repr__(self) -> str:
+        return f"<Comparison over {len(self.seeds)} seeds>\n{self.table}"
+
+
+def compare(
+    experiments: Sequence[Experiment] | Mapping[str, Experiment],
+    seeds: int | Sequence[int] = 1,
+    output: str | Path | None = None,
+    *,
+    quiet: bool | None = None,
+) -> Comparison:
+    """Run experiments on the same seeds, one after the other, on one Ray.
+
+    Args:
+        experiments: The experiments, or these by name; the first one is what the others are compared with.
+        seeds: The seeds, or their number, counted from 0.
+        output: Folder of all runs; None: nothing is written where you look.
+        quiet: As of `Experiment.run`.
+
+    Raises:
+        ConfigError: There are fewer than two experiments, something in one of them is wrong, or the folder
+        holds
+            other files; found before the first run.
+    """
+    named = dict(experiments) if isinstance(experiments, Mapping) else _named(experiments)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if len(named) < 2 or not chosen:
+        what = f"{len(named)} experiments and {len(chosen)} seeds"
+        raise ConfigError(f"compare: there are {what}; give two experiments or more, and one seed or more")
+    for experiment in named.values():
+        experiment.config()
+    folder = None if output is None else Path(output).expanduser()
+    runs: dict[str, list[Run]] = {name: [] for name in named}
+    for seed, (name, experiment) in itertools.product(chosen, named.items()):
+        place = None if folder is None else folder / f"{name}-seed{seed}"
+        runs[name].append(experiment.changed(seed=seed).run(place, quiet=quiet))
+    return Comparison(runs=runs, seeds=chosen, path=folder)
+
+
+def _named(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
+    """The experiments by the names of their methods, with a number where two have the same."""
+    if isinstance(experiments, Experiment):
+        raise ConfigError("compare: one experiment cannot be compared; give a list of two or more")
+    found: dict[str, Experiment] = {}
+    for experiment in experiments:
+        name = experiment.config().algorithm.replace(":", ".")
+        number = 2
+        while (own := name if number == 2 and name not in found else f"{name}-{number}") in found:
+            number += 1
+        found[own] = experiment
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Finished trials of a search.
+
+    Attributes:
+        trials: Values of each trial by key, and its run.
+        metric: The metric that was searched for.
+    """
+
+    trials: Sequence[tuple[Mapping[str, Any], Run]]
+    metric: str
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The values of the best trial."""
+        return self._best[0]
+
+    @property
+    def run(self) -> Run:
+        """The run of the best trial."""
+        return self._best[1]
+
+    @property
+    def _best(self) -> tuple[Mapping[str, Any], Run]:
+        sign = 1 if is_larger_better(self.metric) else -1
+        return max(self.trials, key=lambda trial: sign * trial[1].metrics[_key(trial[1], self.metric)])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each trial: its values and the score, the best one first."""
+        import pandas as pd
+
+        rows = [{**values, self.metric: run.metrics[_key(run, self.metric)]} for values, run in self.trials]
+        return pd.DataFrame(rows).sort_values(self.metric, ascending=not is_larger_better(self.metric))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table."""
+        return str(self.table.to_html(border=0))
+
+    def __repr__(self) -> str:
+        value = self.run.metrics[_key(self.run, self.metric)] * share_of(self.metric)
+        return f"<Sweep of {len(self.trials)} trials: {self.metric} {value:.4g} with {dict(self.best)}>"
+
+
+def _key(run: Run, metric: str) -> str:
+    """The column by which trials are compared: that of validation, where a run has one."""
+    return f"val_{metric}" if f"val_{metric}" in run.metrics else metric
+
+
+def sweep(
+    experiment: Experiment,
+    space: Mapping[str, Any],
+    trials: int = 20,
+    *,
+    seed: int = 0,
+    quiet: bool | None = True,
+) -> Sweep:
+    """Search hyperparameters with Optuna's tree-structured Parzen estimator, one trial after the other.
+
+    Trials are compared by the validation splits of the clients where `evaluation.validation` is set, else by
+    their test splits.
+
+    Args:
+        experiment: What each trial changes.
+        space: By key, such as `local.mu`: a list of values, or a pair (low, high) of positive numbers, of
+            which the logarithm is drawn uniformly; whole numbers, if both are.
+        trials: Number of trials.
+        seed: Seed of the search.
+        quiet: As of `Experiment.run`.
+
+    Raises:
+        ConfigError: A key or a range is wrong, or something in a trial.
+    """
+    import optuna
+
+    for key, values in space.items():
+        _check_range(key, values)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    done: list[tuple[Mapping[str, Any], Run]] = []
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    for _ in range(trials):
+        trial = study.ask()
+        values = {key: _drawn(trial, key, choices) for key, choices in space.items()}
+        run = experiment.changed(**values).run(quiet=quiet)
+        done.append((values, run))
+        score = run.metrics[_key(run, run.metric)]
+        study.tell(trial, -score if is_larger_better(run.metric) else score)
+    return Sweep(trials=done, metric=done[0][1].metric)
+
+
+def _check_range(key: str, values: Any) -> None:
+    is_pair = (
+        isinstance(values, tuple) and len(values) == 2 and all(isinstance(v, int | float) for v in values)
+    )
+    if isinstance(values, list) and values:
+        return
+    if not is_pair or not 0 < values[0] < values[1]:
+        raise ConfigError(
+            f"sweep: {key}: {shown(values)} is neither a list of values nor a pair (low, high) with 0 < "
+            "low < high"
+        )
+
+
+def _drawn(trial: Any, key: str, values: Any) -> Any:
+    if isinstance(values, list):
+        return values[trial.suggest_int(key, 0, len(values) - 1)]
+    kind = trial.suggest_int if all(isinstance(value, int) for value in values) else trial.suggest_float
+    return kind(key, *values, log=True)

@@ -1,0 +1,311 @@
+"""Experiments of names and of objects: the same bits, their records, and one line for what does not fit."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rayfed
+from rayfed.errors import ConfigError
+from rayfed.tuning.lora import Lora
+
+SMALL = {
+    "data": {"name": "digits_five_mini", "limit": 24},
+    "model": {"name": "vit_mini", "options": {"depth": 2}, "pretrained": False},
+    "tuning": {"name": "lora", "rank": 2},
+    "rounds": 2,
+    "cluster": "inline",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, cache):
+    monkeypatch.setenv("RAYFED_CACHE", str(cache))
+
+
+class Pull(rayfed.Local):
+    mu: float = 0.1
+
+    def loss(self, client, sent, batch):
+        far = [(p - sent.params[name]).pow(2).sum() for name, p in client.trainable().items()]
+        return super().loss(client, sent, batch) + self.mu / 2 * torch.stack(far).sum()
+
+
+def clients(count=3, examples=20, seed=0):
+    """Rows of six numbers, whose class is the largest of the first three, by client."""
+    rng = np.random.default_rng(seed)
+    rows = {f"c {i}": rng.normal(0, 1, (examples, 6)).astype(np.float32) for i in range(count)}
+    return {name: (x, x[:, :3].argmax(1)) for name, x in rows.items()}
+
+
+def net(outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def own(**changes):
+    values = {"model": net(), "data": clients(), "tuning": "full", "rounds": 2, "cluster": "inline"}
+    return rayfed.Experiment(**{**values, **changes})
+
+
+METHODS = {
+    "fedprox": ("local.mu=0.3", {"mu": 0.3}),
+    "fedavg": ("", {}),
+    "scaffold": ("train.momentum=0", {}),
+    "ditto": ("", {}),
+    "fedadam": ("", {}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_names_and_objects_give_the_same_digest_as_the_command_line(name, tmp_path):
+    from rayfed.federation.method import METHODS as FILES
+
+    override, fields = METHODS[name]
+    method = FILES.load(name)
+    part = method if not fields else method.local(**fields)
+    train = {"momentum": 0} if name == "scaffold" else {}
+    tuning = Lora(rank=2)
+    by_objects = rayfed.Experiment(**{**SMALL, "method": part, "tuning": tuning, "train": train}).run(
+        quiet=True
+    )
+    given = ["data.limit=24", "model.options={depth: 2}", "model.pretrained=false", "tuning=lora", "rounds=2"]
+    texts = [f"algorithm={name}", *given, "tuning.rank=2", "cluster=inline", f"output={tmp_path / 'run'}"]
+    by_names = rayfed.simulate([*texts, *([override] if override else []), "figures=false"])
+    assert by_objects.sha256 == by_names.sha256
+
+
+def test_a_class_of_a_user_equals_the_method_of_the_same_formula():
+    mine, named = (own(method=method, local={"mu": 0.3}).run(quiet=True) for method in (Pull, "fedprox"))
+    assert mine.sha256 == named.sha256
+
+
+def test_a_run_knows_its_scores_clients_model_and_figures(tmp_path):
+    run = own(train={"lr": 0.1}).run(quiet=True)
+    assert run.path is None
+    assert run.accuracy == run.metrics["accuracy"] == run.history["accuracy"].iloc[-1]
+    assert list(run.clients.index) == ["c0-c 0", "c1-c 1", "c2-c 2"]
+    assert (run.clients["train"] + run.clients["val"] + run.clients["test"] == 20).all()
+    network = run.model()
+    assert list(network.state_dict()) == list(net().state_dict())
+    assert torch.equal(network[2].weight, run.params["head.weight"])
+    assert not torch.equal(network[2].weight, net()[2].weight)
+    assert len(run.plot().axes) == 2
+    assert f"{100 * run.accuracy:.4g}%" in run._repr_html_()
+    assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(AttributeError, match=r"no 'speed'; run\.metrics has: round"):
+        _ = run.speed
+    with pytest.raises(ConfigError, match="tuning: 'full' has no adapters in PEFT's format"):
+        run.adapter(tmp_path / "adapter")
+
+
+def test_lora_on_any_module_is_written_for_peft(tmp_path):
+    run = own(tuning=rayfed.LoRA(rank=2, targets="0")).run(tmp_path / "run", quiet=True)
+    assert sorted(run.params) == ["0.lora_A", "0.lora_B", "head.bias", "head.weight"]
+    folder = run.adapter(tmp_path / "adapter")
+    assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == "0"
+
+
+def test_what_stays_at_a_client_is_in_its_personal_model():
+    run = own(local={"stays": ["head"]}, train={"lr": 0.1}).run(quiet=True)
+    mine, theirs = run.personal("c 0"), run.personal("c1-c 1")
+    assert not torch.equal(mine[2].weight, theirs[2].weight)
+    assert torch.equal(mine[0].weight, theirs[0].weight)
+    with pytest.raises(ConfigError, match="client: 'c 9' does not exist"):
+        run.personal("c 9")
+
+
+def test_rounds_can_be_followed_and_left():
+    rows = list(own())
+    assert [row["round"] for row in rows] == [1, 2]
+    assert rows[-1]["accuracy"] == own().run(quiet=True).accuracy
+    for row in own(rounds=50):
+        assert row["round"] == 1
+        break
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path):
+    whole = own(method=Pull).run(tmp_path / "whole", quiet=True)
+    own(method=Pull, rounds=1).run(tmp_path / "part", quiet=True)
+    continued = own(method=Pull).resume(tmp_path / "part", quiet=True)
+    assert continued.sha256 == whole.sha256
+    assert continued.path == tmp_path / "part"
+
+
+def test_a_changed_source_of_a_method_is_named(tmp_path):
+    namespaces = []
+    for factor in (1, 2):
+        names = {"rayfed": rayfed, "__name__": "cell"}
+        exec(
+            f"class Own(rayfed.Server):\n    def base_weights(self, updates):\n        return [{factor} "
+            "/ 3] * 3",
+            names,
+        )
+        namespaces.append(names["Own"])
+    own(method=namespaces[0], rounds=1).run(tmp_path / "run", quiet=True)
+    with pytest.raises(
+        ConfigError, match="algorithm: the source or the values of Own changed since the run in"
+    ):
+        own(method=namespaces[1]).resume(tmp_path / "run", quiet=True)
+    with pytest.raises(
+        ConfigError, match=r"model.name: .* 'Sequential-.*' would change|the values of Sequential"
+    ):
+        own(method=namespaces[0], model=nn.Sequential(nn.Linear(6, 3))).resume(tmp_path / "run", quiet=True)
+
+
+def test_the_record_says_what_the_objects_were(tmp_path):
+    own(method=Pull).run(tmp_path / "run", quiet=True)
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())["objects"]
+    assert facts["algorithm"]["name"] == f"{Pull.__module__}:Pull"
+    assert facts["model"]["name"].startswith("Sequential-")
+    assert {len(entry["digest"]) for entry in facts.values()} == {64}
+
+
+def test_one_pair_of_arrays_and_a_partition():
+    x, y = (np.concatenate(parts) for parts in zip(*clients().values(), strict=True))
+    partition = rayfed.Partition(scheme="dirichlet", clients_per_domain=2, min_samples=5)
+    run = own(data=(x, y), partition=partition).run(quiet=True)
+    assert len(run.clients) == 2
+
+
+def test_splits_of_the_user_are_kept():
+    (x, y), *_ = clients(1, 30).values()
+    parts = {"train": (x[:20], y[:20]), "val": (x[20:24], y[20:24]), "test": (x[24:], y[24:])}
+    run = own(data={"a": parts, "b": parts}).run(quiet=True)
+    assert run.clients[["train", "val", "test"]].to_numpy().tolist() == [[20, 4, 6]] * 2
+
+
+def test_a_dataset_of_torch_equals_its_arrays():
+    arrays = clients()
+    sets = {
+        name: torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+        for name, (x, y) in arrays.items()
+    }
+    assert own(data=sets).run(quiet=True).sha256 == own(data=arrays).run(quiet=True).sha256
+
+
+def test_a_task_of_the_user_is_shown_by_its_own_metric(tmp_path):
+    def loss(output, y):
+        return nn.functional.cross_entropy(output, y, reduction="none")
+
+    def surprise(output, y):
+        return -output.log_softmax(1).gather(1, y[:, None])[:, 0]
+
+    task = rayfed.Task(loss=loss, metrics={"surprise": surprise}, smaller=("surprise",), name="guessing")
+    run = own(task=task).run(tmp_path / "run", quiet=True)
+    assert run.metric == "surprise"
+    assert run.surprise == pytest.approx(run.metrics["loss"], rel=1e-6)
+    assert run.metrics["worst_client_surprise"] == run.clients["surprise"].max()
+    assert "surprise" in (tmp_path / "run" / "report.md").read_text()
+
+
+class Raising(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        if index == 17:
+            raise OSError("the file is gone")
+        return torch.zeros(6), index % 3
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(6), 0
+
+
+@dataclass
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+    __hash__ = nn.Module.__hash__
+
+
+class Locked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.hook = (lambda: (yield))()  # a generator cannot be pickled
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def bad(change):
+    """The data of three clients, of which the second one is changed."""
+    found = clients()
+    x, y = found["c 1"]
+    found["c 1"] = change(x.copy(), y.copy())
+    return found
+
+
+def nan(x, y):
+    x[4, 2] = np.nan
+    return x, y
+
+
+MISFITS = {
+    "data: ": [
+        ({"data": {}}, ""),
+        ({"data": bad(nan)}, "data['c 1']: the inputs of example 4 hold NaN or infinity"),
+        ({"data": bad(lambda x, y: (x[:0], y[:0]))}, "data['c 1']: the client has no examples"),
+        ({"data": bad(lambda x, y: (x[:5], y))}, "data['c 1']: there are 5 inputs and 20 targets"),
+        ({"data": bad(lambda x, y: (x[:, :4], y))}, "data['c 1']: the inputs are float32 of shape (4,)"),
+        ({"data": bad(lambda x, y: (x, y - 1))}, "data['c 1']: the target of example"),
+        (
+            {"data": bad(lambda x, y: Raising())},
+            "item 17 of Raising raised OSError: the file is gone (test_exp",
+        ),
+        ({"data": bad(lambda x, y: Endless())}, "can only be iterated"),
+        ({"data": bad(lambda x, y: 3)}, "data['c 1']: 3 is neither a pair (inputs, targets)"),
+    ],
+    "model: ": [
+        ({"model": net(2)}, "has 2 outputs, and the targets have 3 classes"),
+        (
+            {"model": nn.Linear(4, 3)},
+            "does not take inputs of shape (6,), float32: RuntimeError: ",
+        ),
+        ({"model": Unused()}, "unused.weight and 1 others of"),
+        ({"model": Locked()}, "Locked cannot be sent to other processes"),
+        ({"model": nn.Linear(6, 3, device="meta")}, "weight of Linear has no values"),
+        ({"model": rayfed.Model(net(), head="9")}, "model: head: '9' does not exist"),
+        ({"model": rayfed.Model(net(), blocks="0")}, "is no list of blocks of one type"),
+        ({"model": lambda: 3}, "returned 3, no nn.Module"),
+    ],
+    "tuning": [
+        ({"tuning": rayfed.LoRA(targets="nothing")}, "tuning.targets: 'nothing' matches no layer"),
+    ],
+    "task": [
+        (
+            {"task": "regression"},
+            "task: the loss of 'regression' cannot be computed from outputs of shape (2, 3)",
+        ),
+        ({"task": "guess"}, "task: 'guess' does not exist"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [pair for pairs in MISFITS.values() for pair in pairs], ids=lambda v: str(v)[:40]
+)
+def test_a_misfit_is_one_line_and_nothing_is_started(changes, message, monkeypatch):
+    monkeypatch.setattr("rayfed.engine.session.launch", lambda *a, **k: pytest.fail("the run was started"))
+    with pytest.raises(ConfigError) as caught:
+        own(**changes).run(quiet=True)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["roundz", "local.nu", "train.lrr"])
+def test_an_unknown_key_is_the_line_of_the_command_line(key):
+    with pytest.raises(ConfigError, match=re.escape(f"{key}: no such key")):
+        own(**{key: 3}).config()
