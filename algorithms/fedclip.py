@@ -82,14 +82,17 @@ class BatchMatching(Local):
             return
         client.load({name: sent.params[name] for name in client.params() if name in sent.params})
         optimizer = client.optimizer()
-        best = -1.0
+        metric = client.objective.metric
+        sign = 1.0 if client.objective.larger else -1.0
+        best = -float("inf")
         kept = client.params()
         for _ in range(self.finetune_epochs):
             for batch in client.batches():
                 self.step(client, sent, batch, optimizer)
-            accuracy = score(client, "val").get("accuracy", best)
-            if accuracy > best or not client.data.size("val"):  # else: the last pass
-                best = accuracy
+            found = score(client, "val").get(metric)
+            level = best if found is None else sign * found
+            if level > best or not client.data.size("val"):  # else: the last pass
+                best = level
                 kept = client.params()
         client.load(kept)
 

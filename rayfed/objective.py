@@ -388,6 +388,11 @@ def share_of(metric: str) -> float:
     return 100.0 if metric in SHARES else 1.0
 
 
+def scale_of(column: str) -> float:
+    """As `share_of`, for a column whose name has that of a metric in it, such as `worst_domain_mae`."""
+    return share_of(next((metric for metric in METRICS if metric in column), METRICS[0]))
+
+
 def dice(a: Tensor, b: Tensor) -> Tensor:
     """Dice score 2 |A and B| / (|A| + |B|) of each example and class, shape (B, C).
 

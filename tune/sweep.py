@@ -12,6 +12,7 @@ from rayfed.config.compose import folder
 from rayfed.config.parse import parse
 from rayfed.documents import parse_value, read_file, user_path
 from rayfed.errors import ConfigError, unknown
+from rayfed.objective import METRICS, is_larger_better
 from rayfed.types import Count
 from tune.experiment import check_searchable
 from tune.space import Space, read_space, with_numbers
@@ -231,8 +232,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _direction(name: str) -> Direction:
     if any(word in name for word in SMALLER_IS_BETTER):
         return "min"
-    if "accuracy" in name:
-        return "max"
+    if metric := next((metric for metric in METRICS if metric in name), None):
+        return "max" if is_larger_better(metric) else "min"
     raise ConfigError(
         f"objective: {name!r} is no column with a known direction, as val_accuracy is; for a column that the "
         f"method adds write 'objective={{{name}: max}}' or min"

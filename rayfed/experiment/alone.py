@@ -20,12 +20,12 @@ from rayfed.engine.recorded import basis_of, objects_of
 from rayfed.engine.scored import scored
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.objective import objective
+from rayfed.objective import score_facts
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
 from rayfed.record.files import write_bytes, write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
-from rayfed.record.readers import OWN_TENSORS, ROWS, DamagedError, read_json, read_tensors, reading
+from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, read_tensors, reading
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import follow, teller
 from rayfed.terminal.fitting import fitted, terminal_width
@@ -57,8 +57,9 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     facts = {
         **basis.data,
         "bad_images_skipped": dataset.skipped,
-        "task": dataset.task,
-        "examples": objective(dataset.task).examples,
+        "task": setup.world.objective.task,
+        SCORE: score_facts(setup.world.objective),
+        "examples": setup.world.objective.examples,
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,

@@ -150,12 +150,11 @@ class Run:
 
     def plot(self) -> Any:
         """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""
-        from matplotlib.figure import Figure
-
         from rayfed.objective import share_of
+        from rayfed.report.style import shown_figure
 
         history, metric = self.history, self.metric
-        figure = Figure(figsize=(8, 3), layout="constrained")
+        figure = shown_figure(8, 3)
         left, right = figure.subplots(1, 2)
         for axes, name in ((left, metric), (right, "loss")):
             for column in (name, f"personal_{name}", f"held_out_{name}"):

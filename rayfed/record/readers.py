@@ -15,12 +15,13 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
+from rayfed.objective import learn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,9 @@ WITHOUT = "without.json"
 
 ROWS = "rounds.jsonl"
 """One JSON object for each finished round."""
+
+SCORE = "score"
+"""Key of environment.json for the metric of a run, as of `rayfed.objective.score_facts`."""
 
 OWN_TENSORS = "own_tensors"
 """Entry of environment.json: how many of the scored clients kept tensors in the run whose model is scored."""
@@ -151,7 +155,17 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         raise DamagedError(f"{err}{advice}") from err
     if [row.get("round") for row in rows] != list(range(1, len(rows) + 1)):
         raise DamagedError(f"{path} cannot be read: its lines are not the rounds of a run{advice}")
+    _learn_metric(folder)
     return rows
+
+
+def _learn_metric(folder: Path) -> None:
+    """Let this process know the metric of a run whose task is one of a user."""
+    file = folder / "environment.json"
+    if file.exists():
+        with suppress(DamagedError):
+            if score := read_json(file, dict).get(SCORE):
+                learn(score)
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, metric_of, scale_of, share_of
 from rayfed.record.readers import COMPARE, ROWS
 from rayfed.report import style
 from rayfed.report.protocols import selected
 from rayfed.report.run_tables import RunTables, span
+from rayfed.report.table import in_words, unit_of
 
 HELD_OUT = "report_held_out"
 BY_DOMAIN = ("report_domains", HELD_OUT)
@@ -59,7 +60,7 @@ def score_by_domain(run: RunTables) -> style.Drawing | None:
                 axis.set_ylabel("test loss")
                 axis.grid(axis="y", alpha=0.3)
             else:
-                style.percent_axis(axis, f"test {metric}")
+                style.score_axis(axis, f"test {metric}", metric)
     what = f"Test {metric} and loss by domain" if len(names) > 1 else f"Test {metric} by domain"
     what += "; bands: from the lowest to the highest client" if banded else ""
     style.heading(figure, *run.title(what, span(numbers)))
@@ -144,14 +145,17 @@ def score_by_client(run: RunTables) -> style.Drawing | None:
     figure, axes = style.canvas(1, len(models), (2.4 + 3.6 * len(models), 3.4), sharey=True)
     for axis, model in zip(axes[0], models, strict=True):
         own = sorted((row for row in now if row["model"] == model), key=lambda row: row["value"])
-        values = [100 * row["value"] for row in own]
+        values = [share_of(metric) * row["value"] for row in own]
         colours = [run.look(run.owners.get(row["client"], "")).colour for row in own]
         axis.bar(range(1, len(own) + 1), values, color=colours, width=0.8)
         mean = sum(values) / len(values)
         axis.axhline(mean, color="black", linewidth=1, linestyle="--")
-        style.percent_axis(axis, f"test {metric}")
+        style.score_axis(axis, f"test {metric}", metric)
         title = f"{model} model" + ("s" if model == "personal" else "")
-        axis.set(title=f"{title}: mean over clients {mean:.1f} %", xlim=(0.4, len(own) + 0.6))
+        axis.set(
+            title=f"{title}: mean over clients {in_words(mean, metric)}{unit_of(metric)}",
+            xlim=(0.4, len(own) + 0.6),
+        )
         if len(own) <= MOST_NAMES:
             names = [row["client"] for row in own]
             axis.set_xticks(range(1, len(own) + 1), names, rotation=90, fontsize=style.FONT - 2)
@@ -212,11 +216,13 @@ def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str
     for axis, (label, values) in zip(axes[0], costs.items(), strict=True):
         for key, look in curves.items():
             points = [
-                (values[i], 100 * run.rounds[i][key]) for i in shown if run.rounds[i].get(key) is not None
+                (values[i], share_of(metric) * run.rounds[i][key])
+                for i in shown
+                if run.rounds[i].get(key) is not None
             ]
             if points:
                 axis.plot(*zip(*points, strict=True), look.line, color=look.colour, marker=look.marker)
-        style.percent_axis(axis, f"test {metric}")
+        style.score_axis(axis, f"test {metric}", metric)
         axis.set(xlabel=label, xlim=(0, 1.03 * max(values) or 1.0))  # all 0 where nobody was reached
     numbers = [run.rounds[i]["round"] for i in shown]
     style.heading(figure, *run.title(f"Test {metric} over {what}", span(numbers)))
@@ -270,7 +276,7 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
                 ends = ([min(v) for v in points.values()], [max(v) for v in points.values()])
                 axis.fill_between(list(points), *ends, color=look.colour, alpha=0.15, linewidth=0)
         style.rounds_axis(axis, min(numbers), max(numbers))
-        style.percent_axis(axis, f"test {metric}")
+        style.score_axis(axis, f"test {metric}", metric)
         axis.set_title(title)
     seeds = max(len(of) for of in runs.values())
     what = f"Test {metric} of {len(runs)} methods" + (f"; bands: {seeds} seeds" if seeds > 1 else "")
@@ -283,7 +289,9 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
 
 def _points(runs: Sequence[RunTables], key: str) -> Points:
     """Percentages of all seeds by round, for the rounds that every seed has."""
-    of_seed = [{r["round"]: 100 * r[key] for r in run.rounds if r.get(key) is not None} for run in runs]
+    of_seed = [
+        {r["round"]: scale_of(key) * r[key] for r in run.rounds if r.get(key) is not None} for run in runs
+    ]
     common = set.intersection(*map(set, of_seed)) if of_seed else set()
     return {number: [seed[number] for seed in of_seed] for number in sorted(common)}
 
@@ -326,7 +334,7 @@ def score_by_fold(run: RunTables) -> style.Drawing | None:
             at = [i + (place - (len(methods) - 1) / 2) * width for i in range(len(labels))]
             axis.bar(at, values, width=width, color=known[name].colour)
         axis.axvline(len(folds) - 0.5, color="black", linewidth=0.8, linestyle=":")
-        style.percent_axis(axis, f"test {metric}")
+        style.score_axis(axis, f"test {metric}", metric)
         axis.set_title(title)
         axis.set_xticks(range(len(labels)), labels)
     axes[-1, 0].set_xlabel("domain that is held out")
@@ -344,7 +352,7 @@ def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
     metric = _shared_metric(folds)
     key = f"held_out_{metric}"
     curves = {
-        name: {row["round"]: 100 * row[key] for row in fold.rounds if row.get(key) is not None}
+        name: {row["round"]: scale_of(key) * row[key] for row in fold.rounds if row.get(key) is not None}
         for name, fold in folds.items()
     }
     numbers = sorted({number for points in curves.values() for number in points})
@@ -358,7 +366,7 @@ def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
     means = [sum(points[number] for points in curves.values()) / len(curves) for number in common]
     (mean,) = axis.plot(common, means, "-", color="black", linewidth=2.4, label="mean")
     style.rounds_axis(axis, min(numbers), max(numbers))
-    style.percent_axis(axis, f"test {metric} of the held-out domain")
+    style.score_axis(axis, f"test {metric} of the held-out domain", metric)
     about = _about(run)
     style.heading(
         figure,
@@ -396,4 +404,4 @@ def _methods(run: RunTables, folds: Folds) -> dict[str, list[RunTables]]:
 
 def _selected(runs: Sequence[RunTables], key: str) -> list[float]:
     """Percentages in the selected rounds; 0 where a run has no finite score."""
-    return [100 * (selected(run.rounds).get(key) or 0.0) for run in runs]
+    return [scale_of(key) * (selected(run.rounds).get(key) or 0.0) for run in runs]

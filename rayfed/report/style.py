@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from rayfed.objective import share_of
 from rayfed.record.files import write_whole
 
 if TYPE_CHECKING:
@@ -185,6 +186,31 @@ def whole_numbers(axis: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+
+
+def shown_figure(width: float, height: float) -> Figure:
+    """An empty figure that a notebook shows, whichever backend of matplotlib is used. Args: sizes in inches."""
+    from io import BytesIO
+
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            file = BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+    return Shown(figsize=(width, height), layout="constrained")
+
+
+def score_axis(axis: Axes, label: str, metric: str) -> None:
+    """A vertical axis of scores: from 0 to 100 % for shares, else in the unit of the metric."""
+    if share_of(metric) != 1:
+        percent_axis(axis, label)
+        return
+    place = axis.get_subplotspec()
+    axis.set(ylabel=label if place is None or place.is_first_col() else "")
+    axis.grid(axis="y", alpha=0.3)
 
 
 def percent_axis(axis: Axes, label: str) -> None:

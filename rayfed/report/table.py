@@ -12,7 +12,7 @@ from typing import Any
 from rayfed.documents import parse_json
 from rayfed.evaluation.metrics import spread
 from rayfed.evaluation.nonfinite import COLUMN
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, is_larger_better, metric_of, share_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_footer, read_json, read_rows, read_yaml
 from rayfed.report.privacy import privacy_notes
@@ -85,37 +85,47 @@ def final_table(folder: Path) -> Table:
     what = _examples(folder)
     counts = _counts(folder)
     rows = []
-    columns = ("domain", "clients", f"train {what}", f"test {what}", *(f"{m} {metric} %" for m in models))
+    columns = (
+        "domain",
+        "clients",
+        f"train {what}",
+        f"test {what}",
+        *(f"{m} {metric}{unit_of(metric)}" for m in models),
+    )
     columns += tuple(KINDS[kind] for kind in shown)
     for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
         of_kind = [s for s in now if s["exchange"] == kind]
         for domain in dict.fromkeys(s["client"] for s in of_kind):
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
-            cells = (percent(values[m]) if m in values else "" for m in models)
-            again = (cell_without(without, kind, domain) for kind in shown)
+            cells = (percent(values[m], metric) if m in values else "" for m in models)
+            again = (cell_without(without, kind, domain, metric) for kind in shown)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again))
     notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *after)
     return Table(title, columns, tuple(rows), notes)
 
 
-def cell_without(without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None) -> str:
+def cell_without(
+    without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None, metric: str = METRICS[0]
+) -> str:
     """Score of the final model without the tensors of a kind, as text; empty where there is none.
 
     Args:
         without: The scores by kind, of `scores_without`.
         kind: The kind.
         domain: A domain; None: the mean over domains.
+        metric: The metric of the scores.
     """
     found = without.get(kind, {})
     scores = {None: found.get("domains"), **found.get("by_domain", {})}
-    return percent(scores[domain]) if kind in without and domain in scores else ""
+    return percent(scores[domain], metric) if kind in without and domain in scores else ""
 
 
 def notes_without(folder: Path, row: Mapping[str, Any]) -> Iterator[str]:
     """A note on the scores of the final model with some trained tensors put back to their start values."""
     without = scores_without(folder, row)
     if without:
-        means = (f"{KINDS[kind]} {percent(found['domains'])}" for kind, found in without.items())
+        metric = metric_of(row) or METRICS[0]
+        means = (f"{KINDS[kind]} {percent(found['domains'], metric)}" for kind, found in without.items())
         yield f"global model with tensors at their start values, mean over domains: {', '.join(means)}"
     elif without is not None:
         yield "without_adapters, without_head: empty, because the whole network is what is trained"
@@ -153,7 +163,9 @@ def _notes(row: dict[str, Any]) -> list[str]:
     for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
         if metric := metric_of(row, prefix):
             statistics = (metric, f"{metric}_domain", "sigma_type", "sigma_client", f"worst_domain_{metric}")
-            clients, domains, by_type, by_client, worst = (percent(row[prefix + k]) for k in statistics)
+            clients, domains, by_type, by_client, worst = (
+                percent(row[prefix + k], metric) for k in statistics
+            )
             notes.append(
                 f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
                 f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
@@ -171,16 +183,21 @@ BEST_OF = 4
 def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Which round the table is about, and what other rules would report; nothing for a short run."""
     scored = [row for row in history if metric_of(row)][-LAST:]
-    key = f"{metric_of(scored[-1])}_domain" if scored else ""
+    metric = metric_of(scored[-1]) or METRICS[0] if scored else METRICS[0]
+    key = f"{metric}_domain"
     values = [(row["round"], row[key]) for row in scored if row.get(key) is not None]
     if len(values) < LAST:
         return
     last = [value for _, value in values]
-    best, place = max((value, -number) for number, value in values[-BEST_OF:])
+    sign = 1 if is_larger_better(metric) else -1
+    best, place = max((sign * value, -number) for number, value in values[-BEST_OF:])
+    best *= sign
     yield (
         f"reported: the last evaluated round; its mean over domains, averaged over the last {LAST} as in "
-        f"FedGCR's code {percent(fmean(last))}, over the last {BEST_OF} as in FedRA's "
-        f"{percent(fmean(last[-BEST_OF:]))}; the best of these {BEST_OF} {percent(best)} (round {-place})"
+        f"FedGCR's code {percent(fmean(last), metric)}, over the last {BEST_OF} as in FedRA's "
+        f"{percent(fmean(last[-BEST_OF:]), metric)}; the best of these {BEST_OF} {percent(best, metric)} "
+        "(round "
+        f"{-place})"
     )
 
 
@@ -243,7 +260,7 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
 def _unseen_notes(row: dict[str, Any]) -> Iterator[str]:
     for prefix, what in (("held_out_", "held-out domains"), ("unseen_", "unseen clients")):
         if metric := metric_of(row, prefix):
-            yield f"mean over {what} {percent(row[prefix + metric])}"
+            yield f"mean over {what} {percent(row[prefix + metric], metric)}"
 
 
 def client_table(
@@ -269,18 +286,33 @@ def client_table(
         one), and population variance, all of percentages by client; then the mean over all test examples,
         which stays empty where clients share their test examples.
     """
-    columns = (f"{metric} %", "clients", "average", "worst 10%", "best 10%", "variance", "over examples")
+    columns = (
+        f"{metric}{unit_of(metric)}",
+        "clients",
+        "average",
+        "worst 10%",
+        "best 10%",
+        "variance",
+        "over examples",
+    )
     rows = []
     for model in MODELS:
-        own = {s["client"]: 100 * s["value"] for s in scores if _is_client(s, model)}
-        domains = {s["client"]: 100 * s["value"] for s in scores if _is_score(s, "report_domains", model)}
+        own = {s["client"]: share_of(metric) * s["value"] for s in scores if _is_client(s, model)}
+        domains = {
+            s["client"]: share_of(metric) * s["value"]
+            for s in scores
+            if _is_score(s, "report_domains", model)
+        }
         if own := own or of_drawn(domains, drawn):
             weights = [counts.get(cid, 0) for cid in own]
             level = spread(sorted(own.values()))
-            numbers = [level.average, level.worst, level.best, level.variance]
+            ends = (level.worst, level.best) if is_larger_better(metric) else (level.best, level.worst)
+            numbers = [level.average, *ends, level.variance]
             if sum(weights):
                 numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
-            cells = [f"{number:.1f}" for number in numbers] + [""] * (len(columns) - 2 - len(numbers))
+            cells = [in_words(number, metric) for number in numbers] + [""] * (
+                len(columns) - 2 - len(numbers)
+            )
             rows.append((f"{algorithm}, {model}", str(len(own)), *cells))
     return Table(title, columns, tuple(rows))
 
@@ -339,13 +371,23 @@ def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
     return {d: (str(len(c) or drawn.get(d) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 
 
-def percent(value: float | None) -> str:
-    """A fraction in percent with one digit after the point.
+def percent(value: float | None, metric: str = METRICS[0]) -> str:
+    """A score as text: a share in percent with one digit after the point, any other with four digits.
 
-    >>> percent(0.123), percent(None)
-    ('12.3', 'not finite')
+    >>> percent(0.123), percent(None), percent(12.3456, "mae")
+    ('12.3', 'not finite', '12.35')
     """
-    return "not finite" if value is None else f"{100 * value:.1f}"
+    return "not finite" if value is None else in_words(share_of(metric) * value, metric)
+
+
+def in_words(value: float, metric: str) -> str:
+    """A number in the unit in which a metric is shown."""
+    return f"{value:.1f}" if share_of(metric) != 1 else f"{value:.4g}"
+
+
+def unit_of(metric: str) -> str:
+    """What follows the name of a metric in headings: its unit, after a space."""
+    return " %" if share_of(metric) != 1 else ""
 
 
 def _line(cells: Sequence[str]) -> str:

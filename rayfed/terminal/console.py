@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rayfed.objective import metric_of
+from rayfed.objective import metric_of, share_of
 from rayfed.terminal.stages import Screen, erase, shown_on, write
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def line(row: Row, rounds: int, width: int | None = None) -> str:
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if metric := metric_of(row):
         parts += [
-            f"{metric} {100 * row[metric]:5.1f}",
-            f"worst {100 * row[f'worst_domain_{metric}']:5.1f} ({row['worst_domain']})",
+            f"{metric} {_score(metric, row[metric])}",
+            f"worst {_score(metric, row[f'worst_domain_{metric}'])} ({row['worst_domain']})",
             "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}",
         ]
     if held_out := metric_of(row, "held_out_"):
-        parts.append(f"held out {100 * row[f'held_out_{held_out}']:5.1f}")
+        parts.append(f"held out {_score(held_out, row[f'held_out_{held_out}'])}")
     if unseen := metric_of(row, "unseen_"):
-        parts.append(f"unseen clients {100 * row[f'unseen_{unseen}']:5.1f}")
+        parts.append(f"unseen clients {_score(unseen, row[f'unseen_{unseen}'])}")
     if row.get("missing"):
         parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]
@@ -65,6 +65,11 @@ def line(row: Row, rounds: int, width: int | None = None) -> str:
     while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
         parts.pop()
     return "  ".join(parts)
+
+
+def _score(metric: str, value: float) -> str:
+    """A score as text: a share in percent, any other with four digits."""
+    return f"{100 * value:5.1f}" if share_of(metric) != 1 else f"{value:5.4g}"
 
 
 def size(count: float) -> str:
@@ -133,7 +138,7 @@ def headline(row: Row, rounds: int) -> str:
     """Text of the progress bar: round, metric, worst domain, slowest client, bytes sent."""
     parts = [f"round {row['round']}/{rounds}"]
     if metric := metric_of(row):
-        parts.append(f"{metric} {100 * row[metric]:.1f}, {row['worst_domain']} worst")
+        parts.append(f"{metric} {_score(metric, row[metric]).strip()}, {row['worst_domain']} worst")
     if SLOWEST in row:
         parts.append(f"{row[SLOWEST]} slowest")
     return "  ".join([*parts, size(row["bytes_up"] + row["bytes_down"])])

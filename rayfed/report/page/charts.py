@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rayfed.objective import share_of
 from rayfed.report.page.parts import UNITS, Cell, Column, Entry, Figure, Kind
 from rayfed.report.style import LINES, PALETTE, Look, looks
 
@@ -265,7 +266,9 @@ ROUND = Axis(name="round", kind="count", whole=True)
 
 
 def share_axis(name: str) -> Axis:
-    """An axis of fractions, from 0 to 100 %."""
+    """An axis of a score by the name of its metric: of shares, from 0 to 100 %."""
+    if share_of(name) == 1:
+        return Axis(name=name)
     return Axis(name=name, kind="percent", low=0.0, high=1.0)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from rayfed.objective import share_of
+
 Kind: TypeAlias = Literal["text", "percent", "points", "bytes", "seconds", "count", "number", "p"]
 """What a column holds. `percent`: fractions, shown in percent; `points`: differences and deviations of
 fractions, shown in percentage points; `p`: probabilities of a test."""
@@ -19,6 +21,11 @@ NOTHING = "\N{EN DASH}"
 
 UNITS: tuple[tuple[float, str], ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 """Decimal units of bytes, the largest first."""
+
+
+def shown_as(kind: Kind, metric: str) -> Kind:
+    """What a column of scores holds: shares in percent, or plain numbers for a metric that is no share."""
+    return "number" if share_of(metric) == 1 and kind in ("percent", "points") else kind
 
 
 @dataclass(frozen=True)

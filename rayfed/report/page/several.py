@@ -22,11 +22,24 @@ from rayfed.config.schema import load_run
 from rayfed.config.variants import PROTOCOLS, folder_name
 from rayfed.documents import check_run_folder
 from rayfed.errors import ConfigError
+from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
-from rayfed.report.page.parts import Cell, Chapter, Column, Grid, Kind, Page, Part, Section, Text, Tiles
+from rayfed.report.page.parts import (
+    Cell,
+    Chapter,
+    Column,
+    Grid,
+    Kind,
+    Page,
+    Part,
+    Section,
+    Text,
+    Tiles,
+    shown_as,
+)
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.single import (
     NOT_COMPARED,
@@ -406,7 +419,8 @@ def headline(member: Member) -> float | None:
 def summary(members: Sequence[Member]) -> Section:
     """How many runs there are, the best of them, and means over seeds."""
     groups = grouped(members)
-    score = Column("", "percent")
+    metric = members[0].run.metric
+    score = Column("", shown_as("percent", metric))
     pairs = [("runs", str(len(members))), ("finished", str(sum(_finished(m) for m in members)))]
     for what, count in (
         ("methods", len({m.method for m in members})),
@@ -418,9 +432,13 @@ def summary(members: Sequence[Member]) -> Section:
     levels = {name: mean_of(headline, group) for name, group in (folds or groups).items()}
     found = {name: mean for name, mean in levels.items() if mean is not None}
     if found:
-        best = max(found, key=lambda name: found[name])
+        sign = 1 if is_larger_better(metric) else -1
+        best = max(found, key=lambda name: sign * found[name])
         what = "held-out score" if members[0].run.by_validation else "mean over domains"
-        pairs.append((f"highest {what}: {best}, %", score.show(found[best])))
+        first = "highest" if sign > 0 else "lowest"
+        pairs.append(
+            (f"{first} {what}: {best}{', %' if score.kind == 'percent' else ''}", score.show(found[best]))
+        )
     parts: list[Part] = [Tiles(title="Runs", pairs=pairs)]
     if folds:
         parts.append(_means(folds, "Mean over settings and seeds", setting=False))
@@ -455,7 +473,8 @@ def mean_of(of: Callable[[Member], float | None], group: Sequence[Member]) -> fl
 def level(group: Sequence[Member]) -> float:
     """The mean by which runs are ranked (`headline`); minus infinity where none of them has a score."""
     mean = mean_of(headline, group)
-    return -math.inf if mean is None else mean
+    sign = 1 if not group or is_larger_better(group[0].run.metric) else -1
+    return -math.inf if mean is None else sign * mean
 
 
 STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
@@ -476,7 +495,12 @@ STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
 
 def _shown(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
     """The statistics that some run has."""
-    return {n: (k, of) for n, (k, of) in STATISTICS.items() if any(of(m) is not None for m in members)}
+    metric = members[0].run.metric if members else METRICS[0]
+    return {
+        n: (shown_as(k, metric), of)
+        for n, (k, of) in STATISTICS.items()
+        if any(of(m) is not None for m in members)
+    }
 
 
 def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
@@ -493,7 +517,9 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
     for name, (kind, _) in shown.items():
         columns.append(Column(name, kind))
         if several:
-            columns.append(Column(f"deviation of {name}", "points", "±"))
+            columns.append(
+                Column(f"deviation of {name}", "points" if kind in ("percent", "points") else kind, "±")
+            )
     rows: list[list[Cell]] = []
     for group in groups.values():
         row: list[Cell] = [group[0].method, group[0].setting if setting else ""]
@@ -520,7 +546,9 @@ def without_empty(
 def results(members: Sequence[Member]) -> Section:
     """The table of all runs and domains, to be sorted and filtered."""
     shown = {n: each for n, each in _shown(members).items() if n not in (MEAN, "held-out domain")}
-    columns = [Column("method"), Column("setting"), Column("score", "percent"), Column("domain")]
+    metric = members[0].run.metric if members else METRICS[0]
+    score = Column("score", shown_as("percent", metric))
+    columns = [Column("method"), Column("setting"), score, Column("domain")]
     columns += [Column("seed", "count"), Column("loss", "number")]
     columns += [Column(name, kind) for name, (kind, _) in shown.items()]
     columns += [Column("reported round", "count"), Column("rounds"), *COST]
@@ -644,12 +672,12 @@ def by_domain(members: Sequence[Member]) -> Section:
         across=names,
         row="method",
         column="domain",
-        value=Column("score", "percent"),
+        value=Column("score", shown_as("percent", members[0].run.metric)),
     )
     title = "Score of each method on each domain"
     parts: list[Part] = [heat_map(title, cells, "Mean over seeds." if _several_seeds(groups) else "")]
     if len(names) <= MOST_DOMAINS:
-        columns = [Column("method"), *(Column(name, "percent") for name in names)]
+        columns = [Column("method"), *(Column(name, cells.value.kind) for name in names)]
         rows: list[list[Cell]] = [[name, *row] for name, row in zip(found, values, strict=True)]
         parts.insert(0, Grid(title="Score by domain", columns=columns, rows=rows))
     return Section("Domains", parts)

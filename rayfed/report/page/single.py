@@ -19,7 +19,7 @@ import pandas as pd
 from rayfed.data.partition.manifest import META
 from rayfed.documents import parse_json
 from rayfed.evaluation.metrics import spread
-from rayfed.objective import METRICS
+from rayfed.objective import METRICS, share_of
 from rayfed.record.readers import read_bytes, read_footer, reading
 from rayfed.report.document import WORDS
 from rayfed.report.method_figures import LABELS, gap_variances, matched_groups
@@ -47,6 +47,7 @@ from rayfed.report.page.parts import (
     Tiles,
     in_bytes,
     in_time,
+    shown_as,
 )
 from rayfed.report.page.run import PageRun
 from rayfed.report.privacy import privacy_notes
@@ -71,17 +72,24 @@ def summary(run: PageRun) -> Section:
     return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Text(sentences=_rules(run))])
 
 
+def _unit(words: str, run: PageRun) -> str:
+    """Words with the unit of the metric: none, where it is no share."""
+    return words if share_of(run.metric) != 1 else words.removesuffix(", %").removesuffix(", points")
+
+
 def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
+    score = Column("", shown_as("percent", run.metric))
     for key, (words, kind) in HEADLINES.items():
         if (value := run.number(key)) is not None:
-            yield words.format(run.row.get(f"{run.prefix}worst_domain")), Column("", kind).show(value)
+            named = words.format(run.row.get(f"{run.prefix}worst_domain"))
+            yield _unit(named, run), Column("", shown_as(kind, run.metric)).show(value)
     for words, value in run.unseen.items():
-        yield f"{words}, %", Column("", "percent").show(value)
+        yield _unit(f"{words}, %", run), score.show(value)
     if run.held_out_score is not None:
         name = ", ".join(run.tables.held_out)
-        yield f"held-out domain: {name}, %", Column("", "percent").show(run.held_out_score)
+        yield _unit(f"held-out domain: {name}, %", run), score.show(run.held_out_score)
     for part, value in run.without.items():
-        yield f"{WITHOUT_COLUMNS[part]}, mean over domains, %", Column("", "percent").show(value)
+        yield _unit(f"{WITHOUT_COLUMNS[part]}, mean over domains, %", run), score.show(value)
     yield "rounds", f"{len(run.rounds)} of {run.planned}"
     if run.clients:
         yield "clients", f"{len(run.clients):,}"
@@ -231,13 +239,13 @@ def domains_and_clients(run: PageRun) -> Section:
 def _domain_columns(run: PageRun) -> list[Column]:
     what = run.environment.get("examples", "examples")
     counts = [Column("clients", "count"), Column(f"train {what}", "count"), Column(f"test {what}", "count")]
-    scored = [Column(f"{model} {run.metric}", "percent") for model in run.models]
+    scored = [Column(f"{model} {run.metric}", shown_as("percent", run.metric)) for model in run.models]
     return [
         Column("domain"),
         *counts,
         *scored,
-        Column("lowest client", "percent"),
-        Column("highest client", "percent"),
+        Column("lowest client", shown_as("percent", run.metric)),
+        Column("highest client", shown_as("percent", run.metric)),
         Column("loss", "number"),
     ]
 
@@ -284,7 +292,7 @@ def _clients_over_rounds(run: PageRun) -> Figure:
     if rows["name"].nunique() > MOST_CLIENTS:
         axis = share_axis(run.metric)
         return curves(title, quantile_curves(rows), ROUND, axis, "Quantiles over the clients.")
-    value = Column(run.metric, "percent")
+    value = Column(run.metric, shown_as("percent", run.metric))
     return by_client_and_round(run, title, rows.rename(columns={"name": "client"}), value)
 
 
@@ -322,7 +330,7 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
     """A row for each client, or the quantiles of each domain."""
     loss = run.now("client", run.deployed, "loss")
     if len(own) <= MOST_CLIENTS:
-        numbers = Column(run.metric, "percent"), Column("loss", "number")
+        numbers = Column(run.metric, shown_as("percent", run.metric)), Column("loss", "number")
         columns = [Column("client"), Column("domain"), *numbers]
         rows: list[list[Cell]] = [
             [str(cid), run.clients.get(str(cid), ""), float(own[cid]), float(loss.get(cid, np.nan))]
@@ -335,7 +343,11 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
     domain = own.index.map(lambda cid: run.clients.get(str(cid), ""))
     found = own.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
     counts = own.groupby(domain).size()
-    columns = [Column("domain"), Column("clients", "count"), *(Column(q, "percent") for q in QUANTILES)]
+    columns = [
+        Column("domain"),
+        Column("clients", "count"),
+        *(Column(q, shown_as("percent", run.metric)) for q in QUANTILES),
+    ]
     quantiles: list[list[Cell]] = [[d, int(counts[d]), *found.loc[d]] for d in run.order(list(found.index))]
     caption = f"Quantiles of the {run.metric} of {len(own):,} clients, which are too many for a row each."
     return Grid(title="Clients, by domain", caption=caption, columns=columns, rows=quantiles)
@@ -407,15 +419,16 @@ def steps(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
 
 def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: str = "model") -> Grid:
     """Level and spread of the clients' scores, with the columns of q-FFL's tables."""
+    kind = shown_as("percent", metric)
     columns = [
         Column(what),
         Column("clients", "count"),
-        Column("mean", "percent"),
-        Column("deviation", "points"),
-        Column("worst tenth", "percent"),
-        Column("best tenth", "percent"),
-        Column("worst client", "percent"),
-        Column("variance, %²", "number"),
+        Column("mean", kind),
+        Column("deviation", shown_as("points", metric)),
+        Column("worst tenth", kind),
+        Column("best tenth", kind),
+        Column("worst client", kind),
+        Column("variance, %²" if kind == "percent" else "variance", "number"),
     ]
     rows: list[list[Cell]] = []
     for name, values in scores.items():
