@@ -39,6 +39,13 @@ def build_backbone(
             or do not fit.
     """
     if (own := network or network_of(config.name)) is not None:
+        if config.options or config.weights is not None:
+            key = "options" if config.options else "weights"
+            raise ConfigError(
+                f"model.{key}: {getattr(config, key)!r} cannot be used with {config.name!r}, which is a "
+                "network of "
+                f"yours; make it so, or load the values before it is handed over"
+            )
         handed = own.build(classes if isinstance(classes, int) else len(classes), seed)
         handed.size = config.size or handed.size
         return handed

@@ -254,10 +254,14 @@ class Network:
         model.example = self.example
         model.size = said.size or 224
         model.scales = said.mean is not None or said.std is not None
-        channels = len(said.mean or said.std or (0.0,) * 3)
-        model.mean = said.mean or (0.0,) * channels  # type: ignore[assignment]  # as many as there are channels
-        model.std = said.std or (1.0,) * channels  # type: ignore[assignment]
+        model.mean, model.std = _by_channel(said.mean, 0.0), _by_channel(said.std, 1.0)
         return model
+
+
+def _by_channel(values: tuple[float, ...] | None, otherwise: float) -> Any:
+    """Values for each channel; one counts for all three of an image."""
+    found = values or (otherwise,)
+    return found * 3 if len(found) == 1 else found
 
 
 def output_of(output: Any) -> Tensor:

@@ -189,7 +189,7 @@ def whole_numbers(axis: Any) -> None:
 
 
 def shown_figure(width: float, height: float) -> Figure:
-    """An empty figure that a notebook shows, whichever backend of matplotlib is used. Args: sizes in inches."""
+    """An empty figure that a notebook shows, whatever the backend. Args: sizes in inches."""
     from io import BytesIO
 
     from matplotlib.figure import Figure

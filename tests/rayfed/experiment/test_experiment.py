@@ -309,3 +309,75 @@ def test_a_misfit_is_one_line_and_nothing_is_started(changes, message, monkeypat
 def test_an_unknown_key_is_the_line_of_the_command_line(key):
     with pytest.raises(ConfigError, match=re.escape(f"{key}: no such key")):
         own(**{key: 3}).config()
+
+
+MODULE = """
+import os
+import signal
+
+import numpy as np
+from torch import nn
+
+import rayfed
+
+RNG = np.random.default_rng(0)
+ROWS = {f"c{i}": RNG.normal(0, 1, (20, 6)).astype(np.float32) for i in range(3)}
+CLIENTS = {name: (x, x[:, :3].argmax(1)) for name, x in ROWS.items()}
+
+
+def make():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Dying(rayfed.Local):
+    def loss(self, client, sent, batch):
+        if sent.round == 1 and os.environ.get("DIES"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(client, sent, batch)
+
+
+def experiment():
+    keys = {"tuning": "full", "rounds": 3, "cluster": "inline"}
+    return rayfed.Experiment(method=Dying, model=make, data=CLIENTS, **keys)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_a_killed_run_goes_on_from_python_and_from_the_command_line(tmp_path, cache):
+    """What can be imported is resumed by the command; the digests are those of a run that was not killed."""
+    import os
+    import subprocess
+    import sys
+
+    from tests.conftest import ROOT
+
+    (tmp_path / "mine.py").write_text(MODULE)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "RAYFED_CACHE": str(cache)}
+
+    def python(*arguments, **more):
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env={**env, **more}, capture_output=True, text=True)
+
+    names = [
+        "algorithm=mine:Dying",
+        "model=mine:make",
+        "data=mine:CLIENTS",
+        "tuning=full",
+        "rounds=3",
+        "cluster=inline",
+    ]
+    killed = "import mine; mine.experiment().run('{}', quiet=True)"
+    whole = python("-c", "import mine; print(mine.experiment().run(quiet=True).sha256)")
+    digest = whole.stdout.strip()
+    assert len(digest) == 64, whole.stderr
+    assert python("-c", killed.format("a"), DIES="1").returncode == -9
+    again = python("-c", "import mine; print(mine.experiment().resume('a', quiet=True).sha256)")
+    assert again.stdout.strip() == digest, again.stderr
+    assert python("-m", "rayfed.run", *names, "output=b", DIES="1").returncode == -9
+    resumed = python("-m", "rayfed.resume", "b")
+    assert f"tensors sha256 {digest[:16]}" in resumed.stdout, resumed.stderr
+    (tmp_path / "mine.py").write_text(MODULE.replace("sent.round == 1", "sent.round == 9"))
+    changed = python("-m", "rayfed.resume", "b", "rounds=+1")
+    assert changed.returncode == 2
+    assert "algorithm: the source of the method changed since" in changed.stderr
