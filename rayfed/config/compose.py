@@ -226,9 +226,6 @@ NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILE
 """Groups whose choices are also the names of Python files."""
 
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
-NATURAL = {"partition": {"scheme": "natural", "min_samples": 1}}
-"""Keys of the section `data` where each client has its own examples."""
-
 OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
 ELSE = {"data": OWN_IMAGES, "experiment": "; rayfed list experiments shows all"}
 """What else is said about a name that does not exist, by group."""
@@ -440,11 +437,11 @@ def _by_name(group: str, name: str) -> dict[str, Any]:
 
 def _of_examples(name: str) -> dict[str, Any]:
     """Keys that examples of a user have by default; none for readers of data sets."""
+    from rayfed.data.own import made
+
     known = find(name)
     value = known.value if known is not None else imported(name)
-    return (
-        {} if value is None or isinstance(value, type) else dict(getattr(value, "section", None) or NATURAL)
-    )
+    return {} if value is None or isinstance(value, type) else dict(made(value).section)
 
 
 def _check_choice(group: str, name: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -525,6 +524,10 @@ def _check_values(piece: Piece) -> None:
         )
 
 
+_MADE: dict[int, tuple[Any, OwnData]] = {}
+"""What was made of a value of a module, by its identity, so that it is read once."""
+
+
 def made(value: Any, name: str = "own_data") -> Any:
     """What a module names as data: a class of readers as it is, and examples as a reader.
 
@@ -537,15 +540,16 @@ def made(value: Any, name: str = "own_data") -> Any:
     """
     if isinstance(value, type | OwnData):
         return value
+    if id(value) in _MADE:
+        return _MADE[id(value)][1]
+    examples = value
     if callable(value) and not hasattr(value, "__getitem__"):
         try:
-            value = value()
+            examples = value()
         except Exception as err:
             where = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
             raise DataError(f"data: {getattr(value, '__name__', shown(value))}() raised {where}") from err
-    return own_data(value, name=name)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is one number."""
-    return isinstance(value, numbers.Number)
+    found = own_data(examples, name=name)
+    if callable(value):  # arrays may be changed by their user between two runs
+        _MADE[id(value)] = value, found
+    return found

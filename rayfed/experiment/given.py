@@ -34,19 +34,13 @@ def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """
     overrides: list[str] = []
     values: dict[str, Any] = {}
-    columns = given.get("columns")
     for key, value in given.items():
         if key == "columns":
             continue
         if key == "data":
-            found = data(value, columns)
-            section = found["data"]
-            if isinstance(section, Mapping) and objects.is_own(section.get("reader")):
-                overrides.append(f"data={section['reader']}")
-                values["data"] = {k: v for k, v in section.items() if k != "reader"}
-                continue
-            values |= {k: v for k, v in found.items() if k != "data"}
-        made = OBJECTS[key](value) if key in OBJECTS else {key: value}
+            made = data(value, given.get("columns"))
+        else:
+            made = OBJECTS[key](value) if key in OBJECTS else {key: value}
         for own, each in made.items():
             name, rest = _chosen(own, each)
             overrides += [f"{own}={name}"] if name else []
@@ -188,9 +182,9 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
     if isinstance(value, str | DataConfig) or not is_own(value):
         return {"data": value, **({"data.columns": columns} if columns else {})}
     found = own_data(value, columns) if columns else made(value)
-    source = value if callable(value) else None
-    name = objects.register(found, source or type(found), found.fingerprint(), "own_data")
-    return {"data": {"name": "own_data", "reader": name}}
+    name = objects.import_path(value) if callable(value) else ""
+    name = name or objects.register(found, type(found), found.fingerprint(), "own_data")
+    return {"data": name, "data.name": "own_data"}
 
 
 OBJECTS = {"algorithm": method, "tuning": tuning, "model": model, "task": task}
