@@ -340,7 +340,7 @@ def learn(about: Objective | Mapping[str, Any]) -> None:
 
 
 def score_facts(objective: Objective) -> dict[str, Any]:
-    """What a run writes about its metric, so that others can show it: the argument of `learn`."""
+    """Facts about the metric that a run writes, so that others can show it: the argument of `learn`."""
     return {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
 
 
@@ -384,7 +384,7 @@ def metric_of(scores: Mapping[str, Any], prefix: str = "") -> str | None:
 
 
 def share_of(metric: str) -> float:
-    """What a score of a metric is multiplied by on the screen: 100 for shares, which are shown in percent."""
+    """Factor of the scores of a metric on the screen: 100 for shares, which are shown in percent."""
     return 100.0 if metric in SHARES else 1.0
 
 

@@ -141,7 +141,7 @@ def place(value: Any) -> str:
 
 
 def records(names: dict[str, object]) -> dict[str, dict[str, str]]:
-    """What a run writes about the objects in its config, by key: their name, `repr` and digest.
+    """Describe the objects in a config, by key: their name, `repr` and digest.
 
     Args:
         names: Values of the config by key; names of what is part of RayFed are left out.

@@ -79,23 +79,6 @@ def test_the_readme_shows_lines_of_the_transcript():
     assert [line for line in shown if line not in TRANSCRIPT.splitlines()] == []
 
 
-@pytest.mark.slow
-@pytest.mark.steady
-def test_its_program_prints_an_accuracy(tmp_path, cache):
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(program.splitlines()) <= 15
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAYFED_CACHE": str(cache)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.search(r"^accuracy 0\.[6-9]", done.stdout, re.MULTILINE)
-
-
 POINTS, LOSS = 3.0, 0.1
 """By how much scores of a run, in percentage points, and its losses may differ from those of the transcript,
 because another kind of processor rounds the last bits differently."""

@@ -1,8 +1,8 @@
 """Examples that a user hands over, arrays, Datasets and tables, as a reader of a data set.
 
-Accepted are a dict by client of pairs (inputs, targets), of Datasets of torch, or of dicts with these for
-`train`, `val` and `test`; one pair or Dataset without clients, or one of these dicts by split; and a table
-of pandas, Arrow or the library `datasets`.
+Accepted are a dict by client, a pair (inputs, targets) or a Dataset of torch without clients, and a table of
+pandas, Arrow or the library `datasets`. A client has a pair, a Dataset, or a dict of these with `train`,
+`val` and `test`.
 
 Inputs have any shape, the same for all examples, and are stored as they are, float64 and float16 as float32.
 What the targets are follows from them, as `kind` says.
@@ -80,7 +80,7 @@ class OwnData:
 
     @cached_property
     def task(self) -> str:
-        """What the targets are: `classification`, `segmentation`, `regression` or `multilabel`."""
+        """Kind of the targets: `classification`, `segmentation`, `regression` or `multilabel`."""
         return kind([piece.targets for piece in self.pieces], self.pieces[0].inputs)
 
     @property
@@ -216,7 +216,7 @@ def kind(targets: Sequence[Array], inputs: Array) -> str:
 
 
 def own_data(value: Any, columns: Mapping[str, Any] | None = None, name: str = "own_data") -> OwnData:
-    """What a user handed over, as a reader, with every check that needs no network.
+    """Make a reader of what a user handed over, with every check that needs no network.
 
     Args:
         value: The examples, in one of the forms above.
@@ -525,11 +525,11 @@ def _check_values(piece: Piece) -> None:
 
 
 _MADE: dict[int, tuple[Any, OwnData]] = {}
-"""What was made of a value of a module, by its identity, so that it is read once."""
+"""Readers made of functions of modules, by identity, so that each is called once."""
 
 
 def made(value: Any, name: str = "own_data") -> Any:
-    """What a module names as data: a class of readers as it is, and examples as a reader.
+    """Make a reader of what a module names as data; a class of readers stays as it is.
 
     Args:
         value: A class, examples in one of the forms above, or a function that makes them.

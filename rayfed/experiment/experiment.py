@@ -67,7 +67,7 @@ class Experiment:
         Args:
             method: A name, a `Server` or `Local` class or instance, a pair of them, or a `Method`.
             model: A name, a network, a function that makes one, or a `rayfed.Model`.
-            data: A name, or examples by client in one of the forms of docs/library.md.
+            data: A name, or examples by client in one of the forms of docs/models.md.
             task: A name, or a `rayfed.Task`; None: what the data are for.
             columns: Columns of a table: `client`, `input`, `target`, `split`, `domain`.
             tuning: A name, or a scheme such as `rayfed.LoRA(rank=8)`.
@@ -223,7 +223,7 @@ def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
 
 
 QUIETLY = {"figures": False, "tensorboard": False}
-"""What a run does not write if nobody will look into its folder."""
+"""Keys of what a run leaves out if its folder is temporary."""
 
 
 def to_dict_of(folder: Path) -> dict[str, Any]:

@@ -234,7 +234,7 @@ class Run:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: method, data, score, and the rows of the last rounds."""
+        """HTML for a notebook: method, data, score, and the rows of the last rounds."""
         columns = [name for name in ("round", self.metric, "loss", "seconds") if name in self.history]
         table = self.history[columns].tail().to_html(index=False, border=0)
         head = html.escape(f"{self.config.algorithm} on {self.config.data.name}: {self._score()}")

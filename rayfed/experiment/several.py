@@ -85,7 +85,7 @@ class Comparison:
         return file
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the table."""
+        """HTML of the table, for a notebook."""
         return str(self.table.to_html(border=0))
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class Sweep:
         return pd.DataFrame(rows).sort_values(self.metric, ascending=not is_larger_better(self.metric))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the table."""
+        """HTML of the table, for a notebook."""
         return str(self.table.to_html(border=0))
 
     def __repr__(self) -> str:

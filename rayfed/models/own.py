@@ -31,7 +31,7 @@ FIND: Literal["auto"] = "auto"
 
 @dataclass(frozen=True, kw_only=True)
 class _Said:
-    """What a user says about a network that cannot be seen from outside."""
+    """Facts about a network that cannot be seen from outside, as a user says them."""
 
     head: str | None = FIND
     blocks: str | None = None

@@ -386,7 +386,7 @@ def in_words(value: float, metric: str) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """What follows the name of a metric in headings: its unit, after a space."""
+    """Unit of a metric after its name in headings, with a space before it."""
     return " %" if share_of(metric) != 1 else ""
 
 

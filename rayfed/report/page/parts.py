@@ -24,7 +24,7 @@ UNITS: tuple[tuple[float, str], ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), 
 
 
 def shown_as(kind: Kind, metric: str) -> Kind:
-    """What a column of scores holds: shares in percent, or plain numbers for a metric that is no share."""
+    """Kind of a column of scores: shares in percent, or plain numbers for a metric that is no share."""
     return "number" if share_of(metric) == 1 and kind in ("percent", "points") else kind
 
 
