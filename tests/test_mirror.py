@@ -7,6 +7,7 @@ from tests.conftest import ROOT
 SUBJECTS = {
     "algorithms": {
         "contract",
+        "contract_own_network",
         "depth_views",
         "fair_servers",
         "end_to_end",

@@ -291,13 +291,15 @@ def _of_client(client: str, part: Any, split: str, place: str) -> Iterator[Piece
         inputs, targets = _of_dataset(part, place)
     elif hasattr(part, "__iter__") and not isinstance(part, str | tuple | list | Mapping):
         raise DataError(
-            f"{place}: {shown(part)} can only be iterated, but a client's examples are drawn by number; "
+            f"{place}: {in_one_line(part)} can only be iterated, but a client's examples are drawn by "
+            "number; "
             "give a "
             f"Dataset with __len__ and __getitem__, or arrays"
         )
     else:
         raise DataError(
-            f"{place}: {shown(part)} is neither a pair (inputs, targets) of arrays nor a Dataset of torch"
+            f"{place}: {in_one_line(part)} is neither a pair (inputs, targets) of arrays nor a Dataset "
+            "of torch"
         )
     if len(inputs) != len(targets):
         raise DataError(
@@ -306,6 +308,11 @@ def _of_client(client: str, part: Any, split: str, place: str) -> Iterator[Piece
     if not len(inputs):
         raise DataError(f"{place}: the client has no examples; leave it out, or give it one or more")
     yield Piece(client=client, split=split, inputs=inputs, targets=targets, place=place)
+
+
+def in_one_line(value: Any) -> str:
+    """A value as a message repeats it; arrays have lines."""
+    return " ".join(shown(value).split())
 
 
 def _is_array(value: Any) -> bool:

@@ -41,6 +41,7 @@ class BlockStack(nn.Sequential):
         self._taps: dict[int, Tensor | None] | None = None
         self._instead: tuple[Tensor | None] | None = None
         self._change: Change | None = None
+        self._result: Tensor | None = None
         self.checkpointing = False
         self.first_token: Change | None = None
 
@@ -62,7 +63,27 @@ class BlockStack(nn.Sequential):
         finally:
             self._instead = None
 
+    @contextmanager
+    def replaced(self, tokens: Tensor) -> Iterator[None]:
+        """Let these tokens be the output of the blocks in forward passes within the context.
+
+        Args:
+            tokens: Shape (B, N, D).
+        """
+        self._result = tokens
+        try:
+            yield
+        finally:
+            self._result = None
+
+    def _given(self, *_: Any, **__: Any) -> Tensor:
+        assert self._result is not None
+        return self._result
+
     def __iter__(self) -> Iterator[Any]:
+        if self._result is not None:
+            yield self._given
+            return
         if self.tokens is not None:
             yield self._append_prompt
         last = None if self._all_tokens_are_used() else self.first_token

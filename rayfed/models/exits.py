@@ -60,7 +60,7 @@ class ExitHeads(nn.ModuleDict):
         places = self.places(net.blocks.active)
         with net.blocks.tapped(set(places.values())) as tokens:
             features = net(x)
-        return [*(net.forward_head(net.norm(tokens[j]), pre_logits=True) for j in places.values()), features]
+        return [*(_after_blocks(net, x, tokens[j]) for j in places.values()), features]
 
     def logits(self, features: list[Tensor], head: nn.Module, active: tuple[int, ...]) -> list[Tensor]:
         """Logits (B, C) of every exit, from the first to the last.
@@ -72,3 +72,23 @@ class ExitHeads(nn.ModuleDict):
         """
         classifiers = [*(self[name] for name in self.places(active)), *([head] if self.has_head else [])]
         return [classifier(z) for classifier, z in zip(classifiers, features, strict=False)]
+
+
+def can_exit(net: Any) -> bool:
+    """Whether features can be made from the tokens between the blocks of a network."""
+    return hasattr(net, "after_blocks") or (hasattr(net, "norm") and hasattr(net, "forward_head"))
+
+
+def _after_blocks(net: Any, x: Tensor, tokens: Any) -> Tensor:
+    """Features (B, width) from tokens (B, N, D), by what follows the blocks of a network.
+
+    Args:
+        net: The network.
+        x: The batch from which the tokens were computed.
+        tokens: The tokens.
+    """
+    if hasattr(net, "after_blocks"):
+        own: Tensor = net.after_blocks(x, tokens)
+        return own
+    features: Tensor = net.forward_head(net.norm(tokens), pre_logits=True)
+    return features

@@ -111,6 +111,17 @@ class OwnNet(nn.Module):
         call = self.body if self.features is None else getattr(self.body, self.features)
         return output_of(call(x))
 
+    def after_blocks(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Features from tokens between the blocks, by what follows the blocks.
+
+        Args:
+            x: The batch from which the tokens were computed; what comes before the blocks is computed again.
+            tokens: Shape (B, N, D).
+        """
+        with self.blocks.replaced(tokens):
+            features: Tensor = self(x)
+        return features
+
 
 class _Blocks(BlockStack):
     """Blocks of a user's network.

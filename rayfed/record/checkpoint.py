@@ -60,7 +60,7 @@ DIGESTS = {
 
 
 SOURCE = "_source"
-"""How names of digests of sources of users end."""
+"""End of the names of digests of sources of users."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.exits import ExitHeads
+from rayfed.models.exits import ExitHeads, can_exit
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 
@@ -40,7 +40,7 @@ class Exits:
 
     def apply(self, model: Backbone) -> Backbone:
         depth = len(model.stack)
-        if not (hasattr(model.net, "norm") and hasattr(model.net, "forward_head")):
+        if not can_exit(model.net):
             raise ConfigError(
                 f"tuning.name: exits do not work on {model.label!r}, which has no final norm for them; use "
                 f"vit_mini, vit_base_patch16_224 or mixer_b16_224"

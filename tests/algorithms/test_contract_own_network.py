@@ -16,7 +16,7 @@ from rayfed.testing.small import DOMAINS
 from tests.conftest import STEADY
 
 NAMES = METHODS.names()
-QUICK = ("afl", "fedavg", "fedra", "fedclip", "ditto", "scaffold")
+QUICK = ("depthfl", "fedavg", "fedra", "fedclip", "ditto")
 
 
 class Half(nn.Module):
@@ -59,7 +59,12 @@ def overrides(tmp_path_factory):
     return [f"model={name}", "model.options={}", DOMAINS, f"data.cache={cache}"]
 
 
-REFUSED = {}
+TEXT = "text tower"
+TOKENS = "only timm's VisionTransformer and Beit families are known to take additional tokens"
+REFUSED = {
+    **dict.fromkeys(("fedclip", "fedotp", "fedpgp", "fedtpg", "pfedmma", "promptfl", "zero_shot"), TEXT),
+    **dict.fromkeys(("fedgc", "fedgcr", "fedgr"), TOKENS),
+}
 """Methods that cannot use such a network, and what the message says is missing."""
 
 
