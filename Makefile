@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 RUN ?=
 ROUNDINGS ?=
 DEVICE ?= cuda
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-steady test-slow test-roundings mutants lint fmt docs wheel bench gpu-check clean
+.PHONY: run test test-steady test-slow test-roundings test-lowest mutants lint fmt docs wheel bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
@@ -21,6 +22,9 @@ test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, ev
 
 test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
 	$(BIN)/python -m tests.roundings $(ROUNDINGS)
+
+test-lowest:  ## the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
 mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of which their tests must notice; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants.kill
@@ -56,13 +60,13 @@ gpu-check: $(if $(GIVEN),,$(VENV)/.installed)  ## this machine's GPU: results, s
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(CONSTRAINTS)
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.tested: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.tested: $(VENV)/bin/python pyproject.toml $(CONSTRAINTS)
 	$(PIP) -e ".[test]"
 	touch $(VENV)/.installed $@
 
 clean:  ## removes the virtual environment and the caches of the tools
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .venv-lowest build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -47,6 +47,7 @@ SMALL = (
 
 NUMERIC = (
     *("algorithms/test_end_to_end.py", "algorithms/test_fedclip.py", "algorithms/test_fedgcr.py"),
+    *("algorithms/test_fedotp.py", "algorithms/test_fedpgp.py", "algorithms/test_pfedmma.py"),
     *("algorithms/test_fedra.py", "algorithms/test_fft_gp.py", "algorithms/test_inclusivefl.py"),
     *("algorithms/test_meta.py", "algorithms/test_rounds_by_hand.py", "algorithms/test_wiring.py"),
     *("rayfed/federation/test_client_gradients.py", "rayfed/executors/grouped/test_passes_group.py"),
@@ -54,7 +55,8 @@ NUMERIC = (
     *("rayfed/models/test_attention.py", "rayfed/models/test_backbone.py", "rayfed/models/test_clip.py"),
     *("rayfed/models/test_class_token.py", "rayfed/models/test_frozen_linear.py"),
     *("rayfed/models/test_lora_layer.py", "rayfed/models/test_trunk.py", "rayfed/testing/test_play.py"),
-    *("test_rounding.py", "vectors/test_use.py"),
+    *("rayfed/tuning/test_cocoop.py", "rayfed/tuning/test_gc_prompt.py", "rayfed/tuning/test_maple.py"),
+    *("rayfed/test_objective.py", "test_rounding.py", "vectors/test_use.py"),
 )
 """Files that `tests/roundings.py` runs (mark `numeric`): groups, kernels, devices, rounds, vectors."""
 

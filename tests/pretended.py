@@ -35,6 +35,7 @@ from tests.pretended_kernels import attention, lstm
 
 aten = torch.ops.aten
 UNNAMED = "privateuseone"  # what torch calls its device for extensions until that has a name
+CAN_PRETEND = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 WAITS = {
     aten._local_scalar_dense.default,
@@ -179,6 +180,8 @@ def pretended(draws_as_cpu: bool = False) -> Iterator[Device]:
     Args:
         draws_as_cpu: Dropout draws what it draws on the CPU, which no GPU does: so that both can be compared.
     """
+    if not CAN_PRETEND:
+        pytest.skip(f"torch {torch.__version__} cannot pretend a device in Python; newer versions can")
     COUNTS.clear()
     RUNTIME.begin(draws_as_cpu)
     fused = patch.object(F, "scaled_dot_product_attention", attention)
@@ -200,8 +203,8 @@ def _register(wanted: str) -> str:
     found: str = torch._C._get_privateuse1_backend_name()
     if found != UNNAMED:
         return found
-    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-        pytest.skip(f"torch {torch.__version__} cannot pretend a device in Python; newer versions can")
+    if not CAN_PRETEND:
+        return UNNAMED
     backend_registration._setup_privateuseone_for_python_backend(wanted)
     module = getattr(torch, wanted)
     module.get_amp_supported_dtype = list  # torch.utils.checkpoint asks for it, also on the CPU

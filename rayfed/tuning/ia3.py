@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from rayfed.models.backbone import Backbone
@@ -51,7 +52,8 @@ class IA3:
     train_head: bool = True
 
     def apply(self, model: Backbone) -> Backbone:
-        from peft import IA3Config, inject_adapter_in_model
+        with torch.device("cpu"):  # some versions compute while they are imported: `skeleton` has no values
+            from peft import IA3Config, inject_adapter_in_model
 
         if self.targets is None:
             chosen = in_every_block(chosen_layers(model, self.sites, SITES))

@@ -79,9 +79,10 @@ class Lora:
     core_start: Literal["gradient", "random"] = "gradient"
 
     def apply(self, model: Backbone) -> Backbone:
-        from peft import LoraConfig, inject_adapter_in_model
+        with torch.device("cpu"):  # some versions compute while they are imported: `skeleton` has no values
+            from peft import LoraConfig, inject_adapter_in_model
 
-        from rayfed.models.lora_layer import AdaptedLinear
+            from rayfed.models.lora_layer import AdaptedLinear
 
         targets = self.pattern(model)
         self._check_rank(model, targets)

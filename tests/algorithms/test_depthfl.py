@@ -12,6 +12,7 @@ from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.exits import Exits
 from rayfed.types import ServerState
 from tests.algorithms.depth import cohort
+from tests.conftest import quickly
 from tests.vectors import vector
 
 V5 = vector("fedra", "V5")
@@ -134,7 +135,7 @@ def test_depthfl_needs_exits(tmp_path):
         simulate(["algorithm=depthfl", "tuning.inner.rank=0", "cluster=inline", f"output={tmp_path}/r"])
 
 
-@pytest.mark.parametrize("variant", ["paper", "authors_code"])
+@pytest.mark.parametrize("variant", quickly(["paper", "authors_code"], ["paper"]))
 def test_a_run_reports_both_predictions(tmp_path, variant):
     common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
     common += ["model.pretrained=false", "figures=false", f"tuning.variant={variant}", "tuning.predict=last"]

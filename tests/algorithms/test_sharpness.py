@@ -9,6 +9,7 @@ from algorithms._sharpness import perturb
 from algorithms.fedmix import IMAGES, LABELS, MeanAugmented, mixed_loss
 from algorithms.harmofl import Harmonized, measure_amplitude, shift_channels
 from rayfed.types import ServerState, Update
+from tests.conftest import quickly
 from tests.rounding import near
 from tests.vectors import vector
 
@@ -133,7 +134,7 @@ def test_v10_second_derivative():
         near(model.w.grad[i, j], (values[0] - values[1]) / (2 * eps), 30, 4 / (2 * eps), torch.float64)
 
 
-@pytest.mark.parametrize("tuning", ["visual_prompt", "lora"])
+@pytest.mark.parametrize("tuning", quickly(["visual_prompt", "lora"], ["lora"]))
 def test_fedsam_and_fedmix_reduce_to_fedavg(short, tuning):
     plain = short("fedavg", f"tuning={tuning}")
     assert short("fedsam", f"tuning={tuning}", "local.rho=0").sha256 == plain.sha256

@@ -121,6 +121,8 @@ def test_the_plan_counts_what_other_processes_leave_free(monkeypatch):
     assert "bad" not in row
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_too_little_memory_is_tried_and_its_advice_checked(monkeypatch):
     rows = list(gpu_check.memory(CPU))
     assert [row["what"] for row in rows if "bad" not in row] == [
@@ -146,6 +148,8 @@ def test_plain_pytorch_casts_what_the_engine_casts(monkeypatch):
     assert kinds == [{torch.float32}, {torch.float32, torch.bfloat16}]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_without_ray_everything_else_is_checked(monkeypatch):
     monkeypatch.setattr(gpu_check, "has_ray", lambda: False)
     assert list(gpu_check.actors(CPU)) == [{"skipped": "Ray is not installed"}]

@@ -24,6 +24,8 @@ def vit() -> nn.Module:
         ).eval()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_training_reduces_the_loss_and_is_repeatable():
     recipe = Recipe(learner=GlyphClassifier, steps=40, batch_size=32)
     params, losses = pretrain(recipe, GlyphPool(max_classes=3))
@@ -95,6 +97,8 @@ def probe(net: nn.Module) -> dict[str, float]:
     return {name: model.score(features[mine], labels[mine]) for name, mine in rows.items()}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_shipped_weights_are_worth_tuning():
     file = files("rayfed.models") / "weights" / "vit_mini.safetensors"
     assert len(file.read_bytes()) < 6e6

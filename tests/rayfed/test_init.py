@@ -1,6 +1,7 @@
 """What `import rayfed` offers, and that it loads nothing heavy."""
 
 import ast
+import os
 import subprocess
 import sys
 
@@ -27,7 +28,8 @@ def test_a_python_without_the_libraries_says_which_one_to_use():
         (1, "numpy, torch, yaml", ["-c", "import rayfed"]),
     ):
         command = [sys.executable, "-S", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+        bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=bare, timeout=300)
         assert done.returncode == code
         *before, last = done.stderr.splitlines()
         assert f"does not have {names}; in a checkout, `make run` installs them" in last

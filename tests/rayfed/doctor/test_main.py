@@ -186,6 +186,8 @@ def die(pipe, *args):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_process_that_is_killed_is_a_reason_not_a_hang(monkeypatch):
     monkeypatch.setattr(measurement, "_report", die)
     with pytest.raises(ResourceError, match="exit code -9"):

@@ -11,6 +11,7 @@ from rayfed.engine.measurement import CONTEXT, GpuPlans, _visit, is_measured, la
 from rayfed.errors import BusyError, ResourceError
 from rayfed.models.backbone import Backbone
 from rayfed.testing.small import small_setup
+from tests.conftest import quickly
 from tests.pretended import TYPE, pretended
 from tests.pretended_memory import memory as allocator
 
@@ -130,7 +131,7 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("tuning", ["lora", "head"])
+@pytest.mark.parametrize("tuning", quickly(["lora", "head"], ["lora"]))
 def test_a_network_of_much_work_uses_the_gpu(tuning):
     """The features of a frozen network are computed once, but a CPU would take long even for that."""
     large = small_setup(

@@ -119,7 +119,7 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
 
 
 @pytest.mark.ray
-def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
+def test_frozen_weights_are_one_copy_that_nobody_changes(cache, pool_of_two):
     import ray
 
     from rayfed.engine.loop import run_rounds
@@ -127,14 +127,11 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, ray_cluster):
     setup = small_setup(cache)
     alone = InlineExecutor(setup.world, setup.weights)
     before = alone.worker.checksum()
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
-    try:
-        for _ in run_rounds(setup.experiment, pool, setup.start):
-            pass
-        asked = [lane.actor.__ray_call__.remote(lambda self: self.worker.checksum()) for lane in pool.lanes]
-        assert ray.get(asked) == [before, before]
-    finally:
-        pool.close()
+    pool = pool_of_two(setup)
+    for _ in run_rounds(setup.experiment, pool, setup.start):
+        pass
+    asked = [lane.actor.__ray_call__.remote(lambda self: self.worker.checksum()) for lane in pool.lanes]
+    assert ray.get(asked) == [before, before]
 
 
 def test_rows_have_the_promised_columns(small):

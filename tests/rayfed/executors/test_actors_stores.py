@@ -53,6 +53,8 @@ def test_clients_that_keep_nothing_make_room(kept):
     assert kept.reference("a") == "a, put"
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_stores_beyond_the_budget_are_those_of_a_driver_that_keeps_all(ray_cluster, monkeypatch):
     import ray

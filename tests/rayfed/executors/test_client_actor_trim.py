@@ -115,6 +115,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_client_actors_keep_the_memory_of_a_pass_for_the_next_one():
     def faults(how):
         done = subprocess.run([sys.executable, "-c", PASSES, how], capture_output=True, text=True, check=True)

@@ -396,6 +396,8 @@ def test_an_actor_sets_its_limit_before_its_model_is_built(monkeypatch):
     gc.unfreeze()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_torch_reads_how_it_allocates_after_its_import():
     script = """
         import torch

@@ -79,26 +79,14 @@ def setup(cache):
     )
 
 
-@pytest.fixture(scope="module")
-def ray_pool(setup, ray_cluster):
-    import ray
-
-    from rayfed.executors.actors import RayExecutor
-
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
-    yield pool
-    pool.close()
-
-
 @pytest.fixture
-def pool(ray_pool):
-    ray_pool.forget()
-    events = []
-    ray_pool.on_event = events.append
-    ray_pool.events = events
-    yield ray_pool
-    ray_pool.policy = Policy()
-    ray_pool.stopped.clear()
+def pool(setup, pool_of_two):
+    pool, events = pool_of_two(setup), []
+    usual = pool.on_event
+    pool.on_event, pool.events = events.append, events
+    yield pool
+    pool.policy, pool.on_event = Policy(), usual
+    pool.stopped.clear()
 
 
 def ask(pool, setup, task, **policy):
@@ -196,6 +184,8 @@ def test_the_same_policies_inline(action, setup, undisturbed, tmp_path):
     assert [(e.client, e.action) for e in events] == [(VICTIM, action)]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_watchdog_names_who_is_waited_for_and_what_it_does(setup, pool, caplog):
     task = partial(trouble, what="sleep")
     ask(pool, setup, task, on_client_error="drop", client_timeout=8.0, watchdog=1.0)
@@ -296,7 +286,9 @@ PHASES = {  # of the round
 }
 
 
-@pytest.mark.parametrize("phase", quickly(PHASES, ("fit",)))
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("phase", PHASES)
 def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two, monkeypatch):
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))

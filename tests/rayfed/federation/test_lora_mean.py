@@ -183,6 +183,8 @@ def test_an_exact_rule_without_a_residual_is_refused(small):
         small("server.lora_agg=stack_merge")
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_residuals_are_the_same_on_actors(cache, pool_of_two):
     from rayfed.config.schema import load_config

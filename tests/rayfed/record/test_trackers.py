@@ -107,6 +107,8 @@ def test_mlflow_has_the_config_and_every_number_and_changes_nothing(small, plain
     assert not (result.path / "trackers.json").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_run_that_was_killed_goes_on_and_repeats_no_step(small, tracked, monkeypatch, tmp_path):
     def stop_after_two(row, rounds):
         if row["round"] == 2:

@@ -10,6 +10,7 @@ from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.tuning.base import TUNINGS, apply_tuning, export, trainable
+from rayfed.tuning.ia3 import IA3
 from rayfed.tuning.lora import Lora
 from rayfed.tuning.visual_prompt import VisualPrompt
 from tests.rayfed.models.small import images, small
@@ -174,3 +175,14 @@ def test_imports_stay_light():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("tuning", [Lora(rank=2), IA3()])
+def test_peft_is_imported_with_values(tuning, tmp_path, monkeypatch):
+    """Transformers 5.12, which PEFT imports, reads a tensor while it is imported."""
+    (tmp_path / "peft.py").write_text("import torch\ntorch.ones(1).item()\nraise OSError('read')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "peft"]:
+        monkeypatch.delitem(sys.modules, name)
+    with torch.device("meta"), pytest.raises(OSError, match="read"):
+        tuning.apply(small("vit"))
