@@ -52,7 +52,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
         if last_evaluated(seen) and not as_json:
             say("\n" + final_table(path).text(terminal_width()))
     if not is_finished(path, seen, rounds):
-        ended = "" if is_running(path) else ", and nobody runs it now"
+        ended = "" if is_running(path) else ", and it is not running now"
         teller(as_json=as_json)(f"{path}: {len(seen)} of {rounds} rounds{ended}")
 
 

@@ -93,7 +93,7 @@ def check_partition(partition: PartitionConfig) -> None:
     if partition.split_test and partition.scheme != "imbalanced":
         raise ConfigError(
             f"data.partition.split_test: true needs scheme=imbalanced, not {partition.scheme}, whose clients "
-            "have test samples of their own where data.test is a fraction"
+            "have their own test samples if data.test is a fraction"
         )
     _check_pool(partition)
     _check_effect(partition)

@@ -16,7 +16,7 @@ USAGE = """\
 python -m rayfed.report RUN... [--out FILE] [--debug]
 
 Writes one HTML file about the runs in these folders, and a JSON file with the
-same numbers beside it. The page loads nothing from elsewhere. A folder is that
+same numbers. The page loads nothing from elsewhere. A folder is that
 of a run, finished or not, of a comparison, of all folds of leave_one_out, of a
 sweep, or of a reproduced table. For example
   python -m rayfed.report runs/mine

@@ -33,7 +33,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
     for name in ("config.yaml", "partition.parquet", "environment.json"):
         shutil.copy(run / name, live)
     assert view.main([str(live)]) == 0  # nothing yet
-    assert "0 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
+    assert "0 of 3 rounds, and it is not running now" in capsys.readouterr().out
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     watcher = threading.Thread(target=view.view, args=(live, True))
     with RunFolder(live, {}).locked():
@@ -65,7 +65,7 @@ def test_a_run_that_nobody_continues_is_given_up(run, capsys, monkeypatch):
     monkeypatch.setattr(view, "PATIENCE", 0.1)
     (run / "model" / "params.safetensors").unlink()
     assert view.main([str(run), "--follow"]) == 0
-    assert "3 of 3 rounds, and nobody runs it now" in capsys.readouterr().out
+    assert "3 of 3 rounds, and it is not running now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "", "[1]", "rounds: many", "a: [", "rounds: 2"])

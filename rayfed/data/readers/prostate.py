@@ -31,7 +31,7 @@ SITES = {
     "HK": (),
 }
 """The sites A to F of the papers in this order, with other names of their folders."""
-LAYOUT = "<root>/<site>/<case>.nii.gz beside <case>_segmentation.nii.gz"
+LAYOUT = "<root>/<site>/<case>.nii.gz with <case>_segmentation.nii.gz"
 SUFFIX = ".nii.gz"
 MASK = "_segmentation"
 KEPT = 8
@@ -134,7 +134,7 @@ def _cases_of(folder: Path) -> dict[str, Case]:
             continue
         case = path.name.removesuffix(SUFFIX)
         if name + MASK not in files:
-            raise DataError(f"{path} has no mask: {case}{MASK}{SUFFIX} is not beside it")
+            raise DataError(f"{path} has no mask: {case}{MASK}{SUFFIX} is not in the same folder")
         cases[case] = Case(image=path, mask=files[name + MASK])
     return cases
 
