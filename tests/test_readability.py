@@ -78,6 +78,13 @@ def test_docstrings_of_modules_classes_functions_and_values_are_found(tmp_path, 
     assert readability.riddles() == ["rayfed/x.py: What A is."]
 
 
+def test_every_page_opens_with_what_its_reader_can_do_afterwards():
+    for page in readability.handwritten():
+        title, opening = page.read_text().split("\n\n")[:2]
+        assert title.startswith("# "), page
+        assert opening.startswith("After this page you "), page
+
+
 def test_pages_that_programs_write_are_no_handwritten_pages():
     names = {page.relative_to(ROOT / "docs").as_posix() for page in readability.handwritten()}
     assert "figures.md" not in names
