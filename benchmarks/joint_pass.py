@@ -61,14 +61,12 @@ def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None
     from rayfed.executors.grouped.passes import bound
     from rayfed.models.attention import use_direct_attention
     from rayfed.models.class_token import use_class_token
-    from rayfed.models.frozen_linear import use_onednn
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing.small import small_setup
 
     torch.set_num_threads(1)
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0")
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
-    use_onednn(model)
     use_direct_attention(model)
     if not all_tokens:
         use_class_token(model)
@@ -96,13 +94,11 @@ def frozen(rows: int) -> Callable[[], None]:
     from rayfed.models.attention import use_direct_attention
     from rayfed.models.blocks import BlockStack
     from rayfed.models.class_token import use_class_token
-    from rayfed.models.frozen_linear import use_onednn
 
     net: Any = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
     ).requires_grad_(False)
     net.blocks = BlockStack(*net.blocks.children())
-    use_onednn(net)
     use_direct_attention(net)
     use_class_token(net)
     x = torch.randn(rows, 3, 32, 32)

@@ -49,7 +49,6 @@ from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.frozen_linear import use_onednn
 from rayfed.models.own import Network
 from rayfed.models.pooling import use_mean_pooling
 from rayfed.models.sharing import attach, checksum, dump, skeleton
@@ -145,14 +144,12 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
         use_checkpointing(model)
     if train.compile:
         use_compile(model, device)
-    else:
-        use_onednn(model)
-        if "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
-            from rayfed.models.attention import use_direct_attention
-            from rayfed.models.class_token import use_class_token
+    elif "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
+        from rayfed.models.attention import use_direct_attention
+        from rayfed.models.class_token import use_class_token
 
-            use_direct_attention(model)
-            use_class_token(model)
+        use_direct_attention(model)
+        use_class_token(model)
 
 
 def use_channels_last(model: nn.Module) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
-from rayfed.models.frozen_linear import FrozenLinear, frozen_product
 from rayfed.models.stacked import Stacked
 
 ADAPTER = "default"
@@ -68,8 +68,8 @@ class FrozenAndLowRank(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
     ) -> Tensor:
-        """Multiply; the arguments are those of `AddLowRank` and of `frozen_product`."""
-        y = frozen_product(x, weight, bias)
+        """Multiply; the arguments are those of `F.linear` and of `AddLowRank`."""
+        y = F.linear(x, weight, bias)
         ctx.save_for_backward(*_add_low_rank(y, x, a, b, scale), a, b, weight)
         ctx.scale = scale
         return y
@@ -82,7 +82,7 @@ class FrozenAndLowRank(torch.autograd.Function):
         back, own = _back(grad, b, ctx.scale)
         of_x = None
         if wants_x:
-            of_x = frozen_product(grad, weight.mT, None)
+            of_x = F.linear(grad, weight.mT)
             of_x.view(rows.shape).baddbmm_(back.mT, a)
         of_a = torch.bmm(back, rows) if wants_a else None
         of_b = _of_b(low, own, ctx.scale) if wants_b else None
@@ -142,7 +142,7 @@ class AdaptedLinear(Linear):
         b: Any = second.weight
         stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
         result: Tensor
-        if stacked and low is x and type(layer) is FrozenLinear and layer.is_used_for(x):
+        if stacked and low is x and not mixed and _is_frozen(layer):
             result = FrozenAndLowRank.apply(x, layer.weight, layer.bias, a.value, b.value, scale)
             return result
         if not stacked and (mixed or x.device.type not in EXACT):
@@ -157,3 +157,8 @@ class AdaptedLinear(Linear):
             return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer is torch's own linear layer, and neither its weight nor its bias is trained."""
+    return type(layer) is nn.Linear and not any(p.requires_grad for p in layer.parameters())
