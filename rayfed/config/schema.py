@@ -189,7 +189,7 @@ class Config:
         report: Also write report.html when it ends, one page with everything (docs/watching.md).
         trackers: Also send the rounds to MLflow or to Weights & Biases (docs/watching.md).
         output: Folder of the run; none: a new folder in runs/.
-        overwrite: Replace an earlier run in `output`.
+        overwrite: Move an earlier run in `output` to NAME.before-1, and begin a new one.
     """
 
     algorithm: str = "fedavg"

@@ -108,9 +108,11 @@ def simulate(
     plan = make_plan(config, path)
     with nullcontext(session) if session else Session() as used:
         for setup in plan.setups if seen else ():
-            used.check(config.cluster, setup)  # before `claim` removes the earlier run
+            used.check(config.cluster, setup)  # before `claim` moves the earlier run
         # Ray ends before the lock, if it ends with this run.
         with folders.claim(path, seen, config.overwrite) as own, nullcontext() if session else used:
+            if own.earlier is not None:
+                show.tell(f"the run that was in {path} is in {own.earlier} now")
             return Result(path, run(plan, own, show, False, used))
 
 

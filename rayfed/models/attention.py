@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]
 from torch import Tensor, nn

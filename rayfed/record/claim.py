@@ -1,28 +1,30 @@
 """Decides whether a run may begin or continue in a folder, and locks the folder for it.
 
-Nothing is created before the input has been checked, and nothing is removed that is not in the list of the
-run's files (`rayfed.record.ownership`). A command first looks into the folder (`look`), prepares the
-experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a new token
-for every command, so that a command finds out if another one has begun in the folder meanwhile.
+Nothing is created before the input has been checked. A command first looks into the folder (`look`),
+prepares the experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a
+new token for every command, so that a command finds out if another one has begun in the folder meanwhile.
 
-Only files in the list of a run are removed, by a caller that holds the locks. Folders that a command
-creates for a run (`make_all`) are removed with it (`remove_empty`).
+A run that is replaced keeps its files: those in its list (`rayfed.record.ownership`) are moved to
+NAME.before-1, or the next free number (`set_aside`). Other files stay where they are. Removed are only the
+files of runs without a finished round, of refused runs, and of parts that are computed again; folders that a
+command creates for a run (`make_all`) are removed with it (`remove_empty`).
 
-System folders, the home and the current folder are refused as output.
+The root, the home and the current folder are refused as output.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from rayfed.errors import ConfigError, StorageError
-from rayfed.record import earlier
 from rayfed.record.folder import TENSORS
 from rayfed.record.history import HISTORY
 from rayfed.record.ownership import (
@@ -68,6 +70,64 @@ def clear(root: Path) -> None:
             unlink_plain(root / name)
     remove_empty([root / name for name in sorted(found) if name.endswith("/")])
     names.clear()
+
+
+def set_aside(root: Path) -> Path:
+    """Move a run and its parts into a new folder; files of others stay, and no link is followed.
+
+    Returns:
+        The new folder: NAME.before-1, or the next number that is free.
+
+    Raises:
+        ConfigError: The new folder cannot be made.
+        OSError: A file cannot be moved; those before it are in the new folder then.
+    """
+    numbered = (root.with_name(f"{root.name}.before-{number}") for number in count(1))
+    found = next(path for path in numbered if not os.path.lexists(path))
+    try:
+        found.mkdir()
+    except OSError as err:
+        raise ConfigError(
+            f"output: {str(found)!r}, which would keep the earlier run, cannot be made: {err.strerror}; "
+            f"choose another folder"
+        ) from err
+    drop_temporaries(root)
+    move_run(root, found)
+    return found
+
+
+def move_run(root: Path, to: Path) -> None:
+    """Move the files in the lists of a run and its parts, and copies of their markers and lists, to a folder.
+
+    Args:
+        root: Folder of the run, whose list is empty afterwards.
+        to: An existing folder.
+
+    Raises:
+        OSError: A file cannot be moved.
+    """
+    for part in parts(root):
+        below = to / part.relative_to(root)
+        below.mkdir(parents=True, exist_ok=True)
+        move_run(part, below)
+        remove_kept(part)
+    names = names_of(root)
+    found = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
+    for name in (MARKER, NAMES):
+        if (root / name).is_file():
+            shutil.copyfile(root / name, to / name)
+    for name in found:
+        if not name.endswith("/") and is_plain(root / name):
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(root / name, to / name)  # also to another disk
+    remove_empty([root / name for name in sorted(found) if name.endswith("/")])
+    forget_names(to)
+    names.clear()
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a regular file, and no link to one."""
+    return os.path.lexists(path) and stat.S_ISREG(path.lstat().st_mode)
 
 
 def parts(root: Path) -> list[Path]:
@@ -139,6 +199,7 @@ class Claim:
         token: Random text in the marker of the folder, new for every command.
         made: Folders that were created for it, outermost first.
         begun: Whether all files in the list were written under this claim.
+        earlier: Folder to which the run that was in this one was moved; None: there was none to keep.
         writers: Locks for writing rounds. They are held until the marker has the token; then the process that
             writes rounds takes them.
     """
@@ -148,13 +209,20 @@ class Claim:
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     made: Sequence[Path] = ()
     begun: bool = False
+    earlier: Path | None = None
     writers: ExitStack = field(default_factory=ExitStack)
 
     def begin(self, part_of: Path | None = None) -> None:
-        """Write the marker and remove the earlier run in the folder. The caller holds all locks."""
+        """Move the earlier run in the folder away, and write the marker. The caller holds all locks.
+
+        The files of a run without a finished round, or of a part that is computed again, are removed.
+        """
         with _saying(self.path):
-            write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             forget_names(self.path)
+            mark = mark_of(self.path)
+            if mark is not None and part_of is None and not _is_unbegun(self.path, mark):
+                self.earlier = set_aside(self.path)
+            write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             clear(self.path)
             if part_of is not None:
                 join(part_of, self.path)
@@ -162,40 +230,42 @@ class Claim:
         self.writers.close()
 
     def take_over(self) -> None:
-        """Continue the run in the folder; if its marker or its list is missing, write a new one.
+        """Continue the run in the folder.
 
         Raises:
             ConfigError: The folder cannot be written.
         """
         with _saying(self.path):
-            mark = mark_of(self.path)
             forget_names(self.path)
-            names = names_of(self.path)
-            always = (*earlier.ALWAYS, ROWS)
-            lost = mark is None or any((self.path / n).exists() and not names.has(n) for n in always)
-            if lost:
-                names.adopt(earlier.names(self.path))
-            adopted = lost or (mark is not None and mark.adopted)
-            write_mark(self.path, Mark(kind=self.kind, claim=self.token, adopted=adopted))
+            write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             drop_temporaries(self.path)
-            names.tidy()
+            names_of(self.path).tidy()
         self.writers.close()
 
     def discard(self) -> None:
-        """Remove the files of a run that ran no round, and the folders that were created for it."""
-        if self.begun:
-            clear(self.path)
-            remove_kept(self.path)
-            remove_empty(self.made)
+        """Remove the files of a run that ran no round, and put the run back that was moved away for it."""
+        if not self.begun:
+            return
+        clear(self.path)
+        if self.earlier is not None:
+            with _saying(self.path):
+                move_run(self.earlier, self.path)
+                forget_names(self.path)
+                remove_kept(self.earlier)
+                remove_empty([self.earlier])
+            self.earlier = None
+            return
+        remove_kept(self.path)
+        remove_empty(self.made)
 
 
 def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     """Check, without changing anything, whether a run may begin in a folder.
 
-    A run without a finished round is overwritten, because nothing of it is of use.
+    A run without a finished round is replaced, because nothing of it is of use.
 
     Returns:
-        Token of the run in the folder, which will be overwritten; empty if there is none.
+        Token of the run in the folder, which will be replaced; empty if there is none.
 
     Raises:
         ConfigError: The folder holds other files, or a run that may not be overwritten.
@@ -210,21 +280,26 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
         raise ConfigError(f"output: cannot write to {str(path)!r}: {err.strerror}") from err
     if mark is None and not found:
         return ""
-    if mark is None and not earlier.is_run(path):
+    if mark is None:
         raise ConfigError(
             f"output: {str(path)!r} is not empty and holds no {kind} ({_few(found)}); choose another folder, "
             f"or move these files away"
         )
     if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
-        raise ConfigError(_already_held(path, mark.kind if mark else "run"))
-    if mark is None or mark.adopted:
-        raise ConfigError(
-            f"output: {str(path)!r} holds a run of an earlier version, which kept no list of its files, so "
-            f"overwrite=true does not remove it; move the folder away, or choose another one"
-        )
+        raise ConfigError(_already_held(path, mark.kind))
+    _check_list(path, mark.kind)
     if mark.kind != kind:
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
+
+
+def _check_list(path: Path, kind: str) -> None:
+    """Raise ConfigError if a folder with a marker has no list of the files of its run."""
+    if not is_plain(path / NAMES):
+        raise ConfigError(
+            f"{path / NAMES}: the list of the files of this {kind} is missing; put it back, or move the "
+            f"folder away"
+        )
 
 
 def _already_held(path: Path, kind: str) -> str:
@@ -244,7 +319,7 @@ def _already_held(path: Path, kind: str) -> str:
 def _is_unbegun(path: Path, mark: Mark | None) -> bool:
     """Whether a folder holds a run without a finished round, also in its parts: nothing of it is of use."""
     made = (path / ROWS, path / HISTORY, path / "checkpoints", path / TENSORS)
-    if mark is None or mark.adopted or mark.kind != "run" or any(map(os.path.lexists, made)):
+    if mark is None or mark.kind != "run" or any(map(os.path.lexists, made)):
         return False
     return all(_is_unbegun(part, mark_of(part)) for part in parts(path))
 
@@ -258,7 +333,7 @@ def claim(
     Args:
         path: The folder, which need not exist.
         seen: Result of `look` when the command started.
-        overwrite: Remove the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
         part_of: Folder of the run or sweep that this one is a part of, and with which it is removed.
         kind: run, sweep or job.
 
@@ -315,7 +390,7 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
     try:
         now = look(path, overwrite, kind)
     except ConfigError:
-        if not os.path.lexists(path / MARKER) and not earlier.is_run(path):
+        if not os.path.lexists(path / MARKER):
             for name in (WRITER, COMMAND):
                 unlink_plain(path / name)
         raise
@@ -329,13 +404,12 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
 def _check_run(path: Path, kind: str) -> None:
     if not os.path.lexists(path):
         raise ConfigError(f"{path}: there is no such folder; give the folder of a {kind}")
-    mark = mark_of(path)
-    if mark is None and kind == "run":
-        earlier.check_run(path)
-    elif mark is None or mark.kind != kind:
+    mark = read_mark(path)
+    if mark is None or mark.kind != kind:
         raise ConfigError(
             f"{path}: holds {f'a {mark.kind}' if mark else 'nothing'} and no {kind} to continue"
         )
+    _check_list(path, kind)
     for name in FOLDERS:
         if (path / name).is_symlink():
             raise ConfigError(
@@ -386,35 +460,8 @@ def _saying(path: Path) -> Iterator[None]:
         raise ConfigError(f"output: cannot write to {str(path)!r}: {why}") from err
 
 
-SHARED = (
-    *(
-        "/bin",
-        "/boot",
-        "/dev",
-        "/etc",
-        "/home",
-        "/lib",
-        "/lib32",
-        "/lib64",
-        "/media",
-        "/mnt",
-        "/opt",
-        "/proc",
-    ),
-    *("/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/Applications", "/Library"),
-    *("/System", "/Users", "/private", "/private/tmp", "/private/var", "/var/tmp", "/dev/shm"),
-)
-"""Folders with files of others; a folder inside them may be used for a run."""
-
-SYSTEM = (
-    *("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/System"),
-    *("/usr/bin", "/usr/include", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/sbin", "/private/etc"),
-)
-"""Folders of the operating system, in which no folder may be used either."""
-
-
 def check_own_folder(path: Path) -> None:
-    """Refuse the root, a system folder, the home folder and the current folder as the folder of a run.
+    """Refuse the root, the home folder and the current folder, and those that these are in, as that of a run.
 
     Raises:
         ConfigError: It is one of these; the message says which.
@@ -439,8 +486,6 @@ def _owner(place: Path) -> str:
         return "your home folder"
     if place in here.parents or (home is not None and place in home.parents):
         return "a folder that the current folder or your home folder is in"
-    if str(place) in SHARED or any(place.is_relative_to(folder) for folder in SYSTEM):
-        return "a folder of the system"
     return ""
 
 

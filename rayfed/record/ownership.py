@@ -19,7 +19,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -39,13 +39,11 @@ class Mark:
     Attributes:
         kind: run, sweep or job.
         claim: Random text, new for every command that wrote into the folder.
-        adopted: The run was begun by an earlier version, which kept no list; its folder is never cleared.
         format: Version of the format of marker and list.
     """
 
     kind: str
     claim: str
-    adopted: bool = False
     format: int = FORMAT
 
 
@@ -59,7 +57,7 @@ def read_mark(folder: Path) -> Mark | None:
     if not os.path.lexists(path):
         return None
     tree = read_json(path, dict)
-    types = {"kind": str, "claim": str, "adopted": bool, "format": int}
+    types = {"kind": str, "claim": str, "format": int}
     if set(tree) != set(types) or any(type(tree[key]) is not kind for key, kind in types.items()):
         raise DamagedError(f"{path} cannot be read: it is not the marker of a run")
     if tree["format"] != FORMAT:
@@ -181,11 +179,6 @@ class Names:
         replace_text(self.path, "")
         self.all()
 
-    def adopt(self, names: Iterable[str]) -> None:
-        """Begin a list for a run of an earlier version, which may have had checkpoints."""
-        replace_text(self.path, "".join(f"+{json.dumps(n)}\n" for n in names) + f"{SAVED}\n")
-        self.all()
-
 
 def _is_below(name: str) -> bool:
     """Whether a name in a list denotes a path inside the folder."""
@@ -232,7 +225,7 @@ def note(path: Path) -> None:
     _refuse_other(path)
     if names.has(name):
         return
-    if os.path.lexists(path) and not _is_adopted(root):
+    if os.path.lexists(path):
         raise InTheWayError(
             f"cannot write {path}: the file exists and was not written by this run; move it away"
         )
@@ -339,14 +332,6 @@ def _refuse_links(root: Path, path: Path) -> None:
         raise InTheWayError(
             f"cannot write {path}: a folder above it is a symbolic link, and a run does not follow links"
         )
-
-
-def _is_adopted(root: Path) -> bool:
-    try:
-        mark = read_mark(root)
-    except DamagedError:
-        return False
-    return mark is not None and mark.adopted
 
 
 COMMAND, WRITER = ".lock", ".writer"

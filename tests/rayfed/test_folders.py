@@ -65,7 +65,7 @@ def test_files_of_somebody_else_are_never_cleared(overwrite, cache, tmp_path, ca
     assert len(error.strip().splitlines()) == 1
 
 
-def test_overwrite_leaves_what_others_put_into_the_folder_of_a_run(cache, tmp_path):
+def test_overwrite_keeps_the_run_and_leaves_what_others_put_into_its_folder(cache, tmp_path, capsys):
     run = tmp_path / "run"
     assert command(run, cache, "rounds=3", "compare=local", "--quiet") == 0
     foreign = [*("model/mine.bin", "figures/thesis.png", "notes.parquet", "checkpoints/a", "report.old")]
@@ -77,7 +77,12 @@ def test_overwrite_leaves_what_others_put_into_the_folder_of_a_run(cache, tmp_pa
     ]
     plant(run, dict.fromkeys(foreign, "file"))
     contents = {name: (run / name).read_bytes() for name in foreign}
-    assert command(run, cache, "rounds=1", "overwrite=true", "--quiet") == 0
+    assert command(run, cache, "rounds=1", "overwrite=true") == 0
+    before = tmp_path / "run.before-1"
+    assert f"the run that was in {run} is in {before} now" in capsys.readouterr().out
+    assert len((before / "rounds.jsonl").read_text().splitlines()) == 3
+    assert resume_main([str(before), "rounds=+1", "--quiet"]) == 0
+    assert len((before / "compare" / "local" / "rounds.jsonl").read_text().splitlines()) == 4
     assert {name: (run / name).read_bytes() for name in foreign} == contents
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 1
     assert not (run / "checkpoints" / "round-000003").exists()
@@ -149,37 +154,6 @@ def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, t
     finally:
         ray.util.remove_placement_group(busy)
     assert words in capsys.readouterr().err
-
-
-def earlier(run):
-    """The folder as a version without marker and list left it."""
-    for name in (MARKER, NAMES, ".writer"):
-        (run / name).unlink()
-
-
-def test_a_run_of_an_earlier_version_goes_on_but_is_never_cleared(cache, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert command(run, cache, "rounds=2", "--quiet") == 0
-    earlier(run)
-    with unchanged(tmp_path):
-        assert command(run, cache, "overwrite=true") == 2
-    assert "earlier version" in capsys.readouterr().err
-    assert resume_main([str(run), "rounds=+1", "--quiet"]) == 0
-    assert len((run / "rounds.jsonl").read_text().splitlines()) == 3
-    with unchanged(tmp_path):
-        assert command(run, cache, "overwrite=true") == 2
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "rounds.jsonl"])
-def test_a_folder_that_only_resembles_an_earlier_run_is_not_adopted(name, cache, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert command(run, cache, "rounds=1", "--quiet") == 0
-    earlier(run)
-    (run / name).write_text("[]\n")
-    before = {k: v for k, v in pictured(tmp_path).items() if ".lock" not in k}
-    assert resume_main([str(run), "rounds=+1"]) == 2
-    assert name in capsys.readouterr().err
-    assert {k: v for k, v in pictured(tmp_path).items() if ".lock" not in k} == before
 
 
 def started(output, cache, *overrides):

@@ -103,7 +103,13 @@ def test_one_line(case, tmp_path, cache, capsys, monkeypatch):
     assert_refused(case, tmp_path, cache, capsys, monkeypatch)
 
 
-@pytest.mark.parametrize("folder", ["/", "/etc", "/etc/mine", "/usr", "/proc/mine", "/tmp", "~/", ".", ".."])
+@pytest.mark.parametrize("folder", ["/etc", "/usr", "/proc/mine", "/tmp"])
+def test_folders_of_the_system_are_refused_as_any_with_other_files(folder, capsys, cache):
+    assert main([*SMALL, "cluster=inline", f"data.cache={cache}", f"output={folder}", "overwrite=true"]) == 2
+    assert capsys.readouterr().err.startswith("error: output: ")
+
+
+@pytest.mark.parametrize("folder", ["/", "~/", ".", ".."])
 def test_folders_that_are_no_run_of_anybody(folder, capsys, tmp_path, cache, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
@@ -115,10 +121,12 @@ def test_folders_that_are_no_run_of_anybody(folder, capsys, tmp_path, cache, mon
     assert list(tmp_path.iterdir()) == [tmp_path / "home"]
 
 
-def test_a_link_to_a_system_folder(tmp_path):
-    (tmp_path / "link").symlink_to("/etc")
-    with pytest.raises(ConfigError, match="a folder of the system"):
-        check_own_folder(tmp_path / "link" / "mine")
+def test_a_link_to_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    with pytest.raises(ConfigError, match="your home folder"):
+        check_own_folder(tmp_path / "link")
 
 
 def test_the_home_folder_is_written_out(monkeypatch, tmp_path):

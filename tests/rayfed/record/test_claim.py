@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfed.errors import ConfigError, StorageError
-from rayfed.record.claim import claim, claim_again, look
+from rayfed.record.claim import KEPT, claim, claim_again, look
 from rayfed.record.files import write_text, write_whole
 from rayfed.record.ownership import MARKER, NAMES, make_folder, names_of, remove
 from tests.rayfed.record.claims import OURS, TREES, fresh, pictured, plant, run_in, without_ours
@@ -30,7 +30,7 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path_factor
 
 @settings(max_examples=150, deadline=None)
 @given(around_it=TREES, inside=TREES, part=TREES)
-def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path_factory, around_it, inside, part):
+def test_overwriting_a_run_moves_what_it_wrote_and_nothing_else(tmp_path_factory, around_it, inside, part):
     around = fresh(tmp_path_factory)
     plant(around, {name: kind for name, kind in around_it.items() if not name.startswith("output")})
     output = around / "output"
@@ -42,10 +42,15 @@ def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path_facto
     ours = {f"around/output/{name}" for name in OURS} | {
         f"around/output/compare/local/{name}" for name in OURS
     }
-    with claim(output, look(output, True), overwrite=True):
+    with claim(output, look(output, True), overwrite=True) as own:
         pass
     after = pictured(around.parent)
     assert not ours & set(after)
+    kept = {k: after.pop(k) for k in [*after] if k.startswith("around/output.before-1")}
+    assert own.earlier == around / "output.before-1"
+    for name in ours & set(before):
+        moved = name.replace("around/output/", "around/output.before-1/", 1)
+        assert before[name] == "folder" or isinstance(before[name], Path) or kept[moved] == before[name]
     foreign = {k: v for k, v in without_ours(before).items() if k not in ours and v != "folder"}
     assert {k: v for k, v in without_ours(after).items() if v != "folder"} == foreign
     assert set(after) <= set(before)
@@ -63,6 +68,55 @@ def test_a_refused_run_takes_back_what_it_made(tmp_path_factory, tree, deep):
         make_folder(output / "model")
         own.discard()
     assert pictured(around.parent) == before
+
+
+def test_each_earlier_run_is_kept_and_can_be_continued(tmp_path):
+    run = tmp_path / "run"
+    for number in range(3):
+        run_in(run, overwrite=True)
+        write = (run / "rounds.jsonl").write_text(f"{number}")
+        assert write
+    assert [(tmp_path / f"run.before-{n}" / "rounds.jsonl").read_text() for n in (1, 2)] == ["0", "1"]
+    with claim_again(tmp_path / "run.before-1") as own:
+        own.take_over()
+        write_text(tmp_path / "run.before-1" / "config.yaml", "its own file")
+
+
+def test_a_refused_run_puts_the_earlier_one_back(tmp_path):
+    run = tmp_path / "run"
+    run_in(run)
+    run_in(run / "compare" / "local", part_of=run)
+    (run / "notes").write_text("mine")
+    before = {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in KEPT}
+    with claim(run, look(run, True), overwrite=True) as own:
+        write_text(run / "config.yaml", "new")
+        assert (tmp_path / "run.before-1" / "compare" / "local" / "config.yaml").exists()
+        own.discard()
+    assert {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in KEPT} == before
+    with claim_again(run) as own:
+        own.take_over()
+        write_text(run / "config.yaml", "its own file")
+
+
+def test_a_run_without_a_finished_round_is_not_kept(tmp_path):
+    with claim(tmp_path / "run", ""):
+        write_text(tmp_path / "run" / "config.yaml", "nothing ran")
+    run_in(tmp_path / "run")
+    assert not (tmp_path / "run.before-1").exists()
+
+
+@pytest.mark.parametrize("lost", [MARKER, NAMES])
+def test_a_run_without_its_marker_or_its_list_is_left_alone(lost, tmp_path):
+    run = tmp_path / "run"
+    run_in(run)
+    (run / lost).unlink()
+    before = pictured(tmp_path)
+    with pytest.raises(ConfigError), claim_again(run):
+        pass
+    with pytest.raises(ConfigError):
+        run_in(run, overwrite=True)
+    after = {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in (".lock", ".writer")}
+    assert after == {k: v for k, v in before.items() if Path(k).name not in (".lock", ".writer")}
 
 
 def test_a_foreign_file_in_the_place_of_ours_is_not_written_over(tmp_path):
