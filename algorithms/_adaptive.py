@@ -4,15 +4,14 @@ Reddi et al., Adaptive Federated Optimization, ICLR 2021 [reddi2021fedadam], Alg
 second moment only. As there, moments have no bias correction, and v is initialised with tau^2.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.server import Server
-from rayfed.types import Decay, Positive, ServerState, Update, is_statistic
+from rayfed import Server
+from rayfed.types import Decay, Positive
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,10 @@ class AdaptiveServer(Server):
         """The next v, from v and the squared difference of this round."""
         raise NotImplementedError
 
-    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        averaged = super().aggregate(state, cohort, updates)
-        params = dict(averaged.params)
-        m = dict(state.memory.get("m", {}))
-        v = dict(state.memory.get("v", {}))
-        for name in dict.fromkeys(name for update in updates for name in update.params):
-            if is_statistic(name):
-                continue  # a running mean or variance of BatchNorm stays the clients' mean
-            old = state.params[name]
-            delta = averaged.params[name] - old
-            m[name] = self.beta1 * m.get(name, torch.zeros_like(old)) + (1 - self.beta1) * delta
-            start = torch.full_like(old, self.tau**2)
-            v[name] = self.second_moment(v.get(name, start), delta**2)
-            params[name] = old + self.lr * m[name] / (v[name].sqrt() + self.tau)
-        return replace(averaged, params=params).remember(m=m, v=v)
+    def take_step(self, old: Tensor, mean: Tensor, memory: dict[str, Any]) -> Tensor:
+        delta = mean - old
+        m = memory.get("m", torch.zeros_like(old))
+        v = memory.get("v", torch.full_like(old, self.tau**2))
+        memory["m"] = self.beta1 * m + (1 - self.beta1) * delta
+        memory["v"] = self.second_moment(v, delta**2)
+        return old + self.lr * memory["m"] / (memory["v"].sqrt() + self.tau)

@@ -16,10 +16,10 @@ from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
-from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.params import mean_by_name, subtract, without_statistics
 from rayfed.federation.server import Server
 from rayfed.federation.visit import fit
-from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update, is_statistic
+from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update
 
 Blocks: TypeAlias = dict[str, tuple[int, ...]]
 """Blocks by client: ascending global indices."""
@@ -215,9 +215,7 @@ def dynamic_step(
     moves = mean_by_name(changes, [1.0] * len(changes))
     params = dict(mean)
     new_h = dict(h)
-    for name, move in moves.items():
-        if is_statistic(name):
-            continue
+    for name, move in without_statistics(moves).items():
         holders = sum(name in u.params for u in updates)
         step = move * (holders * alpha / num_clients)
         new_h[name] = h[name] - step if name in h else -step

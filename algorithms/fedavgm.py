@@ -5,14 +5,14 @@ Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federat
 momentum is that of the text.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from rayfed import Cohort, Method, Server, ServerState, Update
-from rayfed.types import Decay, Positive, is_statistic
+from rayfed import Method, Server
+from rayfed.types import Decay, Positive
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,10 @@ class FedAvgM(Server):
     lr: Positive = 1.0
     beta: Decay = 0.9
 
-    uses_mean_only: ClassVar[bool] = True
-
-    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        averaged = super().aggregate(state, cohort, updates)
-        params = dict(averaged.params)
-        v = dict(state.memory.get("v", {}))
-        for name in dict.fromkeys(name for update in updates for name in update.params):
-            if is_statistic(name):
-                continue  # a running mean or variance of BatchNorm stays the clients' mean
-            old = state.params[name]
-            v[name] = self.beta * v.get(name, torch.zeros_like(old)) + averaged.params[name] - old
-            params[name] = old + self.lr * v[name]
-        return replace(averaged, params=params).remember(v=v)
+    def take_step(self, old: Tensor, mean: Tensor, memory: dict[str, Any]) -> Tensor:
+        v = memory.get("v", torch.zeros_like(old))
+        memory["v"] = self.beta * v + mean - old
+        return old + self.lr * memory["v"]
 
 
 METHOD = Method(server=FedAvgM)

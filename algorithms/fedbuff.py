@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from algorithms._lora import check_own_rule
 from rayfed.errors import NobodyAnsweredError
@@ -136,13 +137,8 @@ class FedBuff(Server):
         }
         return replace(update, params=params)
 
-    def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        averaged = super().aggregate(state, cohort, updates)
-        params = {
-            name: value if is_statistic(name) else torch.lerp(state.params[name], value, self.lr)
-            for name, value in averaged.params.items()
-        }
-        return replace(averaged, params=params)
+    def take_step(self, old: Tensor, mean: Tensor, memory: dict[str, Any]) -> Tensor:
+        return torch.lerp(old, mean, self.lr)
 
 
 def _model(state: ServerState) -> dict[str, Any]:

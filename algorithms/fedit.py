@@ -17,7 +17,6 @@ class FedIT(Server):
     """Server that averages the factors of LoRA adapters."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
-    uses_mean_only: ClassVar[bool] = True
 
 
 METHOD = Method(server=FedIT)

@@ -16,10 +16,10 @@ from algorithms._lora import check_own_rule
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
-from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.params import mean_by_name, subtract, without_statistics
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
-from rayfed.types import Broadcast, ServerState, Update, is_statistic
+from rayfed.types import Broadcast, ServerState, Update
 
 STEPS = "effective_steps"
 
@@ -45,8 +45,7 @@ class NovaServer(Server):
         length = mean_by_name(steps, weights)
         new = {
             name: state.params[name] + length[name] * move
-            for name, move in direction.items()
-            if not is_statistic(name)  # a running mean or variance of BatchNorm stays the clients' mean
+            for name, move in without_statistics(direction).items()
         }
         return replace(averaged, params={**averaged.params, **new})
 

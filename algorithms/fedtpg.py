@@ -20,7 +20,5 @@ class FedTpg(Server):
 
     needs: ClassVar[frozenset[str]] = frozenset({"prompts by name"})
 
-    uses_mean_only: ClassVar[bool] = True
-
 
 METHOD = Method(server=FedTpg)

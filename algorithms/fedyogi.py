@@ -5,7 +5,6 @@ Reddi et al., Adaptive Federated Optimization, ICLR 2021 [reddi2021fedadam], Alg
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,8 +22,6 @@ class FedYogi(AdaptiveServer):
     """
 
     beta2: Decay = 0.99
-
-    uses_mean_only: ClassVar[bool] = True
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * (v - square).sign()

@@ -23,8 +23,8 @@ from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method
-from rayfed.federation.params import mean_of_statistics, subtract
-from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update, is_statistic
+from rayfed.federation.params import mean_of_statistics, subtract, without_statistics
+from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update
 
 Norm: TypeAlias = Literal["l2_sum", "l2_sq"]
 
@@ -103,7 +103,7 @@ def move_size(move: Mapping[str, Tensor], lipschitz: float, norm: Norm) -> float
         lipschitz: Factor of the change.
         norm: Kind of norm.
     """
-    trained = [value.double() for name, value in move.items() if not is_statistic(name)]
+    trained = [value.double() for value in without_statistics(move).values()]
     norms = [lipschitz * float(value.norm()) for value in trained]
     return sum(norms) if norm == "l2_sum" else sum(value**2 for value in norms)
 
@@ -116,9 +116,7 @@ def fair_step(
     BatchNorm statistics are the unweighted mean over these clients instead.
     """
     params = {**start, **mean_of_statistics(updates)}
-    for name, value in start.items():
-        if is_statistic(name):
-            continue
+    for name, value in without_statistics(start).items():
         held = [k for k, update in enumerate(updates) if name in update.params]
         total = sum(h[k] for k in held)
         for k in held:

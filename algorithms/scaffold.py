@@ -8,15 +8,16 @@ cannot hold keep their values.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
-from rayfed.federation.params import subtract
-from rayfed.types import Params, Positive, is_statistic
+from rayfed.federation.params import subtract, without_statistics
+from rayfed.types import Params, Positive
 
 CONTROL = "control"
 CHANGE = "control_change"
@@ -38,19 +39,18 @@ class ScaffoldServer(Server):
     needs: ClassVar[frozenset[str]] = frozenset({CHANGE})
 
     def start(self, params: Params) -> ServerState:
-        zeros = {name: torch.zeros_like(value) for name, value in params.items() if not is_statistic(name)}
+        zeros = {name: torch.zeros_like(value) for name, value in without_statistics(params).items()}
         return super().start(params).share(**{CONTROL: zeros})
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        averaged = super().aggregate(state, cohort, updates)
-        params = dict(averaged.params)
-        for name in state.shared[CONTROL]:  # a running mean or variance of BatchNorm stays the clients' mean
-            params[name] = torch.lerp(state.params[name], averaged.params[name], self.lr)
         control = dict(state.shared[CONTROL])
         for update in updates:
             for name, change in update.extra[CHANGE].items():
                 control[name] = control[name] + change / len(cohort.clients)
-        return replace(averaged, params=params).share(**{CONTROL: control})
+        return super().aggregate(state, cohort, updates).share(**{CONTROL: control})
+
+    def take_step(self, old: Tensor, mean: Tensor, memory: dict[str, Any]) -> Tensor:
+        return torch.lerp(old, mean, self.lr)
 
 
 @dataclass(frozen=True)

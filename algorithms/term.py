@@ -15,8 +15,8 @@ from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.method import Method
-from rayfed.federation.params import mean_of_statistics
-from rayfed.types import Params, ServerState, Update, is_statistic
+from rayfed.federation.params import mean_of_statistics, without_statistics
+from rayfed.types import Params, ServerState, Update
 
 EMA = "tilt_normalizer"
 
@@ -87,9 +87,7 @@ def step_mean(start: Params, updates: Sequence[Update], steps: Sequence[float]) 
     BatchNorm statistics are the unweighted mean over these clients instead.
     """
     params = {**start, **mean_of_statistics(updates)}
-    for name, value in start.items():
-        if is_statistic(name):
-            continue
+    for name, value in without_statistics(start).items():
         held = [k for k, update in enumerate(updates) if name in update.params]
         for k in held:
             params[name] = params[name] + (updates[k].params[name] - value) * (steps[k] / len(held))

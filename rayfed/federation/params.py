@@ -108,6 +108,11 @@ def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tu
     return [(update, weight) for update, weight in zip(updates, weights, strict=True) if weight > 0]
 
 
+def without_statistics(params: Params) -> Params:
+    """Tensors that may take a step: all but running means and variances of BatchNorm layers."""
+    return {name: value for name, value in params.items() if not is_statistic(name)}
+
+
 def mean_of_statistics(updates: Sequence[Update]) -> Params:
     """Unweighted mean of each BatchNorm statistic over the clients that sent it.
 

@@ -196,7 +196,7 @@ def check_private(
 
 
 def _check_server(server: Server) -> None:
-    if not vars(type(server)).get("uses_mean_only", False):
+    if not server.uses_mean_only():
         raise ConfigError(
             f"channel: noise is for the mean of the answers, and the server half {type(server).__name__} "
             f"uses more than the mean; use algorithm=fedavg, set privacy.noise_at=client, or leave noise out"

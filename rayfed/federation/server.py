@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
 
 from rayfed.federation.cohort import TRAINING, Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT, LoraRule, exact_mean, product_mean
-from rayfed.federation.params import mean_by_name
+from rayfed.federation.params import mean_by_name, without_statistics
 from rayfed.federation.visit import fit
 from rayfed.types import Broadcast, Params, ServerState, Update
+
+STEP = "step"
+"""Name in `ServerState.memory` of what `Server.take_step` keeps: by its names, then by the name of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,6 @@ class Server:
         by_block: Whether the method needs a backbone whose blocks can be left out.
         tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
         trains: Whether rounds change the model; if not, comparisons run one round only.
-        uses_mean_only: Whether a round uses nothing of the answers but their mean, as differential privacy
-            requires; a class says so for itself, because a subclass may use more.
     """
 
     weighting: Literal["data_size", "uniform"] = "data_size"
@@ -47,7 +50,6 @@ class Server:
     by_block: ClassVar[bool] = False
     tasks: ClassVar[frozenset[str]] = frozenset()
     trains: ClassVar[bool] = True
-    uses_mean_only: ClassVar[bool] = True
 
     def check(self, clients: int) -> None:
         """Check before a run that this half can combine the answers of a round.
@@ -90,7 +92,48 @@ class Server:
         """
         weights = self.base_weights(updates)
         self.record_weights(cohort, updates, weights)
-        return self.average(state, updates, weights)
+        averaged = self.average(state, updates, weights)
+        if type(self).take_step is Server.take_step:
+            return averaged
+        sent = {name: value for update in updates for name, value in update.params.items()}
+        return self._steps(state, averaged, without_statistics(sent))
+
+    def take_step(self, old: Tensor, mean: Tensor, memory: dict[str, Any]) -> Tensor:
+        """The new values of one trained tensor, from its mean; override it for a step along mean - old.
+
+        It is called in `aggregate` for every trained tensor that a client sent. Running means and variances
+        of BatchNorm layers stay the clients' mean: a step along their difference could make a variance
+        negative.
+
+        Args:
+            old: Values before the round; not to be changed in place.
+            mean: Their mean over the clients, as `average` computed it; not to be changed in place.
+            memory: Values for this tensor alone that are kept from round to round, by name; empty in the
+                first round in which a client sends it.
+        """
+        return mean
+
+    def _steps(self, state: ServerState, averaged: ServerState, names: Iterable[str]) -> ServerState:
+        """The state after `take_step` for each of these tensors."""
+        params = dict(averaged.params)
+        kept = {key: dict(values) for key, values in state.memory.get(STEP, {}).items()}
+        for name in names:
+            memory = {key: values[name] for key, values in kept.items() if name in values}
+            params[name] = self.take_step(state.params[name], averaged.params[name], memory)
+            for key, value in memory.items():
+                kept.setdefault(key, {})[name] = value
+        stepped = replace(averaged, params=params)
+        return stepped.remember(**{STEP: kept}) if kept else stepped
+
+    @classmethod
+    def uses_mean_only(cls) -> bool:
+        """Whether a round uses nothing of the answers but their mean, as differential privacy requires.
+
+        So it is where the class overrides none of the functions that see the answers of single clients, or
+        that choose what each client receives, on which the denominator of a mean depends.
+        """
+        rules = ("round", "visit", "send", "aggregate", "record_weights", "base_weights", "average", "_steps")
+        return all(getattr(cls, name) is getattr(Server, name) for name in rules)
 
     def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:
         """Add each client's weight to the table `aggregation`."""

@@ -29,8 +29,8 @@ def test_the_first_step_by_hand():
     """The mean of 2 and 4 (three times) is 3.5, delta is 2.5, m = 0.25, v = 0.99 * 0.01 + 0.01 * 6.25."""
     answers = [update("a", 1, w=[2.0]), update("b", 3, w=[4.0])]
     after = RULE.aggregate(state(w=[1.0]), cohort("a", "b"), answers)
-    assert after.memory["m"]["w"].item() == pytest.approx(0.25)
-    assert after.memory["v"]["w"].item() == pytest.approx(0.0724)
+    assert after.memory["step"]["m"]["w"].item() == pytest.approx(0.25)
+    assert after.memory["step"]["v"]["w"].item() == pytest.approx(0.0724)
     assert after.params["w"].item() == pytest.approx(1 + 0.5 * 0.25 / (0.0724**0.5 + 0.1))
 
 
@@ -57,7 +57,7 @@ def test_statistics_stay_the_mean_and_names_that_nobody_sent_stay_as_they_were()
     assert after.params["norm.running_var"].item() == 0.25
     assert after.params["norm.weight"].item() != 0.25
     assert after.params["w"].item() == 1
-    assert set(after.memory["v"]) == set(after.memory["m"]) == {"norm.weight"}
+    assert set(after.memory["step"]["v"]) == set(after.memory["step"]["m"]) == {"norm.weight"}
 
 
 def test_without_decay_and_with_a_large_tau_it_is_fedavg(short, exact):

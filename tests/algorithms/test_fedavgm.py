@@ -12,7 +12,7 @@ def test_two_rounds_by_hand():
     now = rule.aggregate(state(w=[1.0]), cohort("a", "b"), [update("a", 1, w=[2.0]), update("b", 3, w=[4.0])])
     assert now.params["w"].item() == pytest.approx(2)
     now = rule.aggregate(now, cohort("a"), [update("a", 1, w=[3.0])])
-    assert now.memory["v"]["w"].item() == pytest.approx(2.25)
+    assert now.memory["step"]["v"]["w"].item() == pytest.approx(2.25)
     assert now.params["w"].item() == pytest.approx(2 + 0.4 * 2.25)
 
 
@@ -20,7 +20,7 @@ def test_statistics_stay_the_mean():
     rule = FedAvgM()
     now = rule.aggregate(state(running_var=[1.0]), cohort("a"), [update("a", 1, running_var=[0.25])])
     assert now.params["running_var"].item() == 0.25
-    assert now.memory["v"] == {}
+    assert now.memory == {}
 
 
 def test_without_momentum_it_is_fedavg_and_with_it_it_is_not(short):

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from algorithms.fedadam import FedAdam
+from algorithms.fedavgm import FedAvgM
+from algorithms.fedit import FedIT
 from algorithms.qffl import FairServer
 from algorithms.scaffold import ScaffoldLocal
 from rayfed.errors import ConfigError
 from rayfed.federation.channel import Channel
 from rayfed.federation.local import Local
+from rayfed.federation.method import METHODS
 from rayfed.federation.privacy import Privacy, PrivacyConfig, check_private, check_values, guarantee
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
@@ -21,7 +25,10 @@ UNIFORM = Server(weighting="uniform")
 
 @dataclass(frozen=True)
 class Subclass(Server):
-    """It may use more than the mean, and does not say that it does not."""
+    """It sees the answers of single clients, of which it may use more than the mean."""
+
+    def aggregate(self, state, cohort, updates):
+        return super().aggregate(state, cohort, updates)
 
 
 def test_epsilon_is_that_of_the_accountant_for_the_same_steps():
@@ -73,6 +80,18 @@ def test_what_breaks_the_guarantee_is_refused(server, local, sampling, everyone,
     )  # without noise nothing is promised
     with pytest.raises(ConfigError, match=message):
         check_private(server, local, NOISY, sampling, everyone, TrainConfig())
+
+
+@pytest.mark.parametrize("server", [FedAvgM, FedAdam, FedIT])
+def test_a_rule_that_steps_from_the_mean_alone_keeps_the_guarantee(server):
+    check_private(server(weighting="uniform"), Local(), NOISY, "poisson", False, TrainConfig())
+
+
+def test_every_rule_that_sees_single_answers_is_known():
+    servers = {name: METHODS.load(name, "algorithm").server for name in METHODS.names()}
+    mean_only = {name for name, server in servers.items() if server.uses_mean_only()}
+    assert {"fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit"} <= mean_only
+    assert not mean_only & {"afl", "fedbuff", "fednova", "fedra", "inclusivefl", "qffl", "scaffold", "term"}
 
 
 @pytest.mark.parametrize("at_client", [False, True])
