@@ -11,15 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge
 
+from rayfed import Broadcast, Client, Cohort, Local, Server, ServerState, Update
 from rayfed.errors import ConfigError
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
-from rayfed.federation.local import Local
 from rayfed.federation.params import mean_by_name, subtract, without_statistics
-from rayfed.federation.server import Server
 from rayfed.federation.visit import fit
-from rayfed.types import Broadcast, NonNegative, Params, ServerState, Update
+from rayfed.types import NonNegative, Params
 
 Blocks: TypeAlias = dict[str, tuple[int, ...]]
 """Blocks by client: ascending global indices."""

@@ -10,13 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rayfed import Cohort, Local, Server, ServerState, Update
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.cohort import TRAINING, Cohort, Ledger
+from rayfed.federation.cohort import TRAINING, Ledger
 from rayfed.federation.executor import Task
-from rayfed.federation.local import Local
-from rayfed.federation.server import Server
 from rayfed.federation.visit import evaluate, fit
-from rayfed.types import ServerState, Update
 
 log = logging.getLogger(__name__)
 

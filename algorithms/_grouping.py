@@ -13,17 +13,16 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._clustering import Clustering, Matrix, cluster, purity
 from algorithms._losses import RECEIVED, LossKind, LossWeighted, fit_watched
+from rayfed import Broadcast, Client, Cohort, Local, ServerState, Update
 from rayfed.devices import HOST, numbers, total
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import TRAINING, Cohort
+from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Task
-from rayfed.federation.local import Local
 from rayfed.federation.visit import fit
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 from rayfed.seeds import derive
 from rayfed.tuning.base import train_mode
-from rayfed.types import Broadcast, Count, ServerState, Update
+from rayfed.types import Count
 
 REPRESENTATION = "representation"
 GROUP = "group"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayfed import Server
 from rayfed.errors import ConfigError
-from rayfed.federation.server import Server
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from algorithms._arrays import Array, to_numpy
+from rayfed import Broadcast, Client, Cohort, Local, Server, Update
 from rayfed.devices import numbers, total
 from rayfed.errors import NonFiniteClientError
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Task
-from rayfed.federation.local import Local
-from rayfed.federation.server import Server
 from rayfed.federation.visit import fit
-from rayfed.types import Batch, Broadcast, Update
+from rayfed.types import Batch
 
 SMALLEST = 1e-10
 LossKind: TypeAlias = Literal["received", "running", "accumulated"]

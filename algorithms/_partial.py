@@ -5,9 +5,8 @@ from functools import partial
 
 import torch
 
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.types import Batch, Broadcast
+from rayfed import Broadcast, Client, Local
+from rayfed.types import Batch
 
 
 def partial_step(

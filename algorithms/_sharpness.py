@@ -7,10 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rayfed import Broadcast, Client, Local
 from rayfed.devices import same_draws
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.types import Batch, Broadcast
+from rayfed.types import Batch
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import NonNegative, Params, ServerState, Update
+from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed.types import NonNegative, Params
 
 MIXTURE = "mixture"
 ITERATE = "iterate"

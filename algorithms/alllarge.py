@@ -6,9 +6,7 @@ Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.1.
 from dataclasses import dataclass
 
 from algorithms._blocks import Blocks, BlockServer
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
-from rayfed.types import ServerState
+from rayfed import Cohort, Method, ServerState
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.1.
 from dataclasses import dataclass, replace
 
 from algorithms._blocks import Blocks, BlockServer
+from rayfed import Cohort, Local, Method, ServerState
 from rayfed.errors import ConfigError
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Count, ServerState
+from rayfed.types import Count
 
 
 @dataclass(frozen=True)

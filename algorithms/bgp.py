@@ -16,12 +16,11 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._meta import InnerOptimizer, meta_step
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local, logits
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone, samples_of
 from rayfed.tuning.base import train_mode
-from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
+from rayfed.types import Batch, NonNegative, Positive
 
 CoralForm: TypeAlias = Literal["domainbed", "deep"]
 

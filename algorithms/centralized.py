@@ -4,6 +4,6 @@ It is FedAvg with one client: `configs/algorithm/centralized.yaml` sets `data.pa
 McMahan et al. [mcmahan2017fedavg], section 3, compare with it as SGD on the whole training set.
 """
 
-from rayfed.federation.method import Method
+from rayfed import Method
 
 METHOD = Method()

@@ -18,11 +18,8 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from algorithms._blocks import BlockServer
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, Count, Positive, ServerState
+from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState
+from rayfed.types import Batch, Count, Positive
 
 
 @dataclass(frozen=True)

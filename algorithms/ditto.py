@@ -16,11 +16,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.federation.params import sq_distance
-from rayfed.types import Batch, Broadcast, NonNegative, Params, Update
+from rayfed.types import Batch, NonNegative, Params
 
 OWN = "own"
 

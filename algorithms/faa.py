@@ -20,10 +20,8 @@ from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import Vector, all_known, clipped, outside
 from algorithms.afl import project_to_simplex
 from algorithms.ga import GeneralizationAdjustment, record_gaps
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Count, NonNegative, ServerState, Update
+from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed.types import Count, NonNegative
 
 FLAT = 1e-8
 """Smallest change of a gap that gives a slope, and smallest sum of slopes that is not treated as zero."""

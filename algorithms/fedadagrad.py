@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from algorithms._adaptive import AdaptiveServer
-from rayfed.federation.method import Method
+from rayfed import Method
 from rayfed.types import Decay
 
 

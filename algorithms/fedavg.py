@@ -4,6 +4,6 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 [mcmahan2017fedavg], Algorithm 1.
 """
 
-from rayfed.federation.method import Method
+from rayfed import Method
 
 METHOD = Method()

@@ -10,8 +10,7 @@ Differs from the released code: the server weights clients by their number of ex
 
 from dataclasses import dataclass, field
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

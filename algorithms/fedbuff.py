@@ -19,22 +19,11 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import check_own_rule
+from rayfed import Broadcast, Cohort, Local, Method, Server, ServerState, Update, is_statistic
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.cohort import TRAINING, Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
+from rayfed.federation.cohort import TRAINING
 from rayfed.seeds import generator
-from rayfed.types import (
-    Broadcast,
-    Count,
-    NonNegative,
-    Positive,
-    ServerState,
-    Update,
-    cut_to_rank,
-    is_statistic,
-)
+from rayfed.types import Count, NonNegative, Positive, cut_to_rank
 
 log = logging.getLogger(__name__)
 

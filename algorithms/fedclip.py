@@ -18,15 +18,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
+from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.devices import numbers
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
 from rayfed.federation.params import sq_distance
 from rayfed.federation.visit import score
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.attention_adapter import AttentionAdapter
-from rayfed.types import Batch, Broadcast, NonNegative, Update
+from rayfed.types import Batch, NonNegative
 
 
 @dataclass(frozen=True)

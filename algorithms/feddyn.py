@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from algorithms._blocks import FEDDYN_ALPHA, FEDDYN_MEAN, FEDDYN_UPDATE, BlockServer
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.federation.params import sq_distance, subtract
-from rayfed.types import Batch, Broadcast, NonNegative, Update
+from rayfed.types import Batch, NonNegative
 
 
 @dataclass(frozen=True)

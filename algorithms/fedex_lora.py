@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayfed import Method, Server
 from rayfed.federation.lora_mean import LoraRule
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._grouping import CENTERS, GROUP, PREVIOUS, ROUNDS, GroupingServer
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, NonNegative, Params, Positive, Update
+from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.types import Batch, NonNegative, Params, Positive
 
 Similarity: TypeAlias = Literal["cosine", "dot"]
 TRAINED = "trained"

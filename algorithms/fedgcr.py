@@ -6,7 +6,7 @@ Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3 a
 from algorithms._grouping import client_representation
 from algorithms.fedgc import GroupCustomization, group_customization_loss, representation_alignment_loss
 from algorithms.fedgr import GroupReweighting, beta, group_weights
-from rayfed.federation.method import Method
+from rayfed import Method
 
 __all__ = [
     "METHOD",

@@ -20,9 +20,8 @@ from annotated_types import Ge
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._grouping import GroupingServer
 from algorithms._losses import checked
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
-from rayfed.types import Fraction, Update
+from rayfed import Cohort, Method, Update
+from rayfed.types import Fraction
 
 GroupMean: TypeAlias = Literal["simple", "data"]
 

@@ -8,8 +8,7 @@ tuning. The mean of the factors is not the mean of their products (`rayfed.feder
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
+from rayfed import Method, Server
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,11 @@ from annotated_types import Ge
 from torch import Tensor
 
 from algorithms._meta import twice_differentiable
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local, logits
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed.federation.local import logits
 from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive
-from rayfed.types import Batch, Broadcast, Count, Fraction, ServerState, Update
+from rayfed.types import Batch, Count, Fraction
 
 IMAGES = "mean_images"
 LABELS = "mean_labels"

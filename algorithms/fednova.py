@@ -13,13 +13,9 @@ from typing import ClassVar
 import torch
 
 from algorithms._lora import check_own_rule
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Local, Method, Server, ServerState, Update
 from rayfed.federation.params import mean_by_name, subtract, without_statistics
-from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
-from rayfed.types import Broadcast, ServerState, Update
 
 STEPS = "effective_steps"
 

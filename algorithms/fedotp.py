@@ -11,8 +11,7 @@ earlier where u changes by less than 0.001.
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

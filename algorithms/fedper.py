@@ -8,8 +8,7 @@ Differs from the paper: the heads of all clients begin with the same values.
 
 from dataclasses import dataclass, field
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from algorithms.moon import contrast
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, NonNegative, Positive
+from rayfed import Broadcast, Client, Local, Method
+from rayfed.types import Batch, NonNegative, Positive
 
 
 @dataclass(frozen=True)

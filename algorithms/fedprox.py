@@ -9,11 +9,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Local, Method
 from rayfed.federation.params import sq_distance
-from rayfed.types import Batch, Broadcast, NonNegative
+from rayfed.types import Batch, NonNegative
 
 
 @dataclass(frozen=True)

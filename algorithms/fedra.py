@@ -26,11 +26,9 @@ from algorithms._allocation import (
     draw_independent,
 )
 from algorithms._blocks import Blocks, BlockServer
+from rayfed import Cohort, Method, ServerState
 from rayfed.errors import ConfigError
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
 from rayfed.seeds import generator
-from rayfed.types import ServerState
 
 __all__ = ["METHOD", "RandomAllocation", "draw_allocation"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from algorithms.feddyn import DynamicRegularization
 from algorithms.fedra import RandomAllocation
-from rayfed.federation.method import Method
+from rayfed import Method
 from rayfed.types import NonNegative
 
 

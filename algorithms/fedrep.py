@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from algorithms._partial import partial_step
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Broadcast, Count, Update
+from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.types import Count
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ paper's text keeps only B at the client. The released configs for classification
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

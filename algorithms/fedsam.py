@@ -7,7 +7,7 @@ Algorithm 1 (FedSAM).
 from dataclasses import dataclass
 
 from algorithms._sharpness import PerturbedLocal
-from rayfed.federation.method import Method
+from rayfed import Method
 from rayfed.types import NonNegative
 
 

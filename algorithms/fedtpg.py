@@ -10,8 +10,7 @@ those of its own classes, and is trained to choose among these.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
+from rayfed import Method, Server
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

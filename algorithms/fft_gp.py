@@ -6,7 +6,7 @@ of `faa` with the clients of `bgp`, on any backbone.
 
 from algorithms.bgp import MetaLocal, coral
 from algorithms.faa import FairnessAware, fairness_aware_weights
-from rayfed.federation.method import Method
+from rayfed import Method
 
 __all__ = ["METHOD", "coral", "fairness_aware_weights"]
 

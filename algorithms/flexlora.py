@@ -11,9 +11,8 @@ Differs from the paper: components with singular value 0 keep their row of A, so
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayfed import Method, Server
 from rayfed.federation.lora_mean import LoraRule
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import GapServer, Vector, all_known, clipped, outside, variance
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Positive, ServerState, Update
+from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed.types import Positive
 
 SMALLEST = 1e-12
 """Gaps below this are treated as zero."""

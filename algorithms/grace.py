@@ -16,10 +16,7 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms.bgp import MetaLocal
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
-from rayfed.types import ServerState, Update, is_statistic
+from rayfed import Cohort, Method, Server, ServerState, Update, is_statistic
 
 SHIFT = 1e-3
 """Smallest mean cosine after the shift that makes all of them positive."""

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from algorithms._sharpness import PerturbedLocal
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
+from rayfed import Broadcast, Client, Cohort, Method, ServerState, Update
 from rayfed.objective import CLASSIFICATION, SEGMENTATION
-from rayfed.types import Broadcast, NonNegative, ServerState, Update
+from rayfed.types import NonNegative
 
 AMPLITUDE = "amplitude"
 

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
+from rayfed import Broadcast, Client, Local, Method, ServerState, Update
 from rayfed.federation.lora_mean import A, B, by_layer
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, Fraction, NonNegative, ServerState, Update, cut_to_rank, rank_axes
+from rayfed.types import Batch, Fraction, NonNegative, cut_to_rank, rank_axes
 
 RANK = "rank"
 

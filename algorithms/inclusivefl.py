@@ -15,11 +15,10 @@ from typing import Any, Literal
 import torch
 
 from algorithms._blocks import BlockServer
+from rayfed import Broadcast, Cohort, Method, ServerState, Update, is_statistic
 from rayfed.errors import ConfigError
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
 from rayfed.federation.params import mean_by_name, subtract
-from rayfed.types import Broadcast, Fraction, Params, ServerState, Update, block_of, is_statistic
+from rayfed.types import Fraction, Params, block_of
 
 Moves = dict[int, Params]
 """Mean change of every tensor in a round, by size (number of blocks) of the client models."""

@@ -8,12 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
-from rayfed.types import Broadcast, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
 
 
 @dataclass(frozen=True)

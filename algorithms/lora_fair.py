@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
+from rayfed import Method, ServerState, Update
 from rayfed.federation.lora_mean import A, B, by_layer, stack
-from rayfed.federation.method import Method
-from rayfed.types import Count, NonNegative, ServerState, Update
+from rayfed.types import Count, NonNegative
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, NonNegative, Positive, Update
+from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.types import Batch, NonNegative, Positive
 
 PREVIOUS = "previous"
 

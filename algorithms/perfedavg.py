@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from algorithms.bgp import MetaLocal
-from rayfed.federation.client import Client
-from rayfed.federation.method import Method
-from rayfed.types import Broadcast, NonNegative, Update
+from rayfed import Broadcast, Client, Method, Update
+from rayfed.types import NonNegative
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ own layers.
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed import Local, Method
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,6 @@ Differs from the released code, which never empties its list of local models and
 of all rounds so far.
 """
 
-from rayfed.federation.method import Method
+from rayfed import Method
 
 METHOD = Method()

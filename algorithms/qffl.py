@@ -18,13 +18,10 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from algorithms._losses import LossKind, LossWeighted, fit_with_loss
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
+from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
 from rayfed.federation.executor import Task
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
 from rayfed.federation.params import mean_of_statistics, subtract, without_statistics
-from rayfed.types import Broadcast, NonNegative, Params, Positive, ServerState, Update
+from rayfed.types import NonNegative, Params, Positive
 
 Norm: TypeAlias = Literal["l2_sum", "l2_sq"]
 

@@ -12,10 +12,8 @@ from typing import ClassVar
 import torch
 
 from algorithms._partial import partial_step
-from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.types import Batch, Broadcast, Update
+from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.types import Batch
 
 
 def at_rest(round: int) -> str:

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.method import Method
+from rayfed import Cohort, Method, ServerState, Update
 from rayfed.federation.params import mean_of_statistics, without_statistics
-from rayfed.types import Params, ServerState, Update
+from rayfed.types import Params
 
 EMA = "tilt_normalizer"
 

@@ -7,12 +7,7 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.federation.client import Client
-from rayfed.federation.cohort import Cohort
-from rayfed.federation.local import Local
-from rayfed.federation.method import Method
-from rayfed.federation.server import Server
-from rayfed.types import Broadcast, ServerState
+from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState
 
 
 @dataclass(frozen=True)
