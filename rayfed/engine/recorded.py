@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +52,7 @@ class Keeping:
             marker is not compared.
         on_nonfinite: Whether a loss or a global tensor that is NaN or infinite ends the run.
         stores: Files of the private stores with which clients begin, by id.
+        files: Gives the contents of files, by name, with the final tensors in the format of another library.
     """
 
     path: Path
@@ -64,10 +66,12 @@ class Keeping:
     claim: str = ""
     on_nonfinite: OnNonFinite = "warn"
     stores: Mapping[str, Path] = field(default_factory=dict)
+    files: Callable[[Params], Mapping[str, bytes]] | None = None
 
     @classmethod
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
         """The settings of a config."""
+        files = getattr(setup.world.tuning, "adapter_files", None)
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
@@ -80,6 +84,7 @@ class Keeping:
             claim=claim,
             on_nonfinite=config.on_nonfinite,
             stores=setup.stores,
+            files=None if files is None else partial(files, model_name=config.model.name),
         )
 
 
@@ -210,7 +215,8 @@ def _record_since(
             )
             yield {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
         folder.write_without(None if state is None else score_without(experiment, executor, state))
-        digest = folder.finish(params)
+        files = keeper.keeping.files
+        digest = folder.finish(params, files(params) if files is not None else None)
     except BaseException:
         # Errors of saving must not hide the first error; a store may have been lost with its node.
         with suppress(StorageError, LostStoreError):

@@ -5,7 +5,6 @@ Config, versions and partition are written before the first round.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -23,9 +22,9 @@ from rayfed.errors import ConfigError, RayFedError
 from rayfed.objective import score_facts
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
-from rayfed.record.files import write_bytes, write_table, write_text
+from rayfed.record.files import write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
-from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, read_tensors, reading
+from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import follow, teller
 from rayfed.terminal.fitting import fitted, terminal_width
@@ -179,7 +178,6 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     else:
         begin(config, setup, claim, show.about_clients(setup.partition.digest), resume)
         digest = _launch(config, setup, claim, show, resume, session)
-    _save_adapters(config, setup, path)
     if show.whole is not None:
         show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return digest
@@ -221,18 +219,6 @@ def advice(path: Path, show: Show) -> str:
 def _raise_if_asked_to_stop() -> None:
     if STOP.is_set():
         raise KeyboardInterrupt
-
-
-def _save_adapters(config: Config, setup: Setup, path: Path) -> None:
-    """Also write the adapters in the format of other libraries, if the tuning scheme has a method `save`."""
-    save = getattr(setup.world.tuning, "save", None)
-    if save is None:
-        return
-    params = read_tensors(path / "model" / "params.safetensors")
-    with tempfile.TemporaryDirectory() as folder:  # the library does not list its files as those of the run
-        save(params, config.model.name, Path(folder))
-        for file in sorted(Path(folder).iterdir()):
-            write_bytes(path / "model" / file.name, file.read_bytes())
 
 
 Tell = Callable[[str], None]

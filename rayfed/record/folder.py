@@ -19,7 +19,7 @@ from rayfed.evaluation.scores import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.checkpoint import DIGESTS, SOURCE
-from rayfed.record.files import GrowingFile, write_parquet, write_text, write_whole
+from rayfed.record.files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
 from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
 from rayfed.record.readers import (
@@ -256,11 +256,18 @@ class RunFolder:
             found = without_nonfinite(dict(scores))
             write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
-    def finish(self, params: Params) -> str:
-        """Write the final tensors and all tables; returns the sha256 of the tensors."""
+    def finish(self, params: Params, files: Mapping[str, bytes] | None = None) -> str:
+        """Write all tables and the final tensors, last of all; returns the sha256 of the tensors.
+
+        Args:
+            params: Final tensors by global name.
+            files: Contents of other files with these tensors, by name; they are written next to them.
+        """
         from safetensors.torch import save_file
 
         self.write_tables()
+        for name, data in (files or {}).items():
+            write_bytes((self.path / TENSORS).with_name(name), data)
         tensors = {name: value.contiguous() for name, value in params.items()}
         write_whole(self.path / TENSORS, lambda p: save_file(tensors, p))
         return digest(params)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -106,24 +107,26 @@ class Lora:
                 _add_residual(layer)
         return model
 
-    def save(self, params: Mapping[str, Tensor], model_name: str, folder: Path) -> None:
-        """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
+    def adapter_files(self, params: Mapping[str, Tensor], model_name: str) -> dict[str, bytes]:
+        """The trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
 
-        Nothing is written under `freeze_a`, `residual` and `core`, or where A or B stays at the clients,
+        There are no files under `freeze_a`, `residual` and `core`, or where A or B stays at the clients,
         because what was sent is not the whole update.
 
         Args:
             params: Final tensors by global name.
             model_name: Name of the adapted model; stored in adapter_config.json.
-            folder: Folder for adapter_config.json and adapter_model.safetensors.
+
+        Returns:
+            The contents of adapter_config.json and adapter_model.safetensors, by name of the file.
         """
         from peft import LoraConfig
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         factors = {n: v.contiguous() for n, v in params.items() if n.endswith((".lora_A", ".lora_B"))}
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
-            return
+            return {}
         config = LoraConfig(
             base_model_name_or_path=model_name,
             r=self.rank,
@@ -132,9 +135,11 @@ class Lora:
             target_modules="|".join(map(re.escape, layers)),
             inference_mode=True,
         )
-        config.save_pretrained(str(folder))
         named = {f"base_model.model.{name}.weight": value for name, value in factors.items()}
-        save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        with TemporaryDirectory() as folder:  # PEFT returns its own form of the config to a folder only
+            config.save_pretrained(folder)
+            found = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+        return {**found, "adapter_model.safetensors": save(named, metadata={"format": "pt"})}
 
     def pattern(self, model: Backbone) -> str:
         """A regular expression that matches the full names of the adapted layers.
