@@ -160,7 +160,7 @@ def same_draws(device: torch.device) -> Iterator[None]:
 
 
 def why_no_cuda() -> str:
-    """What torch says of a GPU that it cannot use, in one line; empty: it can use one."""
+    """Torch's reason why it cannot use a GPU, in one line; empty: it can use one."""
     if torch.cuda.is_available():
         return ""
     try:

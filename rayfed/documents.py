@@ -45,7 +45,7 @@ class DocumentError(ValueError):
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """What YAML allows and RayFed does not; the message is ours."""
+    """Something that YAML allows and RayFed refuses; the message is ours."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -254,7 +254,7 @@ def check_run_folder(path: Path) -> None:
 
 
 def _run_near(path: Path) -> str:
-    """Which folder of a run may be meant by a path that is none; empty where there is none near."""
+    """The folder of a run that may be meant by a path that is none; empty if there is none near."""
     around = [folder for folder in path.parents if os.path.lexists(folder / "config.yaml")]
     inside = sorted(file.parent for file in path.glob("*/config.yaml"))
     found = [*around, *inside]
@@ -271,7 +271,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(err: yaml.YAMLError) -> str:
-    """What is wrong with a text, and in which line; not in the words of the parser."""
+    """The fault of a text and its line, not in the words of the parser."""
     if isinstance(err, _RefusedError):
         words = str(err.problem)
     elif isinstance(err, yaml.constructor.ConstructorError):

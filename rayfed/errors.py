@@ -63,7 +63,7 @@ class ClientError(RayFedError):
 
 
 class NonFiniteClientError(ClientError):
-    """What a client trained or measured holds NaN or infinity."""
+    """A client trained or measured a value that is NaN or infinite."""
 
     kind: ClassVar[str] = "nonfinite"
 

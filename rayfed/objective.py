@@ -94,7 +94,7 @@ class Objective:
         }
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What `sums` adds up, by name: one value for each example, shape (B,)."""
+        """The summands of `sums`, by name: one value for each example, shape (B,)."""
         return {
             "loss": _cross_entropy(output, y, "none"),
             self.metric: (output.argmax(-1) == y).float(),

@@ -1,4 +1,4 @@
-"""How the generalization gap of a client follows its weight in the mean model; FFT-GP's Figure 2.
+"""Slope of the clients' generalization gaps over their weights in the mean model; FFT-GP's Figure 2.
 
 All clients train one more round from the final model of a finished run. Then the weight of one client at a
 time is changed, a_i = p_i + d, and those of the others are scaled by (1 - a_i) / (1 - p_i), where p is the

@@ -133,7 +133,7 @@ LIMITS = {
 
 
 def _kind(error: ErrorDetails) -> str:
-    """What kind of value is needed; empty where the kind is right and something else is wrong."""
+    """The kind of value that is needed; empty if the kind is right and something else is wrong."""
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
     return KINDS.get(error["type"].partition("_")[0], "")
@@ -306,7 +306,7 @@ def whole(tree: dict[str, Any], file: str | Path) -> dict[str, Any]:
 
 
 def _whose(key: str, tree: Mapping[str, Any]) -> str:
-    """Whose keys a section has, where that depends on what was chosen."""
+    """The part that defines a section's keys, such as an algorithm or a tuning scheme."""
     section = key.partition(".")[0]
     chosen = tree.get(section)
     if section not in ("server", "local", "tuning") or not isinstance(chosen, Mapping):

@@ -75,7 +75,7 @@ def _check_root(config: DataConfig, domains: Sequence[str]) -> None:
 
 
 def instead(domains: Sequence[str]) -> str:
-    """What a message says of the domains of a folder that has none of those that are expected."""
+    """The end of a message: the domains of a folder that has none of those that are expected."""
     return "" if tuple(domains) == (ONE_DOMAIN,) else f", but {', '.join(domains[:5])}"
 
 

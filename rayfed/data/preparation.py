@@ -107,7 +107,7 @@ def _is_ours(lock: Path) -> bool:
 
 
 def temporaries(shard: Path) -> list[Path]:
-    """What processes have written of a shard that is not complete."""
+    """Temporary files of processes that write a shard, or did not complete it."""
     pattern = re.compile(re.escape(shard.stem) + r"\.\d+\.tmp")
     return [path for path in shard.parent.glob(f"{shard.stem}.*.tmp") if pattern.fullmatch(path.name)]
 

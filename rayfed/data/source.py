@@ -218,7 +218,7 @@ class ChosenClasses:
 
     @property
     def resize(self) -> str:
-        """How images become squares."""
+        """The way in which images become squares."""
         return str(getattr(self.source, "resize", "squash"))
 
     @property

@@ -166,7 +166,7 @@ TAG = "report_adapted"
 
 @dataclass(frozen=True, kw_only=True)
 class Adapting:
-    """What is scored.
+    """The scores of clients that never train, after they adapted the final model.
 
     Attributes:
         sets: Test sets of the clients that never train, one for each client.
@@ -178,7 +178,7 @@ class Adapting:
 
 
 def adapting(config: Config, server: Server, partition: Partition) -> Adapting | None:
-    """What an experiment scores; None: nothing, because it is not asked for or the method trains nothing.
+    """The scores to compute on unseen clients; None: none is asked for, or the method trains nothing.
 
     Raises:
         ConfigError: A number of steps is set, but all clients train.

@@ -252,7 +252,7 @@ def _checked(
 
 
 def busy(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:
-    """What the actors did in a round, in seconds that are summed over the actors.
+    """Busy and idle time of the actors in a round, in seconds that are summed over the actors.
 
     Args:
         visits: The calls of clients.

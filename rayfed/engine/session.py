@@ -323,7 +323,7 @@ def _numbers(count: int) -> Iterator[str]:
 
 
 def cheaper_products(config: Config) -> str:
-    """What a lower precision would save on a GPU, as a sentence; empty: the config has one, or cannot.
+    """A sentence: the time that a lower precision would save on a GPU; empty: it is set, or impossible.
 
     The shares are NVIDIA's peak rates of an H100 SXM without sparsity: 67 TFLOP/s in float32, 494 in
     TensorFloat-32 and 989 in bfloat16.

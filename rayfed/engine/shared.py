@@ -1,4 +1,4 @@
-"""What the experiments of one command have in common, made once: data sets, partitions and models."""
+"""Memory of one command for what its experiments have in common: data sets, partitions and models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shared:
         self._made: dict[str, Any] = {}
 
     def once(self, what: str, depends_on: object, make: Callable[[], T]) -> T:
-        """What `make` returns, or what it returned for an equal value of `depends_on`.
+        """Return `make()`, or its result for an earlier equal value of `depends_on`.
 
         Args:
             what: Kind of the result.
@@ -44,7 +44,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What an experiment needs of its model once that is built.
+    """The facts about a built model that an experiment needs.
 
     Attributes:
         weights: All initial tensors by module name.
@@ -95,7 +95,7 @@ class Built:
 
     @classmethod
     def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> Built:
-        """What an experiment needs of a model.
+        """The facts about a model that an experiment needs.
 
         Args:
             model: The tuned model.

@@ -42,7 +42,7 @@ class StoredWeights(Mapping[str, Array]):
 
 
 class WeightStore:
-    """What the experiments of a job have put into the object store, by content.
+    """Objects of a job's experiments in the object store, by the digest of their content.
 
     The frozen backbone is the same for all seeds and methods, so that it is there once, whatever is tuned on
     it. Several threads may use it.

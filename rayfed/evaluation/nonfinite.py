@@ -70,7 +70,7 @@ def events(found: Iterable[NonFinite], round: int, action: str) -> Iterator[Even
 
 
 def sentence(found: Sequence[NonFinite]) -> str:
-    """Whose numbers are not finite, in one line without advice."""
+    """One-line summary of the values that are not finite, without advice."""
     mine, others = [e for e in found if e.client], [e for e in found if not e.client]
     clients = list(dict.fromkeys(each.client for each in mine))
     parts = []

@@ -226,7 +226,7 @@ def failed_call(
 
 
 def out_of_memory(err: BaseException, share: float, changes: list[str]) -> str:
-    """What torch says of a lack of memory, in one line, and the overrides that would need less of it.
+    """Torch's message about a lack of memory, in one line, and the overrides that would need less.
 
     Args:
         err: An error for which `is_out_of_memory` holds.
@@ -380,7 +380,7 @@ class Worker:
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
 
     def _folder(self) -> FeatureFolder | None:
-        """Where frozen features are on disk."""
+        """Folder of the frozen features on disk."""
         world = self._world
         if not world.features:
             return None

@@ -81,7 +81,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
 
 
 def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
-    """How many of the scored clients have kept tensors in the run whose model is scored; empty: none has."""
+    """Number of scored clients with kept tensors in the run whose model is scored; empty: none has."""
     names = [name for unit in setup.experiment.sets for name in unit.clients]
     kept = sum(name in setup.stores for name in names)
     return {OWN_TENSORS: {"clients": len(names), "kept": kept}} if kept else {}
@@ -113,7 +113,7 @@ def check_continuable(config: Config, setup: Setup, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Show:
-    """How much is shown: nothing (`quiet`), text, or JSON objects.
+    """Output of a command: nothing (`quiet`), text, or JSON objects.
 
     Attributes:
         quiet: Show nothing.
@@ -209,7 +209,7 @@ def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool
 
 
 def advice(path: Path, show: Show) -> str:
-    """What the user can do about a run that ended too early."""
+    """Advice about a run that ended too early."""
     if show.whole is None:
         return how_to_go_on(path)
     again = show.again or f"python -m rayfed.resume {show.whole}"

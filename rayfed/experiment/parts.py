@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def _notes(self) -> str:
-        """What a user may not expect of the methods that are compared; or nothing."""
+        """Notes on what a user may not expect of the compared methods; or nothing."""
         every = (self.config, *(part.config for part in self.parts.values()))
         tunings = trained_otherwise({c.algorithm: (c.tuning["name"], c.train.optimizer) for c in every})
         return self._reference + (f"; {tunings}" if tunings else "")

@@ -1,1 +1,1 @@
-"""What federated methods are written with: server and client halves, cohorts, clients and executors."""
+"""Building blocks of federated methods: server and client halves, cohorts, clients and executors."""

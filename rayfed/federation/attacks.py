@@ -1,4 +1,4 @@
-"""What attackers do in the training exchange: clients whose tier has a `faults.attack`.
+"""Attacks in the training exchange, by clients whose tier has a `faults.attack`.
 
 An attack changes the labels that a client trains with, or its answer before the channel. It changes neither
 what a method sends in `extra`, nor what stays at the client, nor other exchanges, nor scores of the client.

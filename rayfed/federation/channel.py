@@ -120,7 +120,7 @@ ChannelConfig: TypeAlias = tuple[Literal["fp16", "int8"] | Stage, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """What happens to the answer of a client between its training and the sum on the server.
+    """Changes of a client's answer between its training and the sum on the server.
 
     Attributes:
         clip: Largest L2 norm of the change of a client's trained values.

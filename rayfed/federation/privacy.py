@@ -110,7 +110,7 @@ def _accountants() -> Any:
 
 
 def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float) -> Privacy | None:
-    """What counts the privacy loss of a run; None: its channel adds no noise.
+    """The accountant of a run's privacy loss; None: its channel adds no noise.
 
     With noise at the client, a message is protected against any other message of that client, at a distance
     of up to 2 x clip, and the server knows who sent it: the multiplier is halved, and no sampling helps. The

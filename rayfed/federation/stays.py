@@ -1,4 +1,4 @@
-"""Tensors that stay at the client: its own values of them are never sent, and continue in its next visit.
+"""Tensors that stay at the client: their values are never sent, and continue in its next visit.
 
 The server does not know these names, so that every server rule works on the rest of the model. At the client
 they are like any other tensor: its code finds its own values in the message, trains them, and answers with

@@ -193,7 +193,7 @@ class Backbone(nn.Module):
         return self.exits.logits(read, self.head, self.active)
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
-        """What `forward` returns with other values of some tensors, by global name; its own are kept."""
+        """Output of `forward` with other values of some tensors, by global name; its own are kept."""
         values = {self.module_name(name): value for name, value in params.items()}
         # With tie_weights, a block of a CLIP model, which has two names, would keep the replaced values.
         return torch.func.functional_call(self, values, (x,), {"headless": headless}, tie_weights=False)

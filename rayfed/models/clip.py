@@ -73,7 +73,7 @@ class ImageTower(nn.Module):
             return self.untuned(x)
 
     def untuned(self, x: Tensor) -> Tensor:
-        """What `forward` returns without `paired`."""
+        """Output of `forward` without `paired`."""
         if self.patches:
             image, tokens = self.visual(x)
             return torch.cat((image[:, None], tokens @ self.visual.proj), dim=1)

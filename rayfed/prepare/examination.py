@@ -119,7 +119,7 @@ def _why_unreadable(error: BadImageError) -> str:
 
 
 def _hint(root: str | None, published: PublishedDataset | None) -> str:
-    """Where the data may be found: in a folder near `root`, or at the address of the authors."""
+    """A hint at the data: a folder near `root`, or the address of the authors."""
     if published is None:
         return ""
     if place := nearby(root, published.domains):

@@ -100,7 +100,7 @@ def rounds_on_disk(path: Path) -> int:
 
 
 def how_to_go_on(path: Path) -> str:
-    """What the user can do about a run that ended too early, as far as its files say."""
+    """Advice about a run that ended too early, as far as its files say."""
     if has_checkpoint(path):
         return f"finished rounds are kept; continue with: python -m rayfed.resume {path}"
     if rounds_on_disk(path):

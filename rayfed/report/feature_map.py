@@ -72,7 +72,7 @@ def _unseen_last(name: str) -> bool:
 
 
 def separation(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How well the images of a table `features` are separated, in words."""
+    """Separation of the images of a table `features`, in words."""
     if any(row["unseen"] for row in rows):
         return f"proxy A-distance {distance(rows):.2f}"
     return f"nearest neighbour of the same class: {100 * same_class_share(rows):.0f} %"

@@ -65,7 +65,7 @@ def landscape(run: RunTables) -> style.Drawing | None:
 
 
 def _whose_loss(run: RunTables) -> str:
-    """Which loss was measured on which data, as `rayfed.analysis.landscape` does it."""
+    """The measured loss and its data, in words, as `rayfed.analysis.landscape` measures it."""
     if run.held_out:
         return f"Loss on the unseen domain {', '.join(run.held_out)}"
     return "Loss on the clients' test sets (mean over clients)"

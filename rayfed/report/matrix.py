@@ -164,7 +164,7 @@ def changed(config: Config) -> list[str]:
 
 
 def partition(config: Mapping[str, Any]) -> str:
-    """How the samples are distributed, in a few words."""
+    """Distribution of the samples, in a few words."""
     section = config["data"]["partition"]
     if section["pooled"]:
         return "one client with all data"

@@ -1,4 +1,4 @@
-"""What a run guarantees by differential privacy, as a note below its tables."""
+"""Guarantee of a run by differential privacy, as a note below its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What figures know of a run: its tables, the order of its domains and the words of its titles."""
+"""Tables of a run for its figures, the order of its domains and the words of its titles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunTables:
 
     @cached_property
     def own_tensors(self) -> tuple[int, int]:
-        """How many clients kept tensors in the run whose model this one scored, and how many were scored."""
+        """Numbers of clients that kept tensors in the run whose model was scored, and of scored clients."""
         path = self.path / "environment.json"
         found = read_json(path, dict).get(OWN_TENSORS) if path.exists() else None
         return (found["kept"], found["clients"]) if found else (0, 0)

@@ -66,7 +66,7 @@ ENTRY_HEIGHT = 0.19
 
 @dataclass(frozen=True)
 class Look:
-    """How one domain or one method looks in all figures of a run."""
+    """Look of one domain or one method in all figures of a run."""
 
     colour: str
     marker: str
@@ -221,7 +221,7 @@ def percent_axis(axis: Axes, label: str) -> None:
 
 
 def every(count: int, most: int) -> range:
-    """Which of `count` rows or columns are labelled: all up to `most`, else every tenth, hundredth, ..."""
+    """Numbers of the rows or columns that are labelled: all up to `most`, else every tenth, hundredth, ..."""
     step = 1
     while -(-count // step) > most:
         step *= 10

@@ -181,7 +181,7 @@ BEST_OF = 4
 
 
 def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Which round the table is about, and what other rules would report; nothing for a short run."""
+    """Notes on the reported round, and on what other rules would report; nothing for a short run."""
     scored = [row for row in history if metric_of(row)][-LAST:]
     metric = metric_of(scored[-1]) or METRICS[0] if scored else METRICS[0]
     key = f"{metric}_domain"
@@ -216,7 +216,7 @@ def sample_note(config: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) 
 
 
 def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
-    """What training cost in these rounds: operations in GFLOP, and the numbers that a client trains.
+    """Cost of training in these rounds: operations in GFLOP, and the numbers that a client trains.
 
     Both are 0 where nothing trained, and for runs that did not count them.
     """
@@ -318,7 +318,7 @@ def client_table(
 
 
 def of_drawn(domains: Mapping[str, float], drawn: Mapping[str, int]) -> dict[str, float]:
-    """Scores of the clients of a virtual population, those of their domains, under made-up names."""
+    """Domain scores of a virtual population, one pseudo-client for each domain."""
     return {f"{name} {i}": value for name, value in domains.items() for i in range(drawn.get(name, 0))}
 
 

@@ -1,4 +1,4 @@
-"""What a job would take: hours and bytes, estimated from one visit of one client."""
+"""Estimate of the hours and bytes of a job, from one visit of one client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the cells of a job that are not finished would take.
+    """Estimated cost of the cells of a job that are not finished.
 
     Attributes:
         cells: Number of these cells.

@@ -343,7 +343,7 @@ class Plans:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """How a cluster is divided among the cells that run side by side.
+    """Division of a cluster among the cells that run side by side.
 
     Attributes:
         lanes: Number of cells at the same time.

@@ -101,7 +101,7 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
 
 
 def verdicts(found: Reproduction) -> str:
-    """How many orderings hold, do not hold, and are not decided, in words."""
+    """Numbers of orderings that hold, do not hold, and are not decided, in words."""
     counts = [sum(c.verdict == kind for c in found.claims) for kind in (HOLDS, FAILS, OPEN)]
     return f"{counts[0]} hold, {counts[1]} do not hold, {counts[2]} are not decided"
 

@@ -242,7 +242,7 @@ def _published(numbers: Any, place: int) -> tuple[float | None, float | None]:
 def _claims(
     measure: Measure, values: Sequence[Value], by_seed: Mapping[tuple[str, str, str], Mapping[int, float]]
 ) -> Iterator[Claim]:
-    """What the paper's numbers of a setting say: the best row is better than each, and each than the next."""
+    """Claims of the paper's numbers in a setting: the best row beats each, and each beats the next."""
     sign = 1 if measure.better == "higher" else -1
     ranked = sorted((v for v in values if v.paper is not None), key=lambda v: -sign * (v.paper or 0.0))
     pairs = [(ranked[0], other) for other in ranked[1:]] + list(itertools.pairwise(ranked[1:]))
@@ -303,7 +303,7 @@ def _cell(job: Job, cell: JobCell, finished: Finished) -> dict[str, Any]:
 
 
 def _steps(job: Job, finished: Finished) -> Iterator[str]:
-    """How often the rows of each setting train, and what makes it equal where they differ."""
+    """Steps of the rows of each setting, and the override that makes them equal if they differ."""
     for setting in job.settings:
         rows = {}
         for name in job.rows:

@@ -75,7 +75,7 @@ class Progress:
 
     @property
     def advice(self) -> str:
-        """What the user can do if the job ends too early."""
+        """Advice if the job ends too early."""
         return f"what is finished is kept; continue with: {self.again or 'the same command'}"
 
 
@@ -307,7 +307,7 @@ def _placed(plan: Plan, part: Share) -> Plan:
 
 
 def _line(progress: Progress, cell: JobCell, seconds: float) -> str:
-    """What is said about a finished cell."""
+    """A line about a finished cell."""
     scores = progress.finished[cell.name][1]
     numbers = "  ".join(f"{name} {render.number(value)}" for name, value in scores.items())
     done = f"{len(progress.finished)}/{len(progress.job.cells)}"
@@ -336,7 +336,7 @@ def table_of(progress: Progress) -> Table:
 
 
 def _state(progress: Progress, setting: str, row: str) -> str:
-    """How many cells of a row are finished, and how far those are that run."""
+    """Number of finished cells of a row, and the progress of those that run."""
     mine = [cell for cell in progress.job.cells if (cell.setting, cell.row) == (setting, row)]
     words = [f"{sum(cell.name in progress.finished for cell in mine)}/{len(mine)}"]
     for cell in mine:

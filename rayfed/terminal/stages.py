@@ -25,7 +25,7 @@ CLEAR = "\r\x1b[2K"
 
 @dataclass
 class Screen:
-    """Where texts about the work are shown.
+    """Output for texts about the work.
 
     Attributes:
         show: Shows a text.

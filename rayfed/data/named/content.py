@@ -1,4 +1,4 @@
-"""What a data set holds, its listing, and the base of the readers that find the content first."""
+"""The content of a data set, its listing, and the base of the readers that find the content first."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ContentReader(ABC):
         return self._chosen.listing
 
     def _image(self, index: int) -> Any:
-        """What is decoded of a listed sample."""
+        """The stored image of a listed sample, before it is decoded."""
         return self._content.images[int(self._chosen.rows[index])]
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Which client has which samples."""
+"""Distribution of samples among clients."""

@@ -107,7 +107,7 @@ def label_counts(
 
 
 def label_skew(counts: NDArray[np.int64]) -> float:
-    """How much the class shares of clients differ: the mean total variation distance from those of all.
+    """Mean total variation distance between the class shares of a client and those of all clients.
 
     Args:
         counts: Number of training samples by client and class, shape (M, C), every client with at least one.

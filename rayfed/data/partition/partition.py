@@ -128,7 +128,7 @@ class Partition:
         return out.hexdigest()
 
     def _facts(self) -> Iterator[tuple[str, list[Indices]]]:
-        """What the digest depends on besides held-out domains, by name."""
+        """Facts on which the digest depends besides held-out domains, by name."""
         yield from ((f"{c.id}|{c.domain}", [c.train, c.val, c.test]) for c in self.clients)
         yield from ((f"unseen|{name}", []) for name in sorted(self.unseen))
 

@@ -227,7 +227,7 @@ class Population(Sequence[ClientSplit]):
         return int((self.table.sizes if split == "train" else self.num_val).sum())
 
     def facts(self) -> Iterator[tuple[str, list[Indices]]]:
-        """What the samples of all clients depend on, by name."""
+        """Facts on which the samples of all clients depend, by name."""
         yield f"{json.dumps(asdict(self.config))}|{self._seed}", [self.table.sizes, self.num_val]
         for domain in self.domains:
             pools = [array for pool in (domain.train, domain.val) for array in (pool.rows, pool.counts)]

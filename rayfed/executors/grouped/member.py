@@ -212,7 +212,7 @@ class MemberModel:
 
 
 def _place(entry: NamedTensor, value: Tensor) -> NamedTensor:
-    """Where a client has its own value of a tensor; `dataclasses.replace` takes several times as long."""
+    """A place whose tensor is the client's own; `dataclasses.replace` takes several times as long."""
     held: Any = SimpleNamespace(_parameters={entry.leaf: value}, _buffers={entry.leaf: value})
     return NamedTensor(held, entry.leaf, entry.block, entry.is_buffer, entry.path)
 

@@ -207,7 +207,7 @@ def _run_anywhere(cores: Iterable[int]) -> None:
 
 
 def _nobody_waits() -> None:
-    """What the thread of a client does where no other one waits for it, because its code is ended."""
+    """Do nothing: the code of the client was ended, so that no thread waits for it."""
 
 
 def take_turns(turns: Sequence[Turn[Any]], answers: Sequence[Any]) -> None:
@@ -245,7 +245,7 @@ class _Order:
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a joint batch belong to clients.
+    """Division of the rows of a joint batch among clients.
 
     Attributes:
         members: Numbers of the clients, in the order of their rows.
@@ -530,7 +530,7 @@ class Group:
                 raise MemberError from turn.error
 
     def _ask(self, k: int, request: Pass | Backward) -> Any:
-        """What client k's model calls for a pass: wait for the joint one, and connect it to the gradients."""
+        """Wait for the joint pass of client k's model, and connect its result to the gradients."""
         answer = self._turns[k].ask(request)
         if not isinstance(answer, Share):
             return answer

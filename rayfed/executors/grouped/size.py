@@ -29,7 +29,7 @@ PARTS = 4
 
 @dataclass(frozen=True)
 class GroupSize:
-    """How many clients share their passes.
+    """Number of clients that share their passes, and the reason.
 
     Attributes:
         clients: Number of clients on a CPU; 1: every client is played alone, as on any other device.
@@ -43,7 +43,7 @@ class GroupSize:
 
     @property
     def sentence(self) -> str:
-        """What the header of a run says about it; empty where `auto` or the config chose single clients."""
+        """A sentence for the header of a run; empty if `auto` or the config chose single clients."""
         if self.clients > 1:
             return f"{self.clients} clients share each forward and backward pass on a CPU (train.group)"
         told = self.why and not self.chosen

@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pen:
-    """How a series looks: a colour of CSS, a pattern of dashes and the path of a marker."""
+    """Look of a series: a colour of CSS, a pattern of dashes and the path of a marker."""
 
     colour: str
     dash: str
@@ -232,7 +232,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis shows.
+    """Range, scale and label of an axis.
 
     Attributes:
         name: Its label.
@@ -248,7 +248,7 @@ class Axis:
     whole: bool = False
 
     def unit(self, most: float) -> tuple[float, str]:
-        """What numbers up to this size are divided by at the ticks, and the label with the unit."""
+        """Divisor of the numbers at the ticks up to this size, and the label with the unit."""
         if self.kind in ("percent", "points"):
             return 0.01, f"{self.name}, {'%' if self.kind == 'percent' else 'points'}"
         if self.kind == "seconds":

@@ -1,4 +1,4 @@
-"""What a page consists of: sections with figures, tables and texts, each with the numbers behind it."""
+"""Parts of a page: sections with figures, tables and texts, each with the numbers behind it."""
 
 from __future__ import annotations
 

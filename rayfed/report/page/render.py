@@ -119,7 +119,7 @@ def _names(page: Page) -> dict[int, str]:
 
 
 def _hover(figure: Figure) -> dict[str, Any]:
-    """What the script of the page needs to tell what is under the pointer."""
+    """Data with which the script of the page names the point under the pointer."""
     return {"kind": figure.hover, **figure.places}
 
 
@@ -155,7 +155,7 @@ def _finite(value: Any) -> Any:
 
 
 def sort_key(value: Cell) -> str:
-    """What a cell is sorted by, as text; empty: after all others."""
+    """Sort key of a cell, as text; empty cells come last."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return f"{value:.10g}" if isinstance(value, int | float) else value

@@ -89,7 +89,7 @@ class PageRun:
 
     @property
     def ties(self) -> Ties:
-        """Which of the rounds with the best validation score is reported."""
+        """The round that counts among those with the best validation score: the first or the last."""
         return "last" if self.config.get("evaluation", {}).get("ties") == "last" else "first"
 
     @staticmethod
@@ -98,7 +98,7 @@ class PageRun:
 
     @property
     def prefix(self) -> str:
-        """What begins the columns of a round with the scores of the clients."""
+        """Prefix of the columns of a round with the scores of the clients."""
         return "" if metric_of(self.row) else "personal_"
 
     @cached_property

@@ -81,7 +81,7 @@ def protocol_tables(path: Path) -> list[Grid]:
 
 
 def _natural(name: str) -> list[tuple[float, str]]:
-    """What names are sorted by, so that numbers in them are in order."""
+    """Sort key of a name, by which numbers in names are in order."""
     parts = re.split(r"(\d+(?:\.\d+)?)", name)
     return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
@@ -192,7 +192,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a folder holds.
+    """Content of a folder: its runs, sweeps or jobs.
 
     Attributes:
         title: What it is.
@@ -417,7 +417,7 @@ def headline(member: Member) -> float | None:
 
 
 def summary(members: Sequence[Member]) -> Section:
-    """How many runs there are, the best of them, and means over seeds."""
+    """Number of runs, the best of them, and means over seeds."""
     groups = grouped(members)
     metric = members[0].run.metric
     score = Column("", shown_as("percent", metric))

@@ -100,7 +100,7 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
 
 
 def _training(run: PageRun) -> Iterator[tuple[str, str]]:
-    """What training cost, where it was counted."""
+    """Cost of training, if it was counted."""
     steps, rows = total_steps(run.rounds)
     if steps:
         yield "local steps of all clients", f"{steps:,}, on {rows:,} examples"
@@ -111,7 +111,7 @@ def _training(run: PageRun) -> Iterator[tuple[str, str]]:
 
 
 def _rules(run: PageRun) -> list[str]:
-    """Which round is reported, and what happened on the way."""
+    """The reported round, and the events of the run."""
     if not run.row:
         return ["No round was evaluated yet."]
     rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
@@ -968,14 +968,14 @@ MOST_COLUMNS = 8
 
 
 def glossary() -> Section:
-    """What the words mean."""
+    """Meaning of the words on the page."""
     columns = [Column("word"), Column("meaning")]
     rows: list[list[Cell]] = [[name, meaning] for name, meaning in WORDS.items()]
     return Section("Words", [Grid(title="What the words mean", columns=columns, rows=rows, folded=True)])
 
 
 def facts(run: PageRun, name: str) -> dict[str, Any]:
-    """What the file with the numbers says about how a run was made."""
+    """Facts about the making of a run, for the file with the numbers."""
     return {
         "name": name,
         "folder": str(run.path),
