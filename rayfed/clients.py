@@ -30,7 +30,7 @@ class ClientInfo:
     num_examples: int
 
 
-class Names:
+class ClientNames:
     """Distinct names in a fixed order, and the position of each."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -72,14 +72,14 @@ class Names:
 class ByClient(Mapping[str, T], Generic[T]):
     """One of a few values for each client, by id."""
 
-    def __init__(self, names: Names, values: Sequence[T], which: Integers) -> None:
+    def __init__(self, names: ClientNames, values: Sequence[T], which: Integers) -> None:
         """Args: names: ids. values: the different values. which: index of each client's, shape (N,)."""
         self._names = names
         self._values = tuple(values)
         self._which = which
 
     @classmethod
-    def same(cls, names: Names, value: T) -> ByClient[T]:
+    def same(cls, names: ClientNames, value: T) -> ByClient[T]:
         """The same value for all clients."""
         return cls(names, (value,), np.zeros(len(names), dtype=np.uint8))
 
@@ -111,7 +111,7 @@ class ClientTable(Mapping[str, ClientInfo]):
     """
 
     def __init__(
-        self, names: Names, domains: Sequence[str], domain: Integers, sizes: npt.NDArray[np.int64]
+        self, names: ClientNames, domains: Sequence[str], domain: Integers, sizes: npt.NDArray[np.int64]
     ) -> None:
         """Args: as the attributes."""
         self.names = names
@@ -126,7 +126,7 @@ class ClientTable(Mapping[str, ClientInfo]):
         index = {name: i for i, name in enumerate(domains)}
         domain = np.array([index[info.domain] for info in clients.values()], dtype=np.int32)
         sizes = np.array([info.num_examples for info in clients.values()], dtype=np.int64)
-        return cls(Names(clients), domains, domain, sizes)
+        return cls(ClientNames(clients), domains, domain, sizes)
 
     @property
     def domain_of(self) -> ByClient[str]:

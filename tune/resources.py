@@ -11,7 +11,7 @@ from ray.tune import PlacementGroupFactory
 from rayfed.config.schema import ClusterConfig
 from rayfed.devices import HOST, mps_runs
 from rayfed.errors import ResourceError
-from rayfed.executors.cluster import GB, Plan, Resources, Wish, plan
+from rayfed.executors.cluster import GB, ActorPlan, Resources, Wish, plan
 
 SLACK = 1e-9
 
@@ -35,7 +35,7 @@ class Demand:
     on_cpu: bool = False
 
 
-def lanes(cluster: ClusterConfig, demand: Demand) -> Plan:
+def lanes(cluster: ClusterConfig, demand: Demand) -> ActorPlan:
     """Number and size of the client actors of one trial.
 
     `cluster.actors=auto` divides the cluster between the trials that run at the same time, with at least one

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.analysis.reopen import Finished, Indices, evenly, reopen
+from rayfed.analysis.reopen import Indices, ReopenedRun, evenly, reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
@@ -52,7 +52,7 @@ def represent(client: Client, sent: Broadcast, local: Local) -> Update:
     return Update(client=client.id, extra={"features": features, "labels": labels})
 
 
-def chosen(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
+def chosen(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
     """For each domain whether it is unseen, and the row numbers of the images to use.
 
     Each seen domain has an equal share of `images`, or all its training images if these are fewer; the unseen
@@ -78,7 +78,7 @@ def chosen(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
     return seen_rows | {domain: (True, evenly(rows, share)) for domain, rows in partition.held_out.items()}
 
 
-def chosen_by_class(run: Finished, images: int) -> dict[str, tuple[bool, Indices]]:
+def chosen_by_class(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
     """As `chosen`, for test images: equal numbers of each of the first MOST_CLASSES classes, of all domains.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.analysis.reopen import Finished, evenly, reopen
+from rayfed.analysis.reopen import ReopenedRun, evenly, reopen
 from rayfed.data.row_table import RowTable
 from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.errors import ConfigError
@@ -134,7 +134,7 @@ def losses(
     return [{**row, "share": plane.share} for row in rows]
 
 
-def trained_once_more(run: Finished, cohort: Cohort) -> tuple[list[str], list[Params], Params]:
+def trained_once_more(run: ReopenedRun, cohort: Cohort) -> tuple[list[str], list[Params], Params]:
     """Train all clients once more from the final model.
 
     Returns:
@@ -199,7 +199,7 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     return rows
 
 
-def only_tests_thinned(run: Finished, images: int) -> RowTable:
+def only_tests_thinned(run: ReopenedRun, images: int) -> RowTable:
     """Splits with all training images and at most `images` test images of each set."""
     partition = run.setup.partition
     thin = {

@@ -23,7 +23,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class ReopenedRun:
     """A run from its folder.
 
     Attributes:
@@ -44,7 +44,7 @@ class Finished:
         return chosen_device(self.config.cluster.device)
 
 
-def reopen(folder: Path) -> Finished:
+def reopen(folder: Path) -> ReopenedRun:
     """Prepare a finished run's experiment again and read its final tensors.
 
     Raises:
@@ -79,7 +79,7 @@ def reopen(folder: Path) -> Finished:
     if not server.trains:
         raise ConfigError(f"algorithm: {config.algorithm!r} trains nothing, so there is nothing to analyse")
     state = replace(server.start(params), round=config.rounds)
-    return Finished(folder=folder, config=config, setup=setup, state=state)
+    return ReopenedRun(folder=folder, config=config, setup=setup, state=state)
 
 
 def _final_tensors(file: Path, start: Params) -> Params:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.analysis.landscape import trained_once_more
-from rayfed.analysis.reopen import Finished, reopen
+from rayfed.analysis.reopen import ReopenedRun, reopen
 from rayfed.engine.loop import make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
@@ -130,7 +130,7 @@ def survey(folder: Path, points: int) -> list[dict[str, Any]]:
     return rows
 
 
-def validation_loss(run: Finished, cohort: Cohort, client: str, params: Params) -> float:
+def validation_loss(run: ReopenedRun, cohort: Cohort, client: str, params: Params) -> float:
     """Loss of a model on the validation examples of one client.
 
     Raises:

@@ -301,7 +301,7 @@ def _pooled_as(method: Mapping[str, Any], tree: dict[str, Any]) -> dict[str, Any
     return tree
 
 
-def _cell(table: papers.Table, chosen: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
+def _cell(table: papers.PaperTable, chosen: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
     """A cell of a paper's table: its experiment, in which a row and a setting change what belongs to them.
 
     The algorithm changes the method only: model, tuning, data and training stay those of the experiment,

@@ -53,7 +53,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
@@ -158,7 +158,7 @@ def split_scale(experiment: str) -> tuple[str, str]:
     return (name, MINI) if last == MINI and name else (experiment, PAPER)
 
 
-def find(folder: Path, experiment: str) -> Table | None:
+def find(folder: Path, experiment: str) -> PaperTable | None:
     """The table of an experiment; None: it belongs to no paper.
 
     Args:
@@ -172,7 +172,7 @@ def find(folder: Path, experiment: str) -> Table | None:
 
 
 @cache
-def tables(folder: Path) -> dict[str, Table]:
+def tables(folder: Path) -> dict[str, PaperTable]:
     """Every table and figure of every paper, by the name of its experiment.
 
     Args:
@@ -207,9 +207,9 @@ def _whole(paper: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found | {"choices": choices, MINI: {**base.get(MINI, {}), **entry.get(MINI, {})}}
 
 
-def _table(name: str, reference: str, entry: Mapping[str, Any]) -> Table:
+def _table(name: str, reference: str, entry: Mapping[str, Any]) -> PaperTable:
     """The table of a whole entry."""
-    return Table(
+    return PaperTable(
         name=name,
         reference=reference,
         where=entry["where"],

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.clients import Names
+from rayfed.clients import ClientNames
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Splits: TypeAlias = Mapping[str, Indices]
@@ -19,7 +19,7 @@ Splits: TypeAlias = Mapping[str, Indices]
 class Drawn(Protocol):
     """Clients whose rows are drawn when they are asked for (`rayfed.data.partition.population`)."""
 
-    names: Names
+    names: ClientNames
 
     def rows_of(self, client: str) -> Splits:
         """Row numbers by split. Raises KeyError for a name that is no client."""
@@ -43,7 +43,7 @@ class RowTable(Mapping[str, Splits]):
             drawn: Further clients, whose rows are not stored but drawn.
         """
         self._kinds = tuple(dict.fromkeys(kind for own in splits.values() for kind in own))
-        self._names = Names(splits)
+        self._names = ClientNames(splits)
         self._drawn = drawn
         none = np.empty(0, dtype=np.int64)
         parts = [own.get(kind, none) for own in splits.values() for kind in self._kinds]
@@ -64,7 +64,7 @@ class RowTable(Mapping[str, Splits]):
             if self._has[i]
         }
 
-    def listed(self) -> Names:
+    def listed(self) -> ClientNames:
         """Ids whose rows are stored."""
         return self._names
 

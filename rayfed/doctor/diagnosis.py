@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rayfed.config.schema import Config
     from rayfed.engine.measurement import Measurement
     from rayfed.engine.setup import Setup
-    from rayfed.executors.cluster import Plan
+    from rayfed.executors.cluster import ActorPlan
 
 SPARE = 1.2
 """Factor between the memory recommended for an actor and the measured one, because clients differ."""
@@ -118,7 +118,7 @@ def diagnose(config: Config) -> Diagnosis:
     setup = prepare(first_run(config))
     where, nodes = _nodes(config)
     problems: list[str] = []
-    found: Plan | None = None
+    found: ActorPlan | None = None
     on_ray = config.cluster.executor == "ray"
     small = too_small(setup, config.cluster) if on_ray and is_measured(config.cluster, nodes) else ""
     if small:
@@ -177,7 +177,11 @@ def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
 
 
 def _memory_problems(
-    config: Config, setup: Setup, found: Plan, measured: Measurement, nodes: Sequence[Mapping[str, float]]
+    config: Config,
+    setup: Setup,
+    found: ActorPlan,
+    measured: Measurement,
+    nodes: Sequence[Mapping[str, float]],
 ) -> list[str]:
     """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
     from rayfed.engine.measurement import actors_on, plan_actors
@@ -213,7 +217,7 @@ def _memory_problems(
     return problems
 
 
-def _lanes(found: Plan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
+def _lanes(found: ActorPlan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
     """Number of clients that really run at the same time: one on a CPU, and on a GPU without MPS."""
     if found is None:
         return 1.0

@@ -165,7 +165,7 @@ TAG = "report_adapted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapting:
+class Adaptation:
     """The scores of clients that never train, after they adapted the final model.
 
     Attributes:
@@ -177,7 +177,7 @@ class Adapting:
     steps: int
 
 
-def adapting(config: Config, server: Server, partition: Partition) -> Adapting | None:
+def adaptation_of(config: Config, server: Server, partition: Partition) -> Adaptation | None:
     """The scores to compute on unseen clients; None: none is asked for, or the method trains nothing.
 
     Raises:
@@ -191,10 +191,10 @@ def adapting(config: Config, server: Server, partition: Partition) -> Adapting |
         )
     if not steps or not server.trains:
         return None
-    return Adapting(sets=unseen_sets(partition, config.evaluation.clients, config.seed), steps=steps)
+    return Adaptation(sets=unseen_sets(partition, config.evaluation.clients, config.seed), steps=steps)
 
 
-def score_adapted(wanted: Adapting, local: Local, cohort: Cohort, state: ServerState) -> Evaluation:
+def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: ServerState) -> Evaluation:
     """Scores of the models that unseen clients would deploy after a few steps from the global model.
 
     Every evaluation begins anew: a client keeps nothing of it. It receives what every client receives in a
@@ -273,7 +273,7 @@ class Experiment:
     channel: Channel = OPEN
     privacy: Privacy | None = None
     cost: Cost | None = None
-    adapting: Adapting | None = None
+    adapting: Adaptation | None = None
     parts: Mapping[str, Params] | None = None
 
 

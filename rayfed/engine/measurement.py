@@ -52,7 +52,7 @@ from rayfed.terminal.stages import stage
 from rayfed.types import ServerState, Update, num_bytes
 
 if TYPE_CHECKING:
-    from rayfed.executors.cluster import Plan
+    from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Health
 
 
@@ -389,7 +389,7 @@ def plan_actors(
     nodes: Sequence[Mapping[str, float]],
     per_gpu: int | None = None,
     mps: bool = False,
-) -> Plan:
+) -> ActorPlan:
     """Number and resources of the client actors that will be started on these nodes.
 
     Args:
@@ -467,7 +467,9 @@ class GpuPlans:
         self._busy = False
         self._mps = False
 
-    def plan(self, setup: Setup, cluster: ClusterConfig, weights: Callable[[], Any], health: Health) -> Plan:
+    def plan(
+        self, setup: Setup, cluster: ClusterConfig, weights: Callable[[], Any], health: Health
+    ) -> ActorPlan:
         """Number and resources of the client actors of an experiment on the nodes of Ray.
 
         Args:
@@ -581,9 +583,11 @@ def measured_on_gpu(
     """
     import ray
 
-    from rayfed.executors.cluster import FINEST, Plan, reserved
+    from rayfed.executors.cluster import FINEST, ActorPlan, reserved
 
-    with reserved(Plan(actors=1, cpus=1 / FINEST, gpus=1.0), cluster.connect_timeout, health) as (options,):
+    with reserved(ActorPlan(actors=1, cpus=1 / FINEST, gpus=1.0), cluster.connect_timeout, health) as (
+        options,
+    ):
         task = ray.remote(max_calls=1)(_visit).options(**options, max_retries=0)
         reference = task.remote(setup.experiment, setup.world, weights)
         health.wait(reference)

@@ -13,7 +13,7 @@ from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.server import Server
-from rayfed.federation.stays import STAYS, staying
+from rayfed.federation.stays import STAYS, names_that_stay
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import read_tensors
@@ -21,7 +21,7 @@ from rayfed.types import Params, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished(Server):
+class FinalModel(Server):
     """Server that begins with the state at the end of another run, and leaves it as it is.
 
     Attributes:
@@ -45,7 +45,7 @@ def model_digest(folder: str) -> str:
     return digest(read_tensors(file)) if file.is_file() else ""
 
 
-def scored(trained: str, setup: Setup) -> Setup:
+def score_model_of(trained: str, setup: Setup) -> Setup:
     """The experiment that begins with the final state of another run and trains nothing.
 
     Where tensors stay at the clients (`local.stays`) and the clients are those of the other run, each begins
@@ -72,7 +72,7 @@ def scored(trained: str, setup: Setup) -> Setup:
             f"evaluation.model_of: {trained!r} has {what}, which holds the final state of the server and of "
             f"the clients; put back its folder checkpoints, or run it again with overwrite=true"
         )
-    experiment = replace(setup.experiment, server=Finished(state=saved.state), parts=None)
+    experiment = replace(setup.experiment, server=FinalModel(state=saved.state), parts=None)
     stores = _own_stores(trained, saved.stores, setup) if setup.world.stays else {}
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 
@@ -106,7 +106,7 @@ def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[s
     """Files of the stores that have values of what stays, by client; none where the clients are others."""
     model = setup.world.skeleton()
     entries = model.tensors()
-    wanted = {name: entries[name].tensor for name in staying(model, setup.world.stays)}
+    wanted = {name: entries[name].tensor for name in names_that_stay(model, setup.world.stays)}
     found = {}
     for client, file in files.items():
         if own := from_file(file).get(STAYS):

@@ -31,7 +31,7 @@ from rayfed.types import Row
 if TYPE_CHECKING:
     from rayfed.engine.stored import WeightStore
     from rayfed.executors.actors import RayExecutor
-    from rayfed.executors.cluster import Plan
+    from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
     from rayfed.executors.worker import Weights
 
@@ -336,7 +336,7 @@ def cheaper_products(config: Config) -> str:
     )
 
 
-def _announce(plan: Plan, link: Connection, notify: Notify) -> None:
+def _announce(plan: ActorPlan, link: Connection, notify: Notify) -> None:
     share = f" and {plan.gpus:.3g} GPU" if plan.gpus else ""
     who = "1 client actor" if plan.actors == 1 else f"{plan.actors} client actors"
     notify(f"{who} with {plan.cpus:.3g} CPU{share}{'' if plan.actors == 1 else ' each'}")

@@ -31,7 +31,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import RowTable, Splits
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.devices import HOST, chosen_device
-from rayfed.engine.loop import Experiment, adapting, usual_size
+from rayfed.engine.loop import Experiment, adaptation_of, usual_size
 from rayfed.engine.memory import (
     GB,
     check_counts,
@@ -54,7 +54,7 @@ from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.method import Parts, check_task
 from rayfed.federation.privacy import Privacy, check_private, check_values, guarantee
-from rayfed.federation.stays import staying
+from rayfed.federation.stays import names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.plan import check_attack, plan_faults
@@ -322,7 +322,7 @@ def prepare(
     model = known.once("model", _model_key(world), lambda: _built(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
-    model = model.without(staying(bare, world.stays)) if world.stays else model
+    model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     cost = count_cost(bare, world, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
@@ -594,5 +594,5 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         block_bytes=model.block_bytes,
         channel=channel,
         privacy=privacy,
-        adapting=adapting(config, parts.server, partition),
+        adapting=adaptation_of(config, parts.server, partition),
     )

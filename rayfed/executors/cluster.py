@@ -58,7 +58,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ActorPlan:
     """Number of client actors that will be started, and the CPUs and GPUs of each."""
 
     actors: int
@@ -101,7 +101,7 @@ def free_memory() -> float:
     return max(free, 0.0)
 
 
-def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> Plan:
+def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> ActorPlan:
     """Number and size of the client actors.
 
     Args:
@@ -116,7 +116,7 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
     count = _count(wish, clients, per_round, nodes)
     gpus = wish.gpus if wish.gpus != "auto" else _even_share(nodes, count)
     cpus = wish.cpus if wish.cpus != "auto" else _cpu_share(nodes, count, gpus, wish)
-    found = Plan(actors=count, cpus=cpus, gpus=gpus)
+    found = ActorPlan(actors=count, cpus=cpus, gpus=gpus)
     room = _room(nodes, found, wish)
     if room < count:
         raise ResourceError(_refusal(found, room, nodes, wish))
@@ -124,7 +124,7 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
 
 
 @contextmanager
-def reserved(found: Plan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
+def reserved(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
     """Reserve the resources of all actors while the block runs; yields the Ray options of each actor.
 
     Inside a placement group (a trial of Ray Tune) the actors use its resources instead. The resources are
@@ -163,7 +163,7 @@ def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources])
     gpus = wish.gpus if wish.gpus != "auto" else 0.0
     # If a share of a GPU is given, it determines how many actors fit; they then share the CPUs evenly.
     cpus = (1 / FINEST if gpus else 1.0) if wish.cpus == "auto" else wish.cpus
-    most = min(per_round, _room(nodes, Plan(actors=1, cpus=cpus, gpus=gpus), wish))
+    most = min(per_round, _room(nodes, ActorPlan(actors=1, cpus=cpus, gpus=gpus), wish))
     total = int(sum(node.get("GPU", 0) for node in nodes))
     if total and wish.gpus == "auto":
         useful = TOGETHER_WITH_MPS if wish.mps else TOGETHER
@@ -183,17 +183,17 @@ def _even_share(nodes: Sequence[Resources], count: int) -> float:
 def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, wish: Wish) -> float:
     """The largest share 1/k of a CPU with which `count` actors fit; 1/FINEST if they never fit."""
     for k in range(1, FINEST + 1):
-        if _room(nodes, Plan(actors=count, cpus=1 / k, gpus=gpus), wish) >= count:
+        if _room(nodes, ActorPlan(actors=count, cpus=1 / k, gpus=gpus), wish) >= count:
             return 1 / k
     return 1 / FINEST
 
 
-def _room(nodes: Sequence[Resources], found: Plan, wish: Wish) -> int:
+def _room(nodes: Sequence[Resources], found: ActorPlan, wish: Wish) -> int:
     """Number of such actors that fit on the nodes; a share of a GPU cannot be split over two GPUs."""
     return sum(_room_on(node, found, wish) for node in nodes)
 
 
-def _room_on(node: Resources, found: Plan, wish: Wish) -> int:
+def _room_on(node: Resources, found: ActorPlan, wish: Wish) -> int:
     slack = 1e-9
     memory = wish.memory
     limits = [int(node.get("CPU", 0) / found.cpus + slack)]
@@ -207,7 +207,7 @@ def _room_on(node: Resources, found: Plan, wish: Wish) -> int:
     return min(limits)
 
 
-def _refusal(found: Plan, room: int, nodes: Sequence[Resources], wish: Wish) -> str:
+def _refusal(found: ActorPlan, room: int, nodes: Sequence[Resources], wish: Wish) -> str:
     total = {k: sum(node.get(k, 0) for node in nodes) for k in ("CPU", "GPU")}
     has = (
         f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"

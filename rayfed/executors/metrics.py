@@ -175,7 +175,7 @@ class Metrics:
         if weights:
             self._round.set("rayfed_weight_min", min(weights))
             self._round.set("rayfed_weight_max", max(weights))
-        for (split, domain), (value, loss) in (scored(scores) | validated(row)).items():
+        for (split, domain), (value, loss) in (score_gauges(scores) | validated(row)).items():
             self._scores.set("rayfed_score", value, split=split, domain=domain)
             self._scores.set("rayfed_loss", loss, split=split, domain=domain)
         self._add("rayfed_retries", 0)
@@ -229,7 +229,7 @@ def shares(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, fl
     }
 
 
-def scored(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[float, float]]:
+def score_gauges(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[float, float]]:
     """Score and loss by split (test, held_out, personal) and domain; `all` is the mean over clients."""
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for model, one in scores.items():

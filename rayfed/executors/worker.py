@@ -44,7 +44,7 @@ from rayfed.federation.channel import CODED
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
-from rayfed.federation.stays import STAYS, keep_own, seen, staying
+from rayfed.federation.stays import STAYS, add_own, keep_own, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
@@ -59,7 +59,7 @@ from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_m
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
 
 
-def arrived(
+def receive(
     messages: Sequence[tuple[Broadcast, Mapping[str, Any]]], device: torch.device
 ) -> list[tuple[Broadcast, dict[str, Any]]]:
     """Messages and stores of clients on a device; all tensors of a type travel together.
@@ -75,7 +75,7 @@ def arrived(
     return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
 
 
-def left(
+def send_back(
     answers: list[tuple[Update, dict[str, Any]]], device: torch.device
 ) -> list[tuple[Update, dict[str, Any]]]:
     """Updates and stores of clients on the CPU; all tensors of a type travel together.
@@ -368,7 +368,7 @@ class Worker:
         adjust_trunk(self._model, world.train, self._device.type)
         self._all_blocks = model.active
         self._start = copies(self._model)
-        self._stays = staying(self._model, world.stays)
+        self._stays = names_that_stay(self._model, world.stays)
         buffers = self._start.keys() - held(model, buffers=False).keys()
         self._float_buffers = {name for name in buffers if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
@@ -450,12 +450,12 @@ class Worker:
 
     def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
         with seeded(derive(self._world.seed, call.tag, call.sent.round, call.client)) as rng:
-            ((sent, own),) = arrived([(call.sent, store)], self._device)
+            ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
             client = self._client(call, self._model, own, rng)
             update = self._answer(call, client, sent)
             self._keep_buffers(client)
-            ((update, kept),) = left([(update, client.store)], self._device)
+            ((update, kept),) = send_back([(update, client.store)], self._device)
             check_finite([update])
             return update, kept
 
@@ -497,20 +497,20 @@ class Worker:
         seed = self._world.seed
         seeds = [derive(seed, call.tag, call.sent.round, call.client) for call in calls]
         messages = [(call.sent, store) for call, store in zip(calls, stores, strict=True)]
-        there = arrived(messages, self._device)
+        there = receive(messages, self._device)
         values = [self._values(sent, own) for sent, own in there]
         active = [self._all_blocks if sent.blocks is None else sent.blocks for sent, _ in there]
         group = Group(self._model, values, active, seeds)
         members = zip(calls, there, values, group.models, group.streams, strict=True)
         players = [
-            (self._client(call, model, own, streams.own), seen(sent, self._stays, known))
+            (self._client(call, model, own, streams.own), add_own(sent, self._stays, known))
             for call, (sent, own), known, model, streams in members
         ]
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
         with seeded(seeds[0]):  # what draws from the stream of a device, whose state is not kept by client
             updates = group.run(tasks)
         answers = [(update, client.store) for update, (client, _) in zip(updates, players, strict=True)]
-        done = left(answers, self._device)
+        done = send_back(answers, self._device)
         check_finite([update for update, _ in done])
         return done
 
@@ -536,7 +536,7 @@ class Worker:
         load(model, values)
         model.zero_grad(set_to_none=True)
         train_mode(model)
-        return seen(sent, self._stays, values)
+        return add_own(sent, self._stays, values)
 
     def _client(self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator) -> Client:
         world = self._world

@@ -16,7 +16,7 @@ from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.engine.recorded import basis_of, objects_of
-from rayfed.engine.scored import scored
+from rayfed.engine.scored import score_model_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.objective import score_facts
@@ -170,7 +170,7 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     began = time.perf_counter()
     path = claim.path
     if (trained := config.evaluation.model_of) is not None:
-        setup = scored(trained, setup)
+        setup = score_model_of(trained, setup)
     digest = finished(path, config.rounds) if resume else ""
     if digest:
         check_continuable(config, setup, path)

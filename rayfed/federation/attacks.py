@@ -19,7 +19,7 @@ from rayfed.heterogeneity.faults import HONEST, Attack
 from rayfed.types import Broadcast, Params, Update, beyond_rank, is_statistic
 
 
-def attacked(task: Task, attack: Attack, scale: float) -> Task:
+def with_attack(task: Task, attack: Attack, scale: float) -> Task:
     """The task of the training exchange as a client with this attack runs it.
 
     Args:

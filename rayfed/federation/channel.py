@@ -83,7 +83,7 @@ KINDS: tuple[Kind, ...] = ("clip", "noise", "top_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class ChannelStage:
     """A stage of the channel that has a strength; exactly one is set.
 
     Attributes:
@@ -114,7 +114,7 @@ class Stage:
         return names[0]
 
 
-ChannelConfig: TypeAlias = tuple[Literal["fp16", "int8"] | Stage, ...]
+ChannelConfig: TypeAlias = tuple[Literal["fp16", "int8"] | ChannelStage, ...]
 """The config value `channel`: the stages in the order in which they are applied."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.attacks import attacked
+from rayfed.federation.attacks import with_attack
 from rayfed.federation.channel import OPEN, Channel
 from rayfed.federation.executor import Call, Executor, Task
 from rayfed.federation.train_config import TrainConfig
@@ -272,7 +272,7 @@ class Cohort:
             return task
         if self.faults is not None:
             profile = self.faults.profiles[cid]
-            task = attacked(task, profile.attack, profile.attack_scale)
+            task = with_attack(task, profile.attack, profile.attack_scale)
         return self.channel.wrap(task)
 
     def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:

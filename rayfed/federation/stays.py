@@ -31,7 +31,7 @@ NORM = "norm"
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
-def staying(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
+def names_that_stay(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
     """Global names of the trained tensors that stay at the client.
 
     Args:
@@ -66,7 +66,7 @@ def _matches(rule: str, name: str) -> bool:
         raise ConfigError(f"local.stays: {rule!r} is not a regular expression: {err}") from err
 
 
-def seen(sent: Broadcast, stays: Collection[str], values: Params) -> Broadcast:
+def add_own(sent: Broadcast, stays: Collection[str], values: Params) -> Broadcast:
     """The message as the client's code sees it: at its rank, and with its own values of what stays.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.clients import ClientTable, Integers, Names
+from rayfed.clients import ClientNames, ClientTable, Integers
 from rayfed.errors import ConfigError, one_line
 from rayfed.seeds import generator
 
@@ -35,7 +35,7 @@ class Devices:
         bandwidth: Bytes per second of each device, shape (D,).
     """
 
-    clients: Names
+    clients: ClientNames
     which: Integers
     speed: Numbers
     bandwidth: Numbers
@@ -59,7 +59,7 @@ class Sessions:
         period: Seconds after which the sessions of a device are repeated, shape (D,).
     """
 
-    clients: Names
+    clients: ClientNames
     which: Integers
     first: Integers
     start: Numbers

@@ -61,7 +61,7 @@ class CoupledPrompts(nn.Module):
         return after
 
 
-class Bottleneck(nn.Module):
+class PairedBottleneck(nn.Module):
     """The layers of an adapter that belong to one tower."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -85,7 +85,7 @@ class PairedAdapters(nn.Module):
     ) -> None:
         super().__init__()
         self.image, self.text = (
-            nn.ModuleList(Bottleneck(width, hidden) for _ in range(count)) for width in widths
+            nn.ModuleList(PairedBottleneck(width, hidden) for _ in range(count)) for width in widths
         )
         self.shared = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(count))
         self.scale = scale

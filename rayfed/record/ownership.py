@@ -96,7 +96,7 @@ _unowned: set[str] = set()
 """Files that this process wrote into folders without a marker."""
 
 
-class Names:
+class FileList:
     """The list of one folder, with lines `+"file"`, `+"folder/"`, and `-"file"` for a removed file."""
 
     def __init__(self, root: Path) -> None:
@@ -186,15 +186,15 @@ def _is_below(name: str) -> bool:
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
-_lists: dict[Path, Names] = {}
+_lists: dict[Path, FileList] = {}
 _lock = threading.Lock()
 
 
-def names_of(root: Path) -> Names:
+def names_of(root: Path) -> FileList:
     """The list of a folder that has a marker."""
     root = root.absolute()
     with _lock:
-        return _lists.setdefault(root, Names(root))
+        return _lists.setdefault(root, FileList(root))
 
 
 def forget_names(root: Path) -> None:

@@ -54,7 +54,9 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
     return cells_text(found, scale, given.get("seed") or ", ".join(map(str, found.seeds)), cells)
 
 
-def cells_text(table: papers.Table, scale: str, seeds: str, cells: Sequence[tuple[str, str, Config]]) -> str:
+def cells_text(
+    table: papers.PaperTable, scale: str, seeds: str, cells: Sequence[tuple[str, str, Config]]
+) -> str:
     """Cells of a paper's table, with what each trains with and on, its published numbers, and notes.
 
     Args:
@@ -187,7 +189,7 @@ def published(numbers: Any) -> str:
     return " ".join(" ".join(f"({n:g})" if i else f"{n:g}" for i, n in enumerate(pair)) for pair in pairs)
 
 
-def notes(table: papers.Table, scale: str, ships: bool) -> list[str]:
+def notes(table: papers.PaperTable, scale: str, ships: bool) -> list[str]:
     """Lines below the matrix: measures, selection of the round, origin of the data, and what we chose.
 
     Args:

@@ -59,7 +59,7 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class HeldOutScore:
     """Scores of one algorithm with one domain held out.
 
     Attributes:
@@ -121,7 +121,7 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     return domains, means | ({"personal": _mean(personal.values())} if personal else {})
 
 
-def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -> Outcome:
+def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -> HeldOutScore:
     """Scores of a finished run with a held-out domain, after checking its manifest (`check_unseen`).
 
     Args:
@@ -136,7 +136,7 @@ def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -
     last = selected(history[-1:])
     domains, best = scores(folder, chosen["round"])
     final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
-    return Outcome(
+    return HeldOutScore(
         algorithm=algorithm,
         held_out=held_out,
         round=chosen["round"],
@@ -210,7 +210,7 @@ def title_of(config: Config, how: str) -> str:
     )
 
 
-def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Table:
+def by_target(found: Sequence[HeldOutScore], title: str, ties: Ties = "first") -> Table:
     """One row per held-out domain and algorithm, and their means; the notes name the selected round."""
     targets = list(dict.fromkeys(o.held_out for o in found))
     shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in found)]
@@ -230,7 +230,7 @@ def by_target(found: Sequence[Outcome], title: str, ties: Ties = "first") -> Tab
     return Table(title, columns, tuple(rows), notes)
 
 
-def by_measure(found: Sequence[Outcome]) -> Table:
+def by_measure(found: Sequence[HeldOutScore]) -> Table:
     """One row per measure and algorithm, one column per held-out domain, and the mean."""
     rows = []
     for measure, label in MEASURES.items():
@@ -243,7 +243,7 @@ def by_measure(found: Sequence[Outcome]) -> Table:
     return Table("by held-out domain", ("measure", "method", *targets, "AVG"), tuple(rows))
 
 
-def _mean_of(outcomes: Sequence[Outcome], measure: str) -> float | None:
+def _mean_of(outcomes: Sequence[HeldOutScore], measure: str) -> float | None:
     values = [o.measures[measure] for o in outcomes if measure in o.measures]
     return _mean(values) if values else None
 

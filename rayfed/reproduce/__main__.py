@@ -18,7 +18,7 @@ from rayfed.terminal.stages import Screen, screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
 if TYPE_CHECKING:
-    from rayfed.reproduce.job import Job
+    from rayfed.reproduce.job import TableJob
     from rayfed.reproduce.results import Reproduction
 
 USAGE = """\
@@ -63,7 +63,7 @@ def parser() -> Arguments:
     return found
 
 
-def job_of(args: argparse.Namespace) -> Job:
+def job_of(args: argparse.Namespace) -> TableJob:
     """The checked job of a command line.
 
     Raises:
@@ -106,7 +106,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def small_scale_named(job: Job) -> Iterator[None]:
+def small_scale_named(job: TableJob) -> Iterator[None]:
     """Let an error about missing data of a paper name the scale that needs none."""
     try:
         yield
@@ -116,11 +116,11 @@ def small_scale_named(job: Job) -> Iterator[None]:
         raise
 
 
-def _run(job: Job, args: argparse.Namespace) -> Reproduction:
+def _run(job: TableJob, args: argparse.Namespace) -> Reproduction:
     """Run the job, with a table that fills on a terminal and lines of text elsewhere."""
-    from rayfed.reproduce.run import Progress, live_table, reproduce
+    from rayfed.reproduce.run import JobProgress, live_table, reproduce
 
-    progress = Progress(job, command_line())
+    progress = JobProgress(job, command_line())
     quiet = args.quiet or args.json
     _announce(job, quiet)
     try:
@@ -138,7 +138,7 @@ def _teller(quiet: bool) -> Callable[[str], None]:
     return (lambda _: None) if quiet else say
 
 
-def _announce(job: Job, quiet: bool) -> None:
+def _announce(job: TableJob, quiet: bool) -> None:
     """Say what is run, and where."""
     if not quiet:
         seeds = ", ".join(map(str, job.seeds))
@@ -148,7 +148,7 @@ def _announce(job: Job, quiet: bool) -> None:
         )
 
 
-def _plan(job: Job) -> None:
+def _plan(job: TableJob) -> None:
     """Print the matrix, then the estimate."""
     from rayfed.report.matrix import cells_text
     from rayfed.reproduce.estimate import cost_of, in_words

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from rayfed.doctor.diagnosis import diagnose, estimate
 from rayfed.engine.measurement import costs
 from rayfed.experiment.parts import Plan
-from rayfed.reproduce.job import Job, JobCell, Plans, share
+from rayfed.reproduce.job import JobCell, Plans, TableJob, share
 from rayfed.terminal.console import size
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class JobCost:
     """Estimated cost of the cells of a job that are not finished.
 
     Attributes:
@@ -48,7 +48,7 @@ class Cost:
     problems: Sequence[str]
 
 
-def cost_of(job: Job, waiting: Sequence[JobCell]) -> Cost:
+def cost_of(job: TableJob, waiting: Sequence[JobCell]) -> JobCost:
     """Measure one client of the first cell, and estimate all cells from it.
 
     A setting is prepared once; its other cells are taken to have as much work, with as many bytes.
@@ -81,7 +81,7 @@ def cost_of(job: Job, waiting: Sequence[JobCell]) -> Cost:
             state = found.measured.state_bytes + found.measured.store_bytes * len(experiment.clients)
             disk += (cell.config.checkpoint.keep + 1) * state
             runs += 1
-    return Cost(
+    return JobCost(
         cells=len(waiting),
         runs=runs,
         actor_hours=seconds / HOUR,
@@ -103,7 +103,7 @@ def _prepared(plans: Plans, setting: str, waiting: Sequence[JobCell]) -> Plan:
     return plans.of(next(cell for cell in waiting if cell.setting == setting))
 
 
-def in_words(found: Cost) -> str:
+def in_words(found: JobCost) -> str:
     """The estimate as text."""
     hours = f"{found.actor_hours * found.gpus:.2g} GPU-hours, " if found.gpus else "no GPU, "
     hours += f"{found.actor_hours * found.cpus:.2g} CPU-hours"

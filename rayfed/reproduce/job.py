@@ -90,7 +90,7 @@ class JobCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TableJob:
     """A checked job.
 
     Attributes:
@@ -104,7 +104,7 @@ class Job:
         cells: All runs, those of the first seed first.
     """
 
-    table: papers.Table
+    table: papers.PaperTable
     scale: str
     overrides: tuple[str, ...]
     path: Path
@@ -125,7 +125,7 @@ def make_job(
     seeds: int | None = None,
     chosen: Sequence[str] = (),
     overrides: Sequence[str] = (),
-) -> Job:
+) -> TableJob:
     """Check what is asked for, and compose the config of every cell; nothing is written.
 
     Args:
@@ -159,7 +159,7 @@ def make_job(
         raise ConfigError(f"{experiment}: two of its rows or settings differ in signs only; rename one")
     rows = dict.fromkeys(row for row, _ in pairs)
     settings = dict.fromkeys(setting for _, setting in pairs)
-    return Job(
+    return TableJob(
         table=table,
         scale=scale,
         overrides=own,
@@ -171,7 +171,7 @@ def make_job(
     )
 
 
-def check_same(job: Job) -> None:
+def check_same(job: TableJob) -> None:
     """Check that the folder of a job that is continued belongs to the same job.
 
     Raises:
@@ -197,7 +197,7 @@ def check_same(job: Job) -> None:
                 )
 
 
-def _table(experiment: str) -> papers.Table:
+def _table(experiment: str) -> papers.PaperTable:
     from rayfed.config.compose import folder
 
     found = papers.tables(folder())
@@ -226,7 +226,9 @@ def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
     return tuple(sorted(own)), output
 
 
-def _check_methods(table: papers.Table, pairs: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+def _check_methods(
+    table: papers.PaperTable, pairs: Sequence[tuple[str, str]], overrides: Sequence[str]
+) -> None:
     """Refuse overrides that would put another method, or another variant of it, beside a published number."""
     for key in (text.partition("=")[0] for text in overrides):
         rows = [row for row, _ in pairs if key in METHOD or (key in table.rows[row] and _is_of_method(key))]
@@ -241,7 +243,7 @@ def _is_of_method(key: str) -> bool:
     return key.startswith(("server.", "local."))
 
 
-def _folder_name(table: papers.Table, scale: str, overrides: Sequence[str]) -> str:
+def _folder_name(table: papers.PaperTable, scale: str, overrides: Sequence[str]) -> str:
     """Name of the default folder: the same for the same results."""
     name = f"reproduce-{_slug(table.name)}-{scale}"
     keys = [text for text in overrides if not is_harmless(text.partition("=")[0])]
@@ -253,7 +255,7 @@ def is_harmless(key: str) -> bool:
     return not any(changes(None, "another value", key))
 
 
-def _pairs(table: papers.Table, scale: str, chosen: Sequence[str]) -> list[tuple[str, str]]:
+def _pairs(table: papers.PaperTable, scale: str, chosen: Sequence[str]) -> list[tuple[str, str]]:
     """Rows and settings of the cells, setting by setting."""
     settings: Mapping[str, Any] = table.scaled_settings(scale)
     every = [(row, setting) for setting in settings for row in table.rows]
@@ -273,7 +275,13 @@ def _pairs(table: papers.Table, scale: str, chosen: Sequence[str]) -> list[tuple
 
 
 def _cell(
-    table: papers.Table, scale: str, row: str, setting: str, seed: int, overrides: Sequence[str], path: Path
+    table: papers.PaperTable,
+    scale: str,
+    row: str,
+    setting: str,
+    seed: int,
+    overrides: Sequence[str],
+    path: Path,
 ) -> JobCell:
     from rayfed.config.schema import compatible_parts, load_config
 
@@ -342,7 +350,7 @@ class Plans:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ClusterShare:
     """Division of a cluster among the cells that run side by side.
 
     Attributes:
@@ -362,7 +370,7 @@ class Share:
         return replace(before, actors=max(1, actors), cpus_per_actor=self.cpus, gpus_per_actor=self.gpus)
 
 
-def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]]) -> Share:
+def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]]) -> ClusterShare:
     """Divide the nodes among cells: as many at once as there is room for, with few actors each.
 
     A cell with one actor never waits for its slowest client, so that many small cells use a cluster best.
@@ -378,7 +386,7 @@ def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]
     from rayfed.executors.cluster import Wish, plan
 
     if wanted.executor == "inline":
-        return Share(lanes=1, actors=1, cpus=1.0, gpus=0.0)
+        return ClusterShare(lanes=1, actors=1, cpus=1.0, gpus=0.0)
     wish = Wish(
         actors="auto",
         cpus=wanted.cpus_per_actor,
@@ -386,10 +394,10 @@ def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]
         memory=wanted.memory_per_actor * GB,
     )
     most = 1_000_000  # more clients than any node has room for
-    whole: cluster.Plan = plan(wish, most, most, nodes)
+    whole: cluster.ActorPlan = plan(wish, most, most, nodes)
     actors = wanted.actors if isinstance(wanted.actors, int) else 0
     lanes = max(1, min(cells, whole.actors // actors if actors else whole.actors))
-    return Share(
+    return ClusterShare(
         lanes=lanes, actors=actors or max(1, whole.actors // lanes), cpus=whole.cpus, gpus=whole.gpus
     )
 

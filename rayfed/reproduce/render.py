@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 
 from rayfed.report.table import Table
-from rayfed.reproduce.results import FAILS, HOLDS, OPEN, Claim, Measure, Reproduction, Value
+from rayfed.reproduce.results import FAILS, HOLDS, OPEN, Measure, PaperClaim, Reproduction, Value
 from rayfed.terminal.fitting import fitted
 
 CLAIM_COLUMNS = (
@@ -85,7 +85,7 @@ def columns_of(measure: Measure) -> tuple[str, str, str]:
     return f"{measure.name} ({arrow})", "paper", "difference"
 
 
-def claim_cells(claim: Claim) -> tuple[str, ...]:
+def claim_cells(claim: PaperClaim) -> tuple[str, ...]:
     """The cells of an ordering, in the order of `CLAIM_COLUMNS`."""
     p = "" if claim.p is None else f"{claim.p:.3f}"
     return (
@@ -173,7 +173,7 @@ def csv_values(found: Reproduction) -> str:
 
 def csv_claims(found: Reproduction) -> str:
     """One line for each ordering, as CSV."""
-    return _csv([field.name for field in fields(Claim)], [asdict(claim) for claim in found.claims])
+    return _csv([field.name for field in fields(PaperClaim)], [asdict(claim) for claim in found.claims])
 
 
 def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:

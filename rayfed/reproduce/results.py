@@ -13,8 +13,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rayfed.config import papers
-from rayfed.config.papers import Table
-from rayfed.reproduce.job import EXAMPLES, STEPS, WITHOUT, Job, JobCell, better, is_harmless, rule_of, unit
+from rayfed.config.papers import PaperTable
+from rayfed.reproduce.job import EXAMPLES, STEPS, WITHOUT, TableJob, JobCell, better, is_harmless, rule_of, unit
 
 FORMAT = 1
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
@@ -57,7 +57,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class PaperClaim:
     """An ordering in the paper's numbers: by this measure, one row is better than another one.
 
     Attributes:
@@ -99,7 +99,7 @@ class Reproduction:
     selection: str
     cells: Sequence[Mapping[str, Any]]
     values: Sequence[Value]
-    claims: Sequence[Claim]
+    claims: Sequence[PaperClaim]
     notes: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ Finished = Mapping[str, tuple[str, Mapping[str, float]]]
 """Digest of the tensors and scores by measure of each finished cell, by its name."""
 
 
-def measures_of(job: Job) -> tuple[Measure, ...]:
+def measures_of(job: TableJob) -> tuple[Measure, ...]:
     """The measures of a job; where the paper prints no numbers, the mean over the domains.
 
     What the table has no score for (`papers.Table.scores`) is read from no run and stays empty.
@@ -138,7 +138,7 @@ def measures_of(job: Job) -> tuple[Measure, ...]:
     )
 
 
-def compare(job: Job, finished: Finished) -> Reproduction:
+def compare(job: TableJob, finished: Finished) -> Reproduction:
     """The table of a job, from the cells that are finished.
 
     Args:
@@ -184,7 +184,7 @@ def compare(job: Job, finished: Finished) -> Reproduction:
     )
 
 
-def beside(table: Table, setting: str, scale: str) -> str:
+def matching_setting(table: PaperTable, setting: str, scale: str) -> str:
     """The paper's setting whose numbers stand beside ours; empty: the paper prints none.
 
     It has the same name; at mini scale, where data sets differ, it is else the first one whose name contains
@@ -197,7 +197,7 @@ def beside(table: Table, setting: str, scale: str) -> str:
     return next((name for name in table.numbers if setting in name), next(iter(table.numbers)))
 
 
-def _by_seed(job: Job, finished: Finished) -> dict[tuple[str, str, str], dict[int, float]]:
+def _by_seed(job: TableJob, finished: Finished) -> dict[tuple[str, str, str], dict[int, float]]:
     """Score by seed of every setting, row and measure; the paper's table may leave out cells of the job."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for cell in job.cells:
@@ -209,8 +209,10 @@ def _by_seed(job: Job, finished: Finished) -> dict[tuple[str, str, str], dict[in
     return found
 
 
-def _value(job: Job, setting: str, row: str, place: int, measure: str, seeds: Mapping[int, float]) -> Value:
-    where = beside(job.table, setting, job.scale)
+def _value(
+    job: TableJob, setting: str, row: str, place: int, measure: str, seeds: Mapping[int, float]
+) -> Value:
+    where = matching_setting(job.table, setting, job.scale)
     paper, paper_sd = _published(job.table.numbers.get(where, {}).get(row), place)
     ours = list(seeds.values())
     mean = fmean(ours) if ours else None
@@ -241,7 +243,7 @@ def _published(numbers: Any, place: int) -> tuple[float | None, float | None]:
 
 def _claims(
     measure: Measure, values: Sequence[Value], by_seed: Mapping[tuple[str, str, str], Mapping[int, float]]
-) -> Iterator[Claim]:
+) -> Iterator[PaperClaim]:
     """Claims of the paper's numbers in a setting: the best row beats each, and each beats the next."""
     sign = 1 if measure.better == "higher" else -1
     ranked = sorted((v for v in values if v.paper is not None), key=lambda v: -sign * (v.paper or 0.0))
@@ -255,7 +257,7 @@ def _claims(
         common = sorted(seeds[0].keys() & seeds[1].keys())
         ours = [seeds[0][seed] - seeds[1][seed] for seed in common]
         verdict, p = judge([sign * difference for difference in ours])
-        yield Claim(
+        yield PaperClaim(
             setting=first.setting,
             measure=measure.name,
             better=first.row,
@@ -290,7 +292,7 @@ def judge(differences: Sequence[float]) -> tuple[str, float | None]:
     return (HOLDS if fmean(differences) > 0 else FAILS), p
 
 
-def _cell(job: Job, cell: JobCell, finished: Finished) -> dict[str, Any]:
+def _cell(job: TableJob, cell: JobCell, finished: Finished) -> dict[str, Any]:
     digest, scores = finished.get(cell.name, (None, {}))
     return {
         "row": cell.row,
@@ -302,7 +304,7 @@ def _cell(job: Job, cell: JobCell, finished: Finished) -> dict[str, Any]:
     }
 
 
-def _steps(job: Job, finished: Finished) -> Iterator[str]:
+def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
     """Steps of the rows of each setting, and the override that makes them equal if they differ."""
     for setting in job.settings:
         rows = {}
@@ -327,7 +329,7 @@ def _steps(job: Job, finished: Finished) -> Iterator[str]:
             )
 
 
-def _without(job: Job, finished: Finished) -> Iterator[str]:
+def _without(job: TableJob, finished: Finished) -> Iterator[str]:
     """The scores of each setting's rows without what the tuning trains, and without the head."""
     for setting in job.settings:
         for what in WITHOUT:
@@ -343,7 +345,7 @@ def _without(job: Job, finished: Finished) -> Iterator[str]:
                 yield f"{setting}: mean over domains of {model}: {each}"
 
 
-def _notes(job: Job, values: Sequence[Value], scores: Finished) -> Iterator[str]:
+def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator[str]:
     """Sentences below the table."""
     seeds = ", ".join(map(str, job.seeds))
     yield f"ours: mean and sample standard deviation over the seeds {seeds}"

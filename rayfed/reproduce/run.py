@@ -25,10 +25,10 @@ from rayfed.reproduce import render
 from rayfed.reproduce.job import (
     KIND,
     MANIFEST,
-    Job,
+    ClusterShare,
     JobCell,
     Plans,
-    Share,
+    TableJob,
     check_same,
     read_scores,
     read_steps,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """The state of a job while it runs.
 
     Attributes:
@@ -60,13 +60,13 @@ class Progress:
         on_change: Called after every change, and every second.
     """
 
-    job: Job
+    job: TableJob
     again: str = ""
     finished: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     stage: str = ""
-    on_change: Callable[[Progress], None] = lambda _: None
+    on_change: Callable[[JobProgress], None] = lambda _: None
 
     @property
     def waiting(self) -> list[JobCell]:
@@ -85,7 +85,9 @@ LOOK = 1.0  # seconds between two looks at the cells that run
 Tell = Callable[[str], None]
 
 
-def reproduce(job: Job, tell: Tell = lambda _: None, progress: Progress | None = None) -> Reproduction:
+def reproduce(
+    job: TableJob, tell: Tell = lambda _: None, progress: JobProgress | None = None
+) -> Reproduction:
     """Run every cell of a job that is not finished, and write its table.
 
     A cell that was interrupted continues after its last checkpoint.
@@ -103,7 +105,7 @@ def reproduce(job: Job, tell: Tell = lambda _: None, progress: Progress | None =
         PartsFailedError: Some cells failed; the others are finished.
         ClusterError: Ray was lost.
     """
-    progress = progress or Progress(job)
+    progress = progress or JobProgress(job)
     mark = mark_of(job.path)
     again = mark is not None and mark.kind == KIND
     if again:
@@ -129,7 +131,7 @@ def reproduce(job: Job, tell: Tell = lambda _: None, progress: Progress | None =
 
 
 @contextmanager
-def _claimed(job: Job, again: bool, seen: str) -> Iterator[None]:
+def _claimed(job: TableJob, again: bool, seen: str) -> Iterator[None]:
     """Hold the folder of a job while the block runs; `seen` is what `look` said of a new one."""
     if not again:
         with folders.claim(job.path, seen, kind=KIND):
@@ -140,7 +142,7 @@ def _claimed(job: Job, again: bool, seen: str) -> Iterator[None]:
         yield
 
 
-def _failure(progress: Progress) -> PartsFailedError:
+def _failure(progress: JobProgress) -> PartsFailedError:
     """The error that names every cell that failed."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in progress.failed.items())
     count = len(progress.job.cells)
@@ -149,13 +151,13 @@ def _failure(progress: Progress) -> PartsFailedError:
     return error
 
 
-def read_finished(job: Job) -> dict[str, tuple[str, dict[str, float]]]:
+def read_finished(job: TableJob) -> dict[str, tuple[str, dict[str, float]]]:
     """Digest and scores of the cells that earlier commands finished, by name."""
     done = [cell for cell in job.cells if cell.record.exists() and (cell.path / "config.yaml").exists()]
     return {cell.name: (str(read_json(cell.record, dict)["sha256"]), _scores(job, cell)) for cell in done}
 
 
-def _scores(job: Job, cell: JobCell) -> dict[str, float]:
+def _scores(job: TableJob, cell: JobCell) -> dict[str, float]:
     """Scores of a cell by measure, without adapters and head, and how often its clients trained."""
     names = {measure.name: measure.score for measure in measures_of(job) if measure.score}
     columns = job.table.columns.get(cell.setting, ())
@@ -164,7 +166,7 @@ def _scores(job: Job, cell: JobCell) -> dict[str, float]:
     return scores | read_without(cell.path, cell.config) | read_steps(cell.path, cell.config)
 
 
-def write_tables(found: Reproduction, job: Job) -> None:
+def write_tables(found: Reproduction, job: TableJob) -> None:
     """Write the table in all its forms."""
     write_text(job.path / RESULT, to_json(found.as_dict(), indent=1) + "\n")
     write_text(job.path / "table.md", render.markdown(found))
@@ -174,7 +176,7 @@ def write_tables(found: Reproduction, job: Job) -> None:
     write_text(job.path / "table.html", render.page(found))
 
 
-def _check(progress: Progress, plans: Plans) -> None:
+def _check(progress: JobProgress, plans: Plans) -> None:
     """Prepare one cell of every row and setting, so that what cannot be run is found first."""
     seen = set()
     for cell in progress.waiting:
@@ -183,7 +185,7 @@ def _check(progress: Progress, plans: Plans) -> None:
             plans.of(cell)
 
 
-def _finishing(progress: Progress, plans: Plans) -> Generator[tuple[JobCell, str, float], None, None]:
+def _finishing(progress: JobProgress, plans: Plans) -> Generator[tuple[JobCell, str, float], None, None]:
     """Run the cells that are not finished; yields each one that is, its digest and its seconds."""
     waiting = progress.waiting
     if not waiting:
@@ -218,11 +220,11 @@ def _actors(count: int) -> str:
 
 
 def _side_by_side(
-    progress: Progress,
+    progress: JobProgress,
     plans: Plans,
     waiting: Sequence[JobCell],
     sessions: Sequence[Session],
-    part: Share,
+    part: ClusterShare,
     link: Connection,
 ) -> Iterator[tuple[JobCell, str, float]]:
     """Run cells in threads, one for each session."""
@@ -269,7 +271,7 @@ def _end(pool: ThreadPoolExecutor) -> None:
 
 
 def _outcome(
-    progress: Progress, cell: JobCell, result: Callable[[], tuple[str, float]]
+    progress: JobProgress, cell: JobCell, result: Callable[[], tuple[str, float]]
 ) -> Iterator[tuple[JobCell, str, float]]:
     """The digest and the seconds of a cell; one that failed is noted, and the others go on."""
     try:
@@ -282,7 +284,7 @@ def _outcome(
 
 
 def _run(
-    progress: Progress, plans: Plans, cell: JobCell, part: Share | None, session: Session
+    progress: JobProgress, plans: Plans, cell: JobCell, part: ClusterShare | None, session: Session
 ) -> tuple[str, float]:
     """Run or continue a cell; returns the digest of its tensors and its seconds."""
     began = time.perf_counter()
@@ -298,7 +300,7 @@ def _run(
     return digest, round(time.perf_counter() - began, 1)
 
 
-def _placed(plan: Plan, part: Share) -> Plan:
+def _placed(plan: Plan, part: ClusterShare) -> Plan:
     """The plan of a cell, and of its folds, with its part of the cluster."""
     config = replace(plan.config, cluster=part.config(plan.config.cluster, plan))
     return replace(
@@ -306,7 +308,7 @@ def _placed(plan: Plan, part: Share) -> Plan:
     )
 
 
-def _line(progress: Progress, cell: JobCell, seconds: float) -> str:
+def _line(progress: JobProgress, cell: JobCell, seconds: float) -> str:
     """A line about a finished cell."""
     scores = progress.finished[cell.name][1]
     numbers = "  ".join(f"{name} {render.number(value)}" for name, value in scores.items())
@@ -314,7 +316,7 @@ def _line(progress: Progress, cell: JobCell, seconds: float) -> str:
     return f"{done}  {cell.row}, {cell.setting}, seed {cell.seed}  {numbers}  {seconds:.0f} s"
 
 
-def table_of(progress: Progress) -> Table:
+def table_of(progress: JobProgress) -> Table:
     """The table as it is now: our means, the paper's numbers, and how far each row is."""
     from rich.table import Table
 
@@ -335,7 +337,7 @@ def table_of(progress: Progress) -> Table:
     return table
 
 
-def _state(progress: Progress, setting: str, row: str) -> str:
+def _state(progress: JobProgress, setting: str, row: str) -> str:
     """Number of finished cells of a row, and the progress of those that run."""
     mine = [cell for cell in progress.job.cells if (cell.setting, cell.row) == (setting, row)]
     words = [f"{sum(cell.name in progress.finished for cell in mine)}/{len(mine)}"]
@@ -355,7 +357,7 @@ def _round_of(path: Path, rounds: int) -> str:
 
 
 @contextmanager
-def live_table(progress: Progress) -> Iterator[Callable[[str], None]]:
+def live_table(progress: JobProgress) -> Iterator[Callable[[str], None]]:
     """Show the table on the terminal while the block runs; yields what writes a line above it."""
     from rich.console import Console
     from rich.live import Live
@@ -365,7 +367,7 @@ def live_table(progress: Progress) -> Iterator[Callable[[str], None]]:
     shown = 0.0
     with Live(table_of(progress), console=console, transient=True, auto_refresh=False) as live:
 
-        def change(now: Progress) -> None:
+        def change(now: JobProgress) -> None:
             nonlocal shown
             if time.monotonic() - shown > 1.0:
                 shown = time.monotonic()

@@ -21,7 +21,9 @@ weight of its projection without calling the layer, so an adapter there would ha
 """
 
 
-def called(module: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+def called_layers(
+    module: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]
+) -> dict[str, nn.Module]:
     """The layers of these types that a forward pass calls, by name within the module.
 
     Left out are the layers inside PyTorch's attention, and the joint layer of queries, keys and values of
@@ -55,7 +57,7 @@ def chosen_layers(model: Backbone, sites: Sequence[str], named: Mapping[str, Seq
     Raises:
         ConfigError: The model has no uniform blocks, an expression matches no layer, or nothing is chosen.
     """
-    layers = list(called(model.stack.get_submodule("0"), nn.Linear))
+    layers = list(called_layers(model.stack.get_submodule("0"), nn.Linear))
     chosen = sorted({layer for site in sites for layer in _matches(site, layers, named, model.label)})
     if not chosen:
         missed = f"{list(sites)} match no linear layer in a block of {model.label!r}"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import called
+from rayfed.tuning.sites import called_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ScaleShift:
     train_head: bool = True
 
     def apply(self, model: Backbone) -> Backbone:
-        layers = called(model.net, (nn.Linear, nn.Conv2d, nn.LayerNorm))
+        layers = called_layers(model.net, (nn.Linear, nn.Conv2d, nn.LayerNorm))
         if not layers:
             raise ConfigError(
                 f"tuning.name: {model.label!r} has no linear layer, convolution or LayerNorm to scale and "

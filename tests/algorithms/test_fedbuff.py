@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algorithms.fedbuff import FedBuff
-from rayfed.clients import ByClient, ClientTable, Names
+from rayfed.clients import ByClient, ClientNames, ClientTable
 from rayfed.engine.loop import Experiment, run_rounds
 from rayfed.errors import ConfigError
 from rayfed.federation.cohort import ClientInfo
@@ -46,8 +46,8 @@ def played(server, names, rounds, clock=True, state=None, dropout=0.0, together=
     profile = Profile(availability=1.0, dropout=dropout, speed=1.0, bandwidth=None)
     faults = Faults(
         seed=0,
-        profiles=ByClient(Names(names), [profile], torch.zeros(len(names), dtype=torch.long).numpy()),
-        work=ByClient(Names(names), [SECONDS[n] for n in names], torch.arange(len(names)).numpy()),
+        profiles=ByClient(ClientNames(names), [profile], torch.zeros(len(names), dtype=torch.long).numpy()),
+        work=ByClient(ClientNames(names), [SECONDS[n] for n in names], torch.arange(len(names)).numpy()),
         seconds_per_example=1.0 if clock else None,
     )
     experiment = Experiment(

@@ -17,7 +17,7 @@ from rayfed.data.examples import ClientData, Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.federation.method import METHODS
-from rayfed.federation.stays import STAYS, keep_own, seen, staying
+from rayfed.federation.stays import STAYS, add_own, keep_own, names_that_stay
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.seeds import seeded
 from rayfed.tuning.base import copies, load
@@ -89,14 +89,14 @@ class Here:
             client = Client(
                 call.client, self.model, data, config, rng, store, objective=squares, stays=self.stays
             )
-            return keep_own(call.task(client, seen(call.sent, self.stays, values)), client)
+            return keep_own(call.task(client, add_own(call.sent, self.stays, values)), client)
 
 
 def played(method, server, local, rounds):
     """After every round, the values of the server and of each client's own tensors."""
     options = {**server.tuning, **local.tuning}
     model = Line(options, trains_norm=method == "fedbn")
-    stays = staying(model, local.stays)
+    stays = names_that_stay(model, local.stays)
     executor = Here(model, stays)
     clients = {cid: ClientInfo(domain=cid, num_examples=len(rows)) for cid, rows in DATA.items()}
     state = server.start({n: v for n, v in executor.start.items() if n not in stays})

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from rayfed.clients import ByClient, ClientInfo, ClientTable, Names
+from rayfed.clients import ByClient, ClientInfo, ClientNames, ClientTable
 
 INFOS = {
     "b2-photo": ClientInfo(domain="photo", num_examples=3),
@@ -28,7 +28,7 @@ def test_a_table_is_the_mapping_it_was_made_from_in_its_order():
 
 
 def test_one_of_a_few_values_for_each_client():
-    names = Names(INFOS)
+    names = ClientNames(INFOS)
     own = ByClient(names, (0.5, None), [1, 0, 0])
     assert dict(own) == {"b2-photo": None, "a1-photo": 0.5, "zäh": 0.5}
     assert own.different == (0.5, None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayfed.data.embedded import styles
-from rayfed.data.embedded.glyphs import TEXT_FONTS, Jitter, handwriting, render, strip, warp
+from rayfed.data.embedded.glyphs import TEXT_FONTS, GlyphJitter, handwriting, render, strip, warp
 from rayfed.seeds import generator
 
 NAME = "digits-five-mini"
@@ -122,7 +122,7 @@ def _handwritten(
 ) -> _Part:
     samples = np.concatenate(share)
     rng = generator(_SEED, NAME, domain)
-    ink = warp(masks[torch.from_numpy(samples)], Jitter(), rng)
+    ink = warp(masks[torch.from_numpy(samples)], GlyphJitter(), rng)
     return _Part(
         images=styles.to_uint8(_dress(domain, ink, photos, rng)),
         labels=labels[samples],
@@ -174,7 +174,7 @@ def _digit_masks(fonts: Sequence[str]) -> Tensor:
 def _single_digits(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
     """Masks of digits in many fonts, rotated and scaled, shape (n, SIDE, SIDE)."""
     masks = _digit_masks(TEXT_FONTS)[rng.integers(len(TEXT_FONTS), size=len(labels)), labels]
-    return warp(masks, Jitter(rotate_deg=35, scale=(0.7, 1.4), stretch=0.3, shear=0.3, shift=0.12), rng)
+    return warp(masks, GlyphJitter(rotate_deg=35, scale=(0.7, 1.4), stretch=0.3, shear=0.3, shift=0.12), rng)
 
 
 def _house_numbers(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
@@ -187,4 +187,4 @@ def _house_numbers(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
         present = torch.from_numpy(rng.random(n) < 0.75)[:, None, None]
         beside.append(masks[fonts, rng.integers(len(CLASSES), size=n)] * present)
     row = strip(beside[0], masks[fonts, labels], beside[1])
-    return warp(row, Jitter(rotate_deg=12, scale=(0.9, 1.3), stretch=0.3, shear=0.15, shift=0.05), rng)
+    return warp(row, GlyphJitter(rotate_deg=12, scale=(0.9, 1.3), stretch=0.3, shear=0.15, shift=0.05), rng)

@@ -115,7 +115,7 @@ def enlarge(small: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jitter:
+class GlyphJitter:
     """Limits of random geometric changes of a glyph, which are uniform and symmetric about no change.
 
     Attributes:
@@ -145,7 +145,7 @@ def normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
-def warp(masks: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
+def warp(masks: Tensor, jitter: GlyphJitter, rng: np.random.Generator) -> Tensor:
     """Shift, rotate, stretch and bend every mask by random amounts.
 
     Args:

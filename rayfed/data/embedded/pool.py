@@ -17,7 +17,7 @@ from rayfed.data.embedded import styles
 from rayfed.data.embedded.glyphs import (
     CANVAS,
     TEXT_FONTS,
-    Jitter,
+    GlyphJitter,
     enlarge,
     normal,
     render,
@@ -46,7 +46,7 @@ _PATH_POINTS = 40
 _SEED = 11
 
 
-_JITTER = Jitter(rotate_deg=25, scale=(0.75, 1.35), stretch=0.3, shear=0.3, shift=0.08, elastic=0.03)
+_JITTER = GlyphJitter(rotate_deg=25, scale=(0.75, 1.35), stretch=0.3, shear=0.3, shift=0.08, elastic=0.03)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class PoolStyle:
         grain: Largest standard deviation of the noise.
     """
 
-    jitter: Jitter = _JITTER
+    jitter: GlyphJitter = _JITTER
     coarse: float = 0.3
     neighbours: float = 0.25
     photo: float = 0.3
@@ -80,7 +80,7 @@ class PoolStyle:
         jitter = self.jitter
         return replace(
             self,
-            jitter=Jitter(
+            jitter=GlyphJitter(
                 rotate_deg=by * jitter.rotate_deg,
                 scale=(1 + by * (jitter.scale[0] - 1), 1 + by * (jitter.scale[1] - 1)),
                 stretch=by * jitter.stretch,

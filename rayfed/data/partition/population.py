@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.clients import ClientTable, Names
+from rayfed.clients import ClientNames, ClientTable
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.dealing import Indices, stratified_order
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition, union
@@ -29,7 +29,7 @@ from rayfed.seeds import generator
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class SamplePool:
     """Samples from which the clients of a domain draw, sorted by class.
 
     Attributes:
@@ -41,7 +41,7 @@ class Pool:
     counts: Indices
 
     @classmethod
-    def of(cls, rows: Indices, labels: NDArray[np.int64], classes: NDArray[np.int64]) -> Pool:
+    def of(cls, rows: Indices, labels: NDArray[np.int64], classes: NDArray[np.int64]) -> SamplePool:
         """The pool of these samples. Args: labels: of all samples. classes: of the domain, ascending."""
         own = labels[rows]
         counts = np.searchsorted(np.sort(own), classes, side="right")
@@ -80,15 +80,15 @@ class Domain:
 
     name: str
     clients: int
-    train: Pool
-    val: Pool
+    train: SamplePool
+    val: SamplePool
     test: Indices
 
     def replaced(self, new: Callable[[Indices], Indices], labels: NDArray[np.int64]) -> Domain:
         """The domain with other samples. Args: new: those for these. labels: of all of the new ones."""
         train, val = new(self.train.rows), new(self.val.rows)
         classes = np.unique(labels[np.append(train, val)])
-        drawn = [Pool.of(rows, labels, classes) for rows in (train, val)]
+        drawn = [SamplePool.of(rows, labels, classes) for rows in (train, val)]
         return replace(self, train=drawn[0], val=drawn[1], test=new(self.test))
 
 
@@ -124,7 +124,7 @@ def domain_of(
         )
     order = stratified_order(labels[pool], generator(seed, "population", name, "val"))
     classes = np.unique(labels[pool])
-    val, train = (Pool.of(np.sort(rows), labels, classes) for rows in np.split(pool[order], [num_val]))
+    val, train = (SamplePool.of(np.sort(rows), labels, classes) for rows in np.split(pool[order], [num_val]))
     return Domain(name=name, clients=clients, train=train, val=val, test=test)
 
 
@@ -159,7 +159,7 @@ class Population(Sequence[ClientSplit]):
         counts = [domain.clients for domain in domains]
         of = np.repeat(np.arange(len(domains), dtype=np.int32), counts)
         width = len(str(len(of) - 1))
-        self.names = Names(f"c{i:0{width}d}-{domains[d].name}" for i, d in enumerate(of.tolist()))
+        self.names = ClientNames(f"c{i:0{width}d}-{domains[d].name}" for i, d in enumerate(of.tolist()))
         sizes = np.concatenate([self._sizes(domain) for domain in domains])
         sizes = np.maximum(sizes, smallest_part(data, 1, MOST_TRIED))
         val = split_sizes(data, sizes)[1]

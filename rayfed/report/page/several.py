@@ -43,15 +43,15 @@ from rayfed.report.page.parts import (
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.single import (
     NOT_COMPARED,
-    again,
     bytes_of,
+    config_text,
     cumulative,
     flat,
+    repeat_command,
     seconds_of,
     sections,
     single_page,
     spread_table,
-    word,
 )
 from rayfed.report.protocols import TABLES, methods_in
 from rayfed.report.table import Table, total_cost, total_steps
@@ -229,7 +229,11 @@ def find(path: Path) -> Found:
         title = first.run.tables.name
     heading, tables = "The protocol", protocol_tables(path)
     return Found(
-        title=title, members=members, heading=heading, tables=tables, repeat=again(path / "config.yaml")
+        title=title,
+        members=members,
+        heading=heading,
+        tables=tables,
+        repeat=repeat_command(path / "config.yaml"),
     )
 
 
@@ -271,7 +275,7 @@ def _sweep(path: Path) -> Found:
         raise ConfigError(f"{path}: none of the sweep's trials has begun; there is nothing to report yet")
     tables = [_trials(path, space)] if (path / "trials.parquet").exists() else []
     best = path / "best.yaml"
-    repeat = again(best) if best.exists() else ""
+    repeat = repeat_command(best) if best.exists() else ""
     return Found(title=f"Sweep {name}", members=members, heading="Trials", tables=tables, repeat=repeat)
 
 
@@ -292,7 +296,7 @@ def _trials(path: Path, space: Sequence[str]) -> Grid:
 
 
 def _cell(value: Any) -> Cell:
-    return value if isinstance(value, str | int | float) or value is None else word(value)
+    return value if isinstance(value, str | int | float) or value is None else config_text(value)
 
 
 def _reproduction(path: Path) -> Found:
@@ -354,7 +358,7 @@ def _claims(tree: Mapping[str, Any]) -> Grid:
     return Grid(title="Orderings of the paper", caption=caption, columns=columns, rows=rows, filters=filters)
 
 
-def told_apart(members: Sequence[Member]) -> list[Member]:
+def distinguish(members: Sequence[Member]) -> list[Member]:
     """The same members, such that no two share method, setting and seed.
 
     Settings in which they differ become part of the setting; where none differs, the name of the folder.
@@ -368,7 +372,7 @@ def told_apart(members: Sequence[Member]) -> list[Member]:
         keys |= {
             key
             for key in found[0]
-            if not key.startswith(SIDE) and len({word(one.get(key)) for one in found}) > 1
+            if not key.startswith(SIDE) and len({config_text(one.get(key)) for one in found}) > 1
         }
     named = [_with(member, sorted(keys)) for member in members]
     counts = [(m.method, m.setting, m.run.seed) for m in named]
@@ -380,7 +384,7 @@ def told_apart(members: Sequence[Member]) -> list[Member]:
 
 def _with(member: Member, keys: Sequence[str]) -> Member:
     config = dict(flat(member.run.config))
-    return _extended(member, ", ".join(f"{key}={word(config.get(key))}" for key in keys))
+    return _extended(member, ", ".join(f"{key}={config_text(config.get(key))}" for key in keys))
 
 
 def _extended(member: Member, words: str) -> Member:
@@ -837,7 +841,7 @@ def page_of(paths: Sequence[Path]) -> Page:
         with reading(member.run.path):
             member.run.read()
     with reading(paths[0]):
-        return several_page(found, told_apart(members))
+        return several_page(found, distinguish(members))
 
 
 def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:

@@ -885,14 +885,14 @@ def flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]
             yield f"{before}{name}", value
 
 
-def word(value: Any) -> str:
+def config_text(value: Any) -> str:
     """A value of a config as text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def again(file: Path) -> str:
+def repeat_command(file: Path) -> str:
     """The command that runs a config in a new folder, to be copied."""
     return f"python -m rayfed.run --config {shlex.quote(str(file))} output=NEW"
 
@@ -903,7 +903,7 @@ def repeated(run: PageRun) -> Section:
     if run.digest:
         sentences.append(f"On the same kind of processor its tensors have the digest {run.digest[:16]}.")
     parts: list[Part] = [
-        Text(title="One command", sentences=sentences, code=[again(run.path / "config.yaml")])
+        Text(title="One command", sentences=sentences, code=[repeat_command(run.path / "config.yaml")])
     ]
     if run.commands:
         parts.append(Text(title="Commands with which it was made", code=run.commands))
@@ -921,7 +921,7 @@ def environment(runs: Sequence[PageRun], names: Sequence[str] = ("value",)) -> G
 
 def config(run: PageRun) -> Section:
     """Every setting of a run."""
-    rows: list[list[Cell]] = [[key, word(value)] for key, value in flat(run.config)]
+    rows: list[list[Cell]] = [[key, config_text(value)] for key, value in flat(run.config)]
     grid = Grid(title="All settings", columns=[Column("key"), Column("value")], rows=rows, folded=True)
     return Section("Config", [grid])
 
@@ -934,7 +934,7 @@ def configs(runs: Sequence[PageRun], names: Sequence[str]) -> Section:
     same = [key for key in keys if key not in different and key not in NOT_COMPARED]
     shown = [{key: one[key] for key in different if key in one} for one in found]
     parts: list[Part] = [_side_by_side("Settings that differ", "key", shown, names)]
-    rows: list[list[Cell]] = [[key, word(found[0].get(key))] for key in same]
+    rows: list[list[Cell]] = [[key, config_text(found[0].get(key))] for key in same]
     columns = [Column("key"), Column("value")]
     parts.append(Grid(title="Settings that all runs share", columns=columns, rows=rows, folded=True))
     return Section("Config", parts)
@@ -944,7 +944,7 @@ def differs(found: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether a key has several values in these flat configs, or is missing in some."""
     if key in NOT_COMPARED:
         return False
-    return len({word(one[key]) if key in one else None for one in found}) > 1
+    return len({config_text(one[key]) if key in one else None for one in found}) > 1
 
 
 def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Grid:
@@ -953,12 +953,15 @@ def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], nam
     marked = frozenset(place for place, key in enumerate(keys) if differs(found, key))
     rows: list[list[Cell]]
     if len(found) <= MOST_COLUMNS:
-        rows = [[key, *(word(one.get(key, "")) for one in found)] for key in keys]
+        rows = [[key, *(config_text(one.get(key, "")) for one in found)] for key in keys]
         columns = [Column(what), *(Column(name) for name in names)]
         caption = "Highlighted: what differs." if len(found) > 1 else ""
         return Grid(title=title, caption=caption, columns=columns, rows=rows, marked=marked)
     keys = [keys[place] for place in sorted(marked)]
-    rows = [[name, *(word(one.get(key, "")) for key in keys)] for name, one in zip(names, found, strict=True)]
+    rows = [
+        [name, *(config_text(one.get(key, "")) for key in keys)]
+        for name, one in zip(names, found, strict=True)
+    ]
     caption = "What differs, a row for each run."
     return Grid(title=title, caption=caption, columns=[Column("run"), *map(Column, keys)], rows=rows)
 
@@ -982,7 +985,7 @@ def facts(run: PageRun, name: str) -> dict[str, Any]:
         "config": dict(run.config),
         "environment": dict(run.environment),
         "tensors_sha256": run.digest,
-        "repeat": again(run.path / "config.yaml"),
+        "repeat": repeat_command(run.path / "config.yaml"),
     }
 
 

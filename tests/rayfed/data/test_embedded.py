@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayfed.data.embedded import digits_five_mini as d
-from rayfed.data.embedded.glyphs import CANVAS, Jitter, font_file, render, strip, warp
+from rayfed.data.embedded.glyphs import CANVAS, GlyphJitter, font_file, render, strip, warp
 from rayfed.data.embedded.pool import LETTERS, SYMBOL_FONTS, SYMBOLS, GlyphPool, PoolStyle
 from rayfed.data.embedded.styles import colour_pairs, luma
 from rayfed.errors import DataError
@@ -112,7 +112,7 @@ def test_a_missing_font_is_named():
 def test_warp_without_jitter_only_shrinks():
     mask = torch.zeros(1, CANVAS, CANVAS)
     mask[:, 12:36, 18:30] = 1  # 48 pixels to 32: rows 8 to 24, columns 12 to 20
-    out = warp(mask, Jitter(), np.random.default_rng(0))[0]
+    out = warp(mask, GlyphJitter(), np.random.default_rng(0))[0]
     expected = torch.zeros(32, 32)
     expected[8:24, 12:20] = 1
     near(out, expected, 6, size=CANVAS)  # coordinates of pixels; values change by at most 1 per pixel
@@ -122,7 +122,7 @@ def test_warp_shows_the_middle_of_a_strip():
     mask = torch.rand(2, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
     row = strip(torch.zeros_like(mask), mask, torch.zeros_like(mask))
     rng = np.random.default_rng(0)
-    near(warp(row, Jitter(), rng), warp(mask, Jitter(), rng), 6, size=row.shape[-1])
+    near(warp(row, GlyphJitter(), rng), warp(mask, GlyphJitter(), rng), 6, size=row.shape[-1])
 
 
 def test_colour_pairs_keep_their_contrast():
@@ -159,7 +159,7 @@ def test_pool_batches_follow_the_generator(pool):
 
 
 def test_pool_styles_show_photographs_and_neighbours(pool):
-    flat = PoolStyle(jitter=Jitter(), coarse=0, neighbours=0, photo=0, black=1, blur=(0, 0), grain=0)
+    flat = PoolStyle(jitter=GlyphJitter(), coarse=0, neighbours=0, photo=0, black=1, blur=(0, 0), grain=0)
     for style, sees in ((flat, False), (PoolStyle(**{**vars(flat), "black": 0, "photo": 1.0}), True)):
         images = pool.batch(32, np.random.default_rng(0), style)[0]
         assert bool((images.std(dim=1) > 0.02).float().mean() > 0.1) == sees
@@ -185,7 +185,7 @@ def test_pool_classes_are_told_apart(pool):
 def test_eased_ends_at_the_full_style():
     assert PoolStyle().eased(1.0).black == pytest.approx(PoolStyle().black)
     assert PoolStyle().eased(1.0).jitter == PoolStyle().jitter
-    assert PoolStyle().eased(0.0).jitter == Jitter()
+    assert PoolStyle().eased(0.0).jitter == GlyphJitter()
 
 
 def test_max_classes_limits_the_labels():

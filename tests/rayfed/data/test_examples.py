@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.clients import Names
+from rayfed.clients import ClientNames
 from rayfed.data import examples as module
 from rayfed.data.examples import Mapped, OnDevice, Streamed, choose, rows_of
 from rayfed.data.row_table import RowTable
@@ -76,7 +76,7 @@ def test_examples_go_to_a_device_in_parts(monkeypatch):
 class Drawn:
     """A client `v` whose rows are drawn, three of them repeated."""
 
-    names = Names(["v"])
+    names = ClientNames(["v"])
 
     def rows_of(self, client):
         self.names.position(client)

@@ -20,7 +20,7 @@ from rayfed.engine import measurement
 from rayfed.engine.measurement import check_resources, costs, measure
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
-from rayfed.executors.cluster import Plan
+from rayfed.executors.cluster import ActorPlan
 from rayfed.federation.train_config import TrainConfig
 from tests.conftest import ROOT, SMALL, ending
 from tests.rayfed.malformed import last_wins
@@ -243,6 +243,6 @@ def test_the_tests_end_with_what_was_skipped_and_how_to_report_a_failure():
 
 def test_actors_that_take_turns_on_a_gpu_make_no_run_shorter():
     nodes = [{"CPU": 16.0, "GPU": 2.0}]
-    found = Plan(actors=12, cpus=1.0, gpus=1 / 6)
+    found = ActorPlan(actors=12, cpus=1.0, gpus=1 / 6)
     assert [_lanes(found, nodes, mps) for mps in (False, True)] == [2, 12]
-    assert _lanes(Plan(actors=1, cpus=1.0, gpus=1.0), nodes, False) == 1
+    assert _lanes(ActorPlan(actors=1, cpus=1.0, gpus=1.0), nodes, False) == 1

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import rayfed
 from rayfed.config.schema import load_config, load_run
-from rayfed.engine.scored import scored
+from rayfed.engine.scored import score_model_of
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.federation.stays import STAYS
@@ -78,7 +78,7 @@ def test_clients_of_a_run_scored_on_its_own_data_have_their_own_tensors(whole, s
         name: second[name] for name in ("accuracy", "loss")
     }
     setup = prepare(load_run(others.path))
-    assert scored(str(whole / "base"), setup).stores == {}  # its clients are not those of the run
+    assert score_model_of(str(whole / "base"), setup).stores == {}  # its clients are not those of the run
 
 
 def test_each_client_scores_the_new_classes_with_the_tensors_that_stay_at_it(whole):
@@ -153,14 +153,14 @@ def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folde
     tuning = replace(setup.world.tuning, rank=3)  # by which only what stays has another shape here
     other = replace(setup, world=replace(setup.world, tuning=tuning))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: the tensors of .* set model, tuning"):
-        scored(str(folder / "base"), other)
+        score_model_of(str(folder / "base"), other)
     stores = sorted((folder / "base" / "checkpoints" / "stores").iterdir())
     stores[0].unlink()
     with pytest.raises(ConfigError, match=r"none of 1 checkpoints can be used .*put back what"):
-        scored(str(folder / "base"), setup)
+        score_model_of(str(folder / "base"), setup)
     shutil.rmtree(folder / "base" / "checkpoints")
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint, which holds"):
-        scored(str(folder / "base"), setup)
+        score_model_of(str(folder / "base"), setup)
 
 
 def test_an_older_checkpoint_is_not_taken_for_the_last_one(small):
@@ -168,7 +168,7 @@ def test_an_older_checkpoint_is_not_taken_for_the_last_one(small):
     (trained.path / "checkpoints" / "round-000002" / "state.safetensors").unlink()
     setup = prepare(replace(load_run(trained.path), rounds=1))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint of its last round"):
-        scored(str(trained.path), setup)
+        score_model_of(str(trained.path), setup)
 
 
 def test_clients_of_other_classes_are_for_scoring_only():
@@ -204,4 +204,4 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     setup = small_setup("algorithm=fedavg", *FEW)
     for folder, why in ((tmp_path / "none", "there is no such folder"), (tmp_path, "no round was finished")):
         with pytest.raises(ConfigError, match=rf"^evaluation\.model_of: .*{why}"):
-            scored(str(folder), setup)
+            score_model_of(str(folder), setup)

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from rayfed.errors import ConfigError, ResourceError
-from rayfed.executors.cluster import GB, Plan, Wish, plan
+from rayfed.executors.cluster import GB, ActorPlan, Wish, plan
 from rayfed.executors.connection import probe
 from tests.conftest import ROOT, SMALL
 from tests.rayfed.malformed import last_wins
@@ -108,8 +108,8 @@ def test_what_the_refusal_proposes_fits():
 
 
 def test_bundle():
-    assert Plan(actors=1, cpus=0.5, gpus=0).bundle == {"CPU": 0.5}
-    assert Plan(actors=1, cpus=0.5, gpus=0.25).bundle == {"CPU": 0.5, "GPU": 0.25}
+    assert ActorPlan(actors=1, cpus=0.5, gpus=0).bundle == {"CPU": 0.5}
+    assert ActorPlan(actors=1, cpus=0.5, gpus=0.25).bundle == {"CPU": 0.5, "GPU": 0.25}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])

@@ -9,7 +9,7 @@ from rayfed.data.examples import ClientData
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.attacks import attacked
+from rayfed.federation.attacks import with_attack
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.faults import FaultsConfig
@@ -70,7 +70,7 @@ def answer(attack, scale, rank=None):
     def task(client, sent):
         return Update(client="c", params=trained, num_examples=1, extra={"x": torch.ones(1)})
 
-    return attacked(task, attack, scale)(FakeClient(rank), sent)
+    return with_attack(task, attack, scale)(FakeClient(rank), sent)
 
 
 def test_a_flipped_sign_is_the_negative_change():
@@ -96,7 +96,7 @@ def test_an_honest_client_runs_the_task_itself():
     def task(client, sent):
         raise NotImplementedError
 
-    assert attacked(task, "none", 1.0) is task
+    assert with_attack(task, "none", 1.0) is task
 
 
 @pytest.mark.parametrize("group", [1, 3])

@@ -8,7 +8,7 @@ import torch
 
 from rayfed.errors import ConfigError
 from rayfed.executors.worker import check_finite
-from rayfed.federation.channel import CODED, Channel, Stage, leave
+from rayfed.federation.channel import CODED, Channel, ChannelStage, leave
 from rayfed.types import Broadcast, Update, num_bytes
 
 START = {"w": torch.zeros(2), "b": torch.ones(1), "norm.running_var": torch.tensor([1.0])}
@@ -123,8 +123,8 @@ def test_a_change_that_is_too_large_for_16_bits_is_found():
         check_finite([out])
 
 
-CLIP = Stage(clip=1.0)
-NOISE = Stage(noise=1.0)
+CLIP = ChannelStage(clip=1.0)
+NOISE = ChannelStage(noise=1.0)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ NOISE = Stage(noise=1.0)
         ((CLIP, "fp16", NOISE), "clip must come directly before"),
         (("int8", "fp16"), "leave fp16 out"),
         (("fp16", "fp16"), "listed twice"),
-        ((Stage(),), "empty stage"),
-        ((Stage(clip=1.0, noise=1.0),), "one stage for each"),
+        ((ChannelStage(),), "empty stage"),
+        ((ChannelStage(clip=1.0, noise=1.0),), "one stage for each"),
     ],
 )
 def test_an_order_without_meaning_is_refused(stages, message):
@@ -145,6 +145,8 @@ def test_an_order_without_meaning_is_refused(stages, message):
 
 
 def test_stages_of_a_config():
-    channel = Channel.of((Stage(clip="inf"), Stage(noise=0.0), "fp16", "int8", Stage(top_k=0.1)))
+    channel = Channel.of(
+        (ChannelStage(clip="inf"), ChannelStage(noise=0.0), "fp16", "int8", ChannelStage(top_k=0.1))
+    )
     assert (channel.clip, channel.noise, channel.top_k) == (math.inf, 0.0, 0.1)
     assert channel.codes == ("fp16", "int8", "top_k")

@@ -9,7 +9,7 @@ from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
-from rayfed.federation.stays import STAYS, keep_own, seen, staying
+from rayfed.federation.stays import STAYS, add_own, keep_own, names_that_stay
 from rayfed.testing.small import small_setup
 from rayfed.types import Broadcast, Update
 from tests.conftest import SMALL
@@ -31,18 +31,21 @@ def setup(cache):
 
 def test_words_and_expressions(setup):
     model = setup.world.skeleton()
-    assert staying(model, ()) == frozenset()
-    assert staying(model, ["head"]) == {"head.weight", "head.bias"}
-    assert {name.rsplit(".", 1)[1] for name in staying(model, ["lora_A", "lora_B"])} == {"lora_A", "lora_B"}
-    assert all(n.startswith("blocks.1.") for n in staying(model, [r"blocks\.1\..*"]))
+    assert names_that_stay(model, ()) == frozenset()
+    assert names_that_stay(model, ["head"]) == {"head.weight", "head.bias"}
+    assert {name.rsplit(".", 1)[1] for name in names_that_stay(model, ["lora_A", "lora_B"])} == {
+        "lora_A",
+        "lora_B",
+    }
+    assert all(n.startswith("blocks.1.") for n in names_that_stay(model, [r"blocks\.1\..*"]))
     for rule, what in (("norm", "no tensor"), ("hea", "no tensor"), ("(", "not a regular expression")):
         with pytest.raises(ConfigError, match=rf"^local\.stays: .*{what}"):
-            staying(model, ["head", rule])
+            names_that_stay(model, ["head", rule])
 
 
 def test_a_message_is_completed_and_an_answer_divided():
     sent = Broadcast(round=0, params={NAMES[0]: torch.tensor(1.0)}, blocks=(1,))
-    completed = seen(sent, NAMES[1:], numbers(5.0, 6.0, 7.0))
+    completed = add_own(sent, NAMES[1:], numbers(5.0, 6.0, 7.0))
     assert completed.params == {NAMES[0]: 1.0, NAMES[2]: 7.0}  # the client does not hold block 0
     assert sent.params == {NAMES[0]: 1.0}
     store = {STAYS: {NAMES[2]: torch.tensor(0.0), "other": torch.tensor(4.0)}}

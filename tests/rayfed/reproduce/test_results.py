@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.reproduce.job import EXAMPLES, STEPS, JobCell
-from rayfed.reproduce.results import beside, compare, judge, measures_of
+from rayfed.reproduce.results import compare, judge, matching_setting, measures_of
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 TABLES = papers.tables(folder())
@@ -88,8 +88,8 @@ def test_the_papers_setting_beside_a_mini_setting():
         ("fedra/figure4", "12 blocks"): "",
     }
     for (name, setting), wanted in cases.items():
-        assert beside(TABLES[name], setting, "mini") == wanted
-    assert beside(TABLES["fedra/table1"], "nico vit", "paper") == "nico vit"
+        assert matching_setting(TABLES[name], setting, "mini") == wanted
+    assert matching_setting(TABLES["fedra/table1"], "nico vit", "paper") == "nico vit"
 
 
 def test_numbers_by_letter_are_compared_by_their_means():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from rayfed.reproduce.run import Progress, table_of
+from rayfed.reproduce.run import JobProgress, table_of
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 
@@ -21,7 +21,7 @@ def test_it_fills_and_says_how_far_each_row_is(tmp_path):
     cells = tuple(replace(c, path=tmp_path / c.name) for c in job.cells)
     (tmp_path / running.name).mkdir()
     (tmp_path / running.name / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
-    progress = Progress(replace(job, path=tmp_path, cells=cells))
+    progress = JobProgress(replace(job, path=tmp_path, cells=cells))
     progress.finished |= finished_as(job, {"none": [61.0, 62.0], "FedGR": [63.0]})
     progress.running.add(running.name)
     progress.failed[failed.name] = "no weight is left"

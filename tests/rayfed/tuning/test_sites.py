@@ -8,7 +8,7 @@ from rayfed.errors import ConfigError
 from rayfed.tuning.base import apply_tuning, trainable
 from rayfed.tuning.ia3 import IA3
 from rayfed.tuning.lora import Lora
-from rayfed.tuning.sites import LAST, called, chosen_layers
+from rayfed.tuning.sites import LAST, called_layers, chosen_layers
 from rayfed.tuning.ssf import ScaleShift
 from tests.rayfed.models.small import NETS, images, small
 
@@ -22,12 +22,12 @@ def test_the_layers_found_are_those_that_a_forward_pass_calls(kind):
     with torch.no_grad():
         net(images())
     kinds = (nn.Linear, nn.Conv2d, nn.LayerNorm)
-    assert set(called(net, kinds).values()) == {m for m in seen if isinstance(m, kinds)}
+    assert set(called_layers(net, kinds).values()) == {m for m in seen if isinstance(m, kinds)}
 
 
 def test_layers_inside_the_attention_of_pytorch_are_left_out():
     layer = nn.TransformerEncoderLayer(8, 2, 16)
-    assert set(called(layer, nn.Linear)) == {"linear1", "linear2"}
+    assert set(called_layers(layer, nn.Linear)) == {"linear1", "linear2"}
 
 
 def test_the_joint_layer_of_beit_is_refused_by_name_and_left_out_otherwise():
