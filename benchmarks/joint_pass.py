@@ -59,8 +59,7 @@ def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None
     import torch.nn.functional as F
 
     from rayfed.executors.grouped.passes import bound
-    from rayfed.models.attention import use_direct_attention
-    from rayfed.models.class_token import use_class_token
+    from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing.small import small_setup
 
@@ -91,9 +90,8 @@ def frozen(rows: int) -> Callable[[], None]:
     import torch.nn.functional as F
     from timm.models.vision_transformer import VisionTransformer
 
-    from rayfed.models.attention import use_direct_attention
+    from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.blocks import BlockStack
-    from rayfed.models.class_token import use_class_token
 
     net: Any = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10

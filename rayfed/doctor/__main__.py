@@ -49,7 +49,7 @@ def work(args: argparse.Namespace) -> int:
         RayFedError: The client failed.
     """
     if args.report:
-        from rayfed.doctor.machine import machine
+        from rayfed.doctor.output import machine
 
         say(machine())
         return 0

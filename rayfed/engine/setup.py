@@ -57,7 +57,7 @@ from rayfed.federation.privacy import Privacy, check_private, check_values, guar
 from rayfed.federation.stays import names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
-from rayfed.heterogeneity.plan import check_attack, plan_faults
+from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig

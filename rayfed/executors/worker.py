@@ -50,9 +50,8 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.own import Network
-from rayfed.models.pooling import use_mean_pooling
 from rayfed.models.sharing import attach, checksum, dump, skeleton
-from rayfed.models.trunk import use_checkpointing, use_compile
+from rayfed.models.trunk import use_checkpointing, use_compile, use_mean_pooling
 from rayfed.objective import Objective
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
@@ -145,8 +144,7 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
     if train.compile:
         use_compile(model, device)
     elif "timm" in sys.modules:  # otherwise no layer is timm's, and its import would take 190 MB
-        from rayfed.models.attention import use_direct_attention
-        from rayfed.models.class_token import use_class_token
+        from rayfed.models.attention import use_class_token, use_direct_attention
 
         use_direct_attention(model)
         use_class_token(model)

@@ -24,8 +24,18 @@ from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Task
 from rayfed.federation.stays import keep_own
+from rayfed.heterogeneity.faults import HONEST, Attack
 from rayfed.seeds import derive
-from rayfed.types import Broadcast, NonNegative, Params, Positive, Update, is_statistic, up_to_rank
+from rayfed.types import (
+    Broadcast,
+    NonNegative,
+    Params,
+    Positive,
+    Update,
+    beyond_rank,
+    is_statistic,
+    up_to_rank,
+)
 
 Code: TypeAlias = Literal["top_k", "fp16", "int8"]
 
@@ -348,3 +358,42 @@ def _compressed(channel: Channel, client: Client, sent: Broadcast, update: Updat
     if residue:
         client.store[RESIDUE] = residue
     return replace(update, params=params, extra={**update.extra, CODED: coded})
+
+
+def with_attack(task: Task, attack: Attack, scale: float) -> Task:
+    """The task of the training exchange as a client with this attack runs it.
+
+    Args:
+        task: The task of honest clients.
+        attack: What the client does (`faults.attack`).
+        scale: Strength of the attack (`faults.attack_scale`).
+    """
+    return task if attack == HONEST else partial(_attack, task=task, attack=attack, scale=scale)
+
+
+def _attack(client: Client, sent: Broadcast, task: Task, attack: Attack, scale: float) -> Update:
+    """Task: run another task as an attacker."""
+    if attack == "labels":
+        last = client.model.num_classes - 1
+        client.data = replace(client.data, relabel=lambda y: last - y)
+        return task(client, sent)
+    update = keep_own(task(client, sent), client)
+    own = [n for n, value in update.params.items() if value.is_floating_point() and not is_statistic(n)]
+    start = {n: sent.params[n] if n in sent.params else torch.zeros_like(update.params[n]) for n in own}
+    if attack == "sign_flip":
+        changed = {n: start[n] - scale * (update.params[n] - start[n]) for n in own}
+    else:
+        changed = _noisy(client, start, scale)
+    return replace(update, params={**update.params, **changed})
+
+
+def _noisy(client: Client, start: Params, scale: float) -> Params:
+    """Values plus Gaussian noise of this standard deviation, within the rank of the client."""
+    noisy = {}
+    for name in sorted(start):
+        noise: Tensor = client.to_device(torch.randn(start[name].shape, generator=client.rng)) * scale
+        if client.rank is not None:
+            for part in beyond_rank(name, noise, client.rank):
+                part.zero_()
+        noisy[name] = start[name] + noise.to(start[name].dtype)
+    return noisy

@@ -10,8 +10,7 @@ import numpy as np
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.attacks import with_attack
-from rayfed.federation.channel import OPEN, Channel
+from rayfed.federation.channel import OPEN, Channel, with_attack
 from rayfed.federation.executor import Call, Executor, Task
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults

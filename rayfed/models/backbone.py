@@ -19,8 +19,8 @@ from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
 from rayfed.models.clip import ClipHead
 from rayfed.models.exits import ExitHeads
-from rayfed.models.gc_net import GCNet
 from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
+from rayfed.models.prompters import GCNet
 from rayfed.models.text_side import TextSide
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 

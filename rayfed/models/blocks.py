@@ -27,7 +27,7 @@ class BlockStack(nn.Sequential):
     Training Deep Nets with Sublinear Memory Cost, 2016).
 
     With `first_token`, that function runs the last active block and returns its first token only, shape
-    (B, 1, D), where only the network's features are made from its output (`rayfed.models.class_token`).
+    (B, 1, D), where only the network's features are made from its output (`rayfed.models.attention`).
 
     Letters in shapes: B batch, N tokens, P prompts, D width.
     """

@@ -93,7 +93,7 @@ def _text(path: Path | None) -> str | None:
 def _clean_all(args: argparse.Namespace) -> int:
     from rayfed.data.config import DataConfig
     from rayfed.data.preparation import cache_folder, clean
-    from rayfed.prepare.output import cleaned
+    from rayfed.prepare.examination import cleaned
 
     if not args.clean:
         raise ConfigError("NAME: missing; write the name of a data set first; rayfed list data shows all")
@@ -106,11 +106,11 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     from rayfed.config.schema import load_config
     from rayfed.data.preparation import clean
     from rayfed.engine.setup import without_values
-    from rayfed.prepare import output
+    from rayfed.prepare import examination
     from rayfed.prepare.examination import examine
 
     if args.plot:
-        output.check_plot(args.plot)
+        examination.check_plot(args.plot)
     if is_folder(args.name) and args.name not in choices("data"):
         raise ConfigError(
             f"{args.name!r} is a folder, and no name of a data set; for your own images write "
@@ -124,17 +124,17 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     with shown_on(screen_of(quiet=args.json)):
         found = examine(args.name, config, size, model.resize)
     name = "" if args.image_size else whole.model.name
-    output.tell(found, published, name, size, as_json=args.json)
+    examination.tell(found, published, name, size, as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        output.plot(config, whole.seed, found.shard, args.plot, model.resize)
+        examination.plot(config, whole.seed, found.shard, args.plot, model.resize)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:
         removed = clean(found.shard.parent, keep=found.shard)
         if not args.json:
-            say(output.cleaned(*removed))
+            say(examination.cleaned(*removed))
     return 0
 
 

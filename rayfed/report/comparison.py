@@ -10,7 +10,6 @@ from typing import Any
 
 from rayfed.config.variants import trained_otherwise
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import KINDS, RunTables, own_tensors, scores_without
 from rayfed.report.table import (
     MODELS,
@@ -20,6 +19,7 @@ from rayfed.report.table import (
     final_table,
     last_evaluated,
     percent,
+    privacy_notes,
     sample_note,
     scores_of,
     total_cost,

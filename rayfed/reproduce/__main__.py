@@ -151,8 +151,7 @@ def _announce(job: TableJob, quiet: bool) -> None:
 def _plan(job: TableJob) -> None:
     """Print the matrix, then the estimate."""
     from rayfed.report.matrix import cells_text
-    from rayfed.reproduce.estimate import cost_of, in_words
-    from rayfed.reproduce.run import read_finished
+    from rayfed.reproduce.run import cost_of, in_words, read_finished
 
     shown = [(cell.row, cell.setting, cell.config) for cell in job.cells if cell.seed == job.seeds[0]]
     say(cells_text(job.table, job.scale, ", ".join(map(str, job.seeds)), shown))

@@ -12,7 +12,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from rayfed.doctor.diagnosis import diagnose, estimate
 from rayfed.documents import to_json
+from rayfed.engine.measurement import costs
 from rayfed.engine.session import Session
 from rayfed.errors import ClusterError, PartsFailedError, RayFedError, one_line
 from rayfed.experiment.alone import Show
@@ -36,6 +38,7 @@ from rayfed.reproduce.job import (
     share,
 )
 from rayfed.reproduce.results import Reproduction, compare, measures_of
+from rayfed.terminal.console import size
 from rayfed.terminal.guard import STOP
 from rayfed.terminal.stages import Screen, erase, shown_on, stage
 from rayfed.terminal.supervisor import note_advice
@@ -380,3 +383,123 @@ def live_table(progress: JobProgress) -> Iterator[Callable[[str], None]]:
         progress.on_change = change
         with shown_on(Screen(say_stage, live=True)):
             yield lambda text: console.print(text, highlight=False)
+
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCost:
+    """Estimated cost of the cells of a job that are not finished.
+
+    Attributes:
+        cells: Number of these cells.
+        runs: Number of runs; a cell has one for each domain where each of them is held out in turn.
+        actor_hours: Hours of all client actors together.
+        hours: Hours until the last cell is finished.
+        cpus, gpus: CPUs and GPUs of each actor.
+        lanes: Cells at the same time.
+        actors: Client actors of each of them.
+        traffic: Bytes that are sent to the clients and back.
+        disk: Bytes of checkpoints and final tensors.
+        measured: The cell whose client was measured.
+        on: Device of that client.
+        problems: Why the measured cell does not fit; empty: it does.
+    """
+
+    cells: int
+    runs: int
+    actor_hours: float
+    hours: float
+    cpus: float
+    gpus: float
+    lanes: int
+    actors: int
+    traffic: float
+    disk: float
+    measured: JobCell
+    on: str
+    problems: Sequence[str]
+
+
+def cost_of(job: TableJob, waiting: Sequence[JobCell]) -> JobCost:
+    """Measure one client of the first cell, and estimate all cells from it.
+
+    A setting is prepared once; its other cells are taken to have as much work, with as many bytes.
+
+    Args:
+        job: The job.
+        waiting: Its cells that are not finished, at least one.
+
+    Raises:
+        ConfigError: A setting cannot be prepared.
+        RayFedError: The measured client failed.
+    """
+    plans = Plans()
+    first = waiting[0]
+    prepared = {setting: _prepared(plans, setting, waiting) for setting in {cell.setting for cell in waiting}}
+    setups = {setting: plan.setups for setting, plan in prepared.items()}
+    plan = prepared[first.setting]
+    found = diagnose((next(iter(plan.parts.values())) if plan.setup is None else plan).config)
+    part = share(first.config.cluster, len(waiting), found.nodes)
+    measured = setups[first.setting][0]
+    reference = costs(measured.experiment, measured.world.train)[found.measured.client]
+    seconds = traffic = disk = 0.0
+    runs = 0
+    for cell in waiting:
+        for setup in setups[cell.setting]:
+            experiment = setup.experiment
+            visits = experiment.rounds * experiment.clients_per_round
+            seconds += estimate(setup, found.measured, 1.0, reference).total_s
+            traffic += visits * (found.measured.down_bytes + found.measured.up_bytes)
+            state = found.measured.state_bytes + found.measured.store_bytes * len(experiment.clients)
+            disk += (cell.config.checkpoint.keep + 1) * state
+            runs += 1
+    return JobCost(
+        cells=len(waiting),
+        runs=runs,
+        actor_hours=seconds / HOUR,
+        hours=seconds / HOUR / (part.lanes * part.actors),
+        cpus=part.cpus,
+        gpus=part.gpus,
+        lanes=part.lanes,
+        actors=part.actors,
+        traffic=traffic,
+        disk=disk,
+        measured=first,
+        on=found.measured.device,
+        problems=found.problems,
+    )
+
+
+def _prepared(plans: Plans, setting: str, waiting: Sequence[JobCell]) -> Plan:
+    """The prepared first cell of a setting."""
+    return plans.of(next(cell for cell in waiting if cell.setting == setting))
+
+
+def in_words(found: JobCost) -> str:
+    """The estimate as text."""
+    hours = f"{found.actor_hours * found.gpus:.2g} GPU-hours, " if found.gpus else "no GPU, "
+    hours += f"{found.actor_hours * found.cpus:.2g} CPU-hours"
+    cell = found.measured
+    runs = f", {found.runs} runs" if found.runs != found.cells else ""
+    lines = [
+        f"to run: {found.cells} cells{runs}; {found.lanes} at a time, each with {found.actors} client actors "
+        f"of {found.cpus:.3g} CPU and {found.gpus:.3g} GPU",
+        f"estimate: {hours}; done after {_duration(found.hours)}",
+        f"bytes: {size(found.traffic)} sent to clients and back, {size(found.disk)} on disk",
+        f"from one visit of a client of {cell.row}, {cell.setting}, on {found.on}; other rows may cost more",
+        *(f"problem: {problem}" for problem in found.problems),
+    ]
+    return "\n".join(lines)
+
+
+def _duration(hours: float) -> str:
+    """Hours with a suitable unit.
+
+    >>> _duration(0.01), _duration(0.5), _duration(30.0)
+    ('36 s', '30 min', '30.0 h')
+    """
+    if hours < 1 / 30:
+        return f"{hours * HOUR:.0f} s"
+    return f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"

@@ -11,10 +11,15 @@ The three `check_` functions raise AssertionError, or the error of the code unde
 framework. `play` runs one experiment on any device of torch and returns its result.
 """
 
-from rayfed.testing.method import METHOD_CHECKS, check_method
+from rayfed.testing.contracts import (
+    METHOD_CHECKS,
+    READER_CHECKS,
+    TUNING_CHECKS,
+    check_method,
+    check_reader,
+    check_tuning,
+)
 from rayfed.testing.play import play
-from rayfed.testing.reader import READER_CHECKS, check_reader
-from rayfed.testing.tuning import TUNING_CHECKS, check_tuning
 
 __all__ = [
     "METHOD_CHECKS",

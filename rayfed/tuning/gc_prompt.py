@@ -14,7 +14,7 @@ import torch
 from annotated_types import Ge, Lt
 
 from rayfed.models.backbone import Backbone
-from rayfed.models.gc_net import GCNet, PromptMix
+from rayfed.models.prompters import GCNet, PromptMix
 from rayfed.tuning.visual_prompt import VisualPrompt
 from rayfed.types import Count
 

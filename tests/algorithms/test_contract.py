@@ -7,7 +7,7 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.federation.method import METHODS
 from rayfed.testing import METHOD_CHECKS
-from rayfed.testing.method import (
+from rayfed.testing.contracts import (
     ONE_EXAMPLE,
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,

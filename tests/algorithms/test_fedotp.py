@@ -12,10 +12,9 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.transport import transport
 from rayfed.tuning.base import apply_tuning, load
 from rayfed.tuning.text_prompt import TextPrompt
-from rayfed.tuning.transport_prompt import TransportPrompt
+from rayfed.tuning.transport_prompt import TransportPrompt, transport
 from tests.algorithms.test_fedpgp import FEW, NAMES, SMALL, rows, tuned, with_context
 from tests.rayfed.models.small import images
 from tests.rounding import equally_near, exactly, limit, near

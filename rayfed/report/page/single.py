@@ -50,10 +50,9 @@ from rayfed.report.page.parts import (
     shown_as,
 )
 from rayfed.report.page.run import PageRun
-from rayfed.report.privacy import privacy_notes
 from rayfed.report.run_tables import KINDS as WITHOUT_COLUMNS
 from rayfed.report.run_tables import own_tensors
-from rayfed.report.table import fault_notes, selection_notes, total_cost, total_steps
+from rayfed.report.table import fault_notes, privacy_notes, selection_notes, total_cost, total_steps
 from rayfed.types import Row
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {

@@ -18,7 +18,7 @@ from rayfed.federation.method import Method
 from rayfed.federation.server import Server
 from rayfed.record.readers import read_yaml
 from rayfed.report.comparison import table_of_methods
-from rayfed.report.privacy import privacy_notes
+from rayfed.report.table import privacy_notes
 from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample

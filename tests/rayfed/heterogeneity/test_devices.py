@@ -10,8 +10,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.heterogeneity.devices import read_devices, read_sessions
-from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.heterogeneity.plan import plan_faults
+from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.testing.small import DOMAINS, small_setup
 from rayfed.types import Broadcast
 

@@ -17,8 +17,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
-from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.heterogeneity.plan import plan_faults
+from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.report.table import final_table
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL

@@ -5,7 +5,7 @@ import torch
 
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.gc_net import GCNet, scrambled
+from rayfed.models.prompters import GCNet, scrambled
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.gc_prompt import GCPrompt

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from rayfed.data.formats.digit_files import read_idx, read_listed, read_mat, read_pickles, read_usps
-from rayfed.data.formats.mat_file import matrices
+from rayfed.data.formats.digit_files import matrices, read_idx, read_listed, read_mat, read_pickles, read_usps
 from rayfed.data.readers.digits import Digits
 from rayfed.errors import DataError
 

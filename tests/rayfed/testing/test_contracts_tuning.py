@@ -11,7 +11,7 @@ from rayfed.config.schema import compatible_parts, load_config
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.testing import TUNING_CHECKS, check_tuning
-from rayfed.testing import tuning as checks
+from rayfed.testing import contracts as checks
 from rayfed.tuning.base import TUNINGS, freeze
 
 OF_TEXT_TOWERS = {

@@ -9,11 +9,10 @@ from rayfed.data.examples import ClientData
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.attacks import with_attack
+from rayfed.federation.channel import with_attack
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.params import digest
-from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.heterogeneity.plan import check_attack
+from rayfed.heterogeneity.faults import FaultsConfig, check_attack
 from rayfed.testing.small import small_setup
 from rayfed.types import Broadcast, Update
 from tests.rounding import limit, near

@@ -10,9 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.attention import use_direct_attention
+from rayfed.models.attention import use_class_token, use_direct_attention
 from rayfed.models.blocks import BlockStack
-from rayfed.models.class_token import use_class_token
 from tests.rounding import equally_near
 
 WIDTH = 24

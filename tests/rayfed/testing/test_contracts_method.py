@@ -8,7 +8,7 @@ import torch
 from rayfed import Local, Method, Server
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.testing import METHOD_CHECKS, check_method
-from rayfed.testing import method as checks
+from rayfed.testing import contracts as checks
 
 COUNT = []
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from rayfed.data.source import Listing
 from rayfed.testing import READER_CHECKS, check_reader
-from rayfed.testing import reader as checks
+from rayfed.testing import contracts as checks
 
 SERIAL = itertools.count()
 

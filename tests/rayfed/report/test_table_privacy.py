@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.report.privacy import privacy_notes
+from rayfed.report.table import privacy_notes
 
 EARLIER = {"round": 4, "epsilon": 3.0, "delta": 0.01}
 ONLY = "; of this run alone, and only towards those who do not know its seed: the noise is drawn from it"

@@ -8,7 +8,7 @@ from rayfed.devices import set_deterministic
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.models.pooling import MeanPool
+from rayfed.models.trunk import MeanPool
 from tests.pretended import TYPE, pretended
 from tests.rounding import near
 
