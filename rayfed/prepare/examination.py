@@ -21,9 +21,9 @@ from rayfed.data.source import BadImageError, Listing, Source, source_of
 from rayfed.documents import check_own
 from rayfed.errors import ConfigError, one_line
 from rayfed.objective import SEGMENTATION
-from rayfed.report.table import Table
 from rayfed.terminal.console import say, size
 from rayfed.terminal.fitting import terminal_width
+from rayfed.terminal.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)

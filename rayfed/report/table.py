@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from rayfed.objective import METRICS, is_larger_better, metric_of, share_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_footer, read_json, read_rows, read_yaml
 from rayfed.report.run_tables import KINDS, own_tensors, scores_without
-from rayfed.terminal.fitting import fitted, table_blocks
+from rayfed.terminal.table import Table
 
 WHERE = {
     "server": "noise added by the server to the mean",
@@ -45,38 +45,6 @@ def privacy_notes(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]
 
 
 NOBODY: Mapping[str, int] = {}
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text with a title and notes; the first column is left-aligned, the others right-aligned."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    def markdown(self) -> str:
-        lines = [
-            f"# {self.title}",
-            "",
-            _line(self.columns),
-            _line(["---", *["---:"] * (len(self.columns) - 1)]),
-        ]
-        lines += [_line(row) for row in self.rows]
-        return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
-
-    def text(self, width: int | None = None) -> str:
-        """The table as text.
-
-        Args:
-            width: Letters of a line; columns that do not fit follow below. None: no limit.
-        """
-        lines = [fitted(self.title, width)]
-        for head, *body in table_blocks((self.columns, *self.rows), width=width):
-            rule = "-" * max(len(line) for row in (head, *body) for line in row.split("\n"))
-            lines += [rule, head, rule, *body, rule]
-        return "\n".join([*lines, *(fitted(note, width) for note in self.notes)])
 
 
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -413,7 +381,3 @@ def in_words(value: float, metric: str) -> str:
 def unit_of(metric: str) -> str:
     """Unit of a metric after its name in headings, with a space before it."""
     return " %" if share_of(metric) != 1 else ""
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

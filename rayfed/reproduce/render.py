@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 
-from rayfed.report.table import Table
 from rayfed.reproduce.results import FAILS, HOLDS, OPEN, Measure, PaperClaim, Reproduction, Value
 from rayfed.terminal.fitting import fitted
+from rayfed.terminal.table import Table
 
 CLAIM_COLUMNS = (
     "setting",
@@ -106,55 +104,44 @@ def verdicts(found: Reproduction) -> str:
     return f"{counts[0]} hold, {counts[1]} do not hold, {counts[2]} are not decided"
 
 
+def _table(found: Reproduction, setting: str) -> Table:
+    """The rows of a setting, with our value, the paper's and the difference for each measure."""
+    titles = [title for measure in found.measures for title in columns_of(measure)]
+    rows, marks = [], {}
+    for i, (row, values) in enumerate(ranked_rows(found, setting)):
+        cells = [row, _seeds(found, setting, row)]
+        for value, rank in values:
+            marks[i, len(cells)] = rank
+            cells += [ours(value), paper(value), number(value.difference, sign=True)]
+        rows.append(tuple(cells))
+    return Table(setting, ("row", "seeds", *titles), tuple(rows), ranks=marks)
+
+
+def _orderings(found: Reproduction, title: str) -> Table:
+    rows = tuple(claim_cells(claim) for claim in found.claims)
+    return Table(title, CLAIM_COLUMNS, rows, left=frozenset({0, 1, 2, 7}))
+
+
 def markdown(found: Reproduction) -> str:
     """The table, the orderings and the notes as Markdown; our best is bold, our second-best is underlined."""
-    lines = [f"# {title_of(found)}", ""]
-    for setting in found.settings:
-        lines += [f"## {setting}", "", *_markdown_head(found.measures)]
-        for row, values in ranked_rows(found, setting):
-            cells = [row, _seeds(found, setting, row)]
-            for value, rank in values:
-                text = {1: "**{}**", 2: "<u>{}</u>"}.get(rank, "{}").format(ours(value))
-                cells += [text, paper(value), number(value.difference, sign=True)]
-            lines.append(_line(cells))
-        lines.append("")
+    parts = [f"# {title_of(found)}\n", *(_table(found, setting).markdown("##") for setting in found.settings)]
     if found.claims:
-        lines += ["## Orderings in the paper's numbers", "", f"{verdicts(found)}.", ""]
-        lines += [_line(CLAIM_COLUMNS), _line(["---"] * 3 + ["---:"] * 4 + ["---"])]
-        lines += [_line(claim_cells(claim)) for claim in found.claims]
-        lines.append("")
-    return "\n".join([*lines, *(f"- {note}" for note in found.notes)]) + "\n"
-
-
-def _markdown_head(measures: Sequence[Measure]) -> list[str]:
-    titles = [title for measure in measures for title in columns_of(measure)]
-    return [_line(["row", "seeds", *titles]), _line(["---", "---:", *["---:"] * len(titles)])]
+        orderings = _orderings(found, "Orderings in the paper's numbers")
+        parts.append(orderings.markdown("##", lead=f"{verdicts(found)}."))
+    return (
+        "\n".join([*(part.rstrip("\n") + "\n" for part in parts), *(f"- {note}" for note in found.notes)])
+        + "\n"
+    )
 
 
 def text(found: Reproduction, width: int | None = None) -> str:
     """The table, the orderings and the notes for a terminal with lines of `width`; None: no limit."""
-    titles = [
-        "setting",
-        "row",
-        "seeds",
-        *(title for m in found.measures for title in (m.name, "paper", "difference")),
-    ]
-    lines = []
-    for setting in found.settings:
-        for row, values in ranked_rows(found, setting):
-            cells = [c for v, _ in values for c in (ours(v), paper(v), number(v.difference, sign=True))]
-            lines.append((setting, row, _seeds(found, setting, row), *cells))
-    parts = [Table(title_of(found), tuple(titles), tuple(lines)).text(width)]
+    titles = [title for measure in found.measures for title in (measure.name, "paper", "difference")]
+    rows = [(setting, *row) for setting in found.settings for row in _table(found, setting).rows]
+    parts = [Table(title_of(found), ("setting", "row", "seeds", *titles), tuple(rows)).text(width)]
     if found.claims:
-        claims = tuple(claim_cells(claim) for claim in found.claims)
-        parts.append(
-            Table(f"orderings in the paper's numbers: {verdicts(found)}", CLAIM_COLUMNS, claims).text(width)
-        )
+        parts.append(_orderings(found, f"orderings in the paper's numbers: {verdicts(found)}").text(width))
     return "\n\n".join([*parts, "\n".join(fitted(note, width) for note in found.notes)])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _seeds(found: Reproduction, setting: str, row: str) -> str:
@@ -167,52 +154,33 @@ def _seeds(found: Reproduction, setting: str, row: str) -> str:
 
 def csv_values(found: Reproduction) -> str:
     """One line for each setting, row and measure, as CSV, with the rule by which rounds are chosen."""
-    names = [field.name for field in fields(Value)]
-    return _csv([*names, "selection"], [{**asdict(v), "selection": found.selection} for v in found.values])
+    return _csv(
+        Value, ({**asdict(value), "selection": found.selection} for value in found.values), "selection"
+    )
 
 
 def csv_claims(found: Reproduction) -> str:
     """One line for each ordering, as CSV."""
-    return _csv([field.name for field in fields(PaperClaim)], [asdict(claim) for claim in found.claims])
+    return _csv(PaperClaim, map(asdict, found.claims))
 
 
-def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    sign: f"\\{sign}" for sign in "&%$#_{}"
-}
-
-
-def escaped(text: str) -> str:
-    r"""A text for LaTeX.
-
-    >>> escaped("q_1 & 5 %")
-    'q\\_1 \\& 5 \\%'
-    """
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+def _csv(kind: type, rows: Iterable[Mapping[str, object]], *more: str) -> str:
+    """Objects of a dataclass, a line each, with further columns; empty cells for None."""
+    columns = (*(field.name for field in fields(kind)), *more)
+    cells = (tuple("" if row[name] is None else str(row[name]) for name in columns) for row in rows)
+    return Table("", columns, tuple(cells)).csv()
 
 
 def latex(found: Reproduction) -> str:
     """One `tabular` for each setting (package booktabs); best bold, second-best underlined."""
+    columns = ("", *(title for measure in found.measures for title in (measure.name, "paper")))
     lines = [f"% {title_of(found)}", "% needs \\usepackage{booktabs}"]
     for setting in found.settings:
-        heads = [f"{escaped(m.name)} & paper" for m in found.measures]
-        lines += [f"% {setting}", f"\\begin{{tabular}}{{l{'rr' * len(found.measures)}}}", "\\toprule"]
-        lines += [" & ".join(["", *heads]) + " \\\\", "\\midrule"]
-        for row, values in ranked_rows(found, setting):
-            cells = [escaped(row)]
-            for value, rank in values:
-                text = ours(value).replace("±", "$\\pm$")
-                text = {1: f"\\textbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(rank, text)
-                cells += [text, paper(value).replace("±", "$\\pm$")]
-            lines.append(" & ".join(cells) + " \\\\")
-        lines += ["\\bottomrule", "\\end{tabular}", ""]
+        rows, marks = [], {}
+        for i, (row, values) in enumerate(ranked_rows(found, setting)):
+            marks |= {(i, 2 * k + 1): rank for k, (_, rank) in enumerate(values)}
+            rows.append((row, *(cell for value, _ in values for cell in (ours(value), paper(value)))))
+        lines.append(Table(setting, columns, tuple(rows), ranks=marks).latex())
     return "\n".join(lines)
 
 
@@ -235,40 +203,9 @@ def page(found: Reproduction) -> str:
         f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>',
         f"<body><h1>{title}</h1>",
-        *(_html_table(found, setting) for setting in found.settings),
+        *(_table(found, setting).html() for setting in found.settings),
     ]
     if found.claims:
-        head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in CLAIM_COLUMNS)
-        rows = (
-            "<tr>"
-            + "".join(f'<td class="text">{html.escape(cell)}</td>' for cell in claim_cells(claim))
-            + "</tr>"
-            for claim in found.claims
-        )
-        caption = f"Orderings in the paper's numbers: {verdicts(found)}"
-        parts.append(_html(html.escape(caption), head, rows))
+        parts.append(_orderings(found, f"Orderings in the paper's numbers: {verdicts(found)}").html())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in found.notes)
     return "\n".join([*parts, f"<ul>{notes}</ul></body></html>"]) + "\n"
-
-
-def _html_table(found: Reproduction, setting: str) -> str:
-    titles = ["row", "seeds", *(title for measure in found.measures for title in columns_of(measure))]
-    rows = []
-    for row, values in ranked_rows(found, setting):
-        cells = [f'<th scope="row">{html.escape(row)}</th>', f"<td>{_seeds(found, setting, row)}</td>"]
-        for value, rank in values:
-            text = {1: "<b>{}</b>", 2: "<u>{}</u>"}.get(rank, "{}").format(ours(value))
-            cells += [
-                f"<td>{cell}</td>" for cell in (text, paper(value), number(value.difference, sign=True))
-            ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
-    return _html(html.escape(setting), head, rows)
-
-
-def _html(caption: str, head: str, rows: Iterable[str]) -> str:
-    body = "".join(rows)
-    return (
-        f'<div class="wide"><table><caption>{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

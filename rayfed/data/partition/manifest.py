@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from rayfed.errors import count_of
 from rayfed.objective import CLASSIFICATION
-from rayfed.terminal.fitting import fitted, table_blocks
+from rayfed.terminal.fitting import fitted
+from rayfed.terminal.table import table_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -54,7 +54,8 @@ from rayfed.report.page.single import (
     spread_table,
 )
 from rayfed.report.protocols import TABLES, methods_in
-from rayfed.report.table import Table, total_cost, total_steps
+from rayfed.report.table import total_cost, total_steps
+from rayfed.terminal.table import Table
 from rayfed.types import Row
 
 SEED = re.compile(r", seed \d+")
