@@ -1,4 +1,4 @@
-"""FedEx-LoRA: averages A and B, and adds to the frozen weights what the mean of the products has beside.
+"""FedEx-LoRA: averages A and B, and adds the remaining error of the mean product to the frozen weights.
 
 Singhal, Ponkshe, Vepakomma, FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
 Foundation Models, 2024 [singhal2024fedexlora], as the released code. The residual is the mean of the

@@ -250,7 +250,7 @@ def check_run_folder(path: Path) -> None:
         reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
         raise ConfigError(f"{path}: {reason}{_run_near(path)}")
     if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would wait for ever
-        raise ConfigError(f"{path}: holds no run (config.yaml is not a file); put that of the run there")
+        raise ConfigError(f"{path}: config.yaml is not a file; restore it")
 
 
 def _run_near(path: Path) -> str:

@@ -274,7 +274,7 @@ def advice(key: str, message: str, whole: type[Any], tree: Mapping[str, Any]) ->
     leaf = key.rpartition(".")[2]
     if leaf in SENTENCES:
         return f"{key}: no such key; {SENTENCES[leaf]}"
-    every = [*_keys(whole), *_chosen(tree)]
+    every = [*keys_of(whole), *_chosen(tree)]
     if leaf in MEANINGS:
         found = [MEANINGS[leaf]]
     else:
@@ -328,7 +328,7 @@ def _of_other_methods(key: str, leaf: str, tree: Mapping[str, Any]) -> str:
     return f"{key}: no such key with algorithm={tree.get('algorithm')}; {where}" if found else ""
 
 
-def _keys(cls: type[Any], where: str = "") -> Iterator[str]:
+def keys_of(cls: type[Any], where: str = "") -> Iterator[str]:
     """The full names of all keys of a dataclass and of the sections in it."""
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -337,7 +337,7 @@ def _keys(cls: type[Any], where: str = "") -> Iterator[str]:
         if not sections:
             yield f"{where}{field.name}"
         for section in sections:
-            yield from _keys(section, f"{where}{field.name}.")
+            yield from keys_of(section, f"{where}{field.name}.")
 
 
 def _chosen(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -272,7 +272,7 @@ class Setup:
         start: Initial values of the tensors that are sent and trained, by global name.
         partition: Examples of each client.
         dataset: The prepared examples.
-        group: How many clients share their passes, and why not more.
+        group: Number of clients that share their passes, and the reason for it.
         stores: Files of the private stores with which clients begin, by id: those of the finished run whose
             model is scored.
     """

@@ -1,6 +1,6 @@
 """A Ray actor that runs calls of clients with one model on a share of a CPU and of a GPU.
 
-Gives memory that is free in a process back to the machine, which glibc keeps in the pools of its threads.
+Returns freed memory of a process to the operating system; glibc would keep it in the pools of its threads.
 
 A driver or a client actor has about 30 threads of Ray, whose pools fill with holes over the rounds. A client
 actor keeps what it freed, because each pass needs it again, until it has grown by `SLACK`. Python's own
@@ -91,7 +91,7 @@ class Trim:
         self._process = psutil.Process()
 
     def now_and_then(self) -> bool:
-        """Do it, unless that is not due; returns whether it was tried."""
+        """Return memory if the pause since the last time has passed; tell whether it ran."""
         if time.monotonic() - self._last < PAUSE:
             return False
         self._last = time.monotonic()

@@ -243,7 +243,7 @@ class Lane:
         self.change(actor.where.remote())
 
     def change(self, up: Any) -> None:
-        """Wait for its actor again. `up`: reference that resolves to its place once it can run calls."""
+        """Await the actor; `up` is a reference that resolves to its node and process once it can run calls."""
         self.starting = up
         self.since = time.monotonic()
         self.busy = 0

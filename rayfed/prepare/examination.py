@@ -214,10 +214,11 @@ def check_plot(path: Path) -> None:
     """Check that a picture can be written without replacing another file.
 
     Raises:
-        ConfigError: The name does not end in .png, its folder does not exist, or somebody else's file has it.
+        ConfigError: The name does not end in .png, its folder does not exist, or another
+            file has it.
     """
     if path.suffix != ".png":
-        raise ConfigError(f"--plot: {str(path)!r} does not end in .png, as the name of the picture has to")
+        raise ConfigError(f"--plot: {str(path)!r} must end in .png")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot: there is no folder {str(path.parent)!r}; make it first")
     check_own("--plot", path, MAKER)

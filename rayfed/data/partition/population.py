@@ -85,7 +85,12 @@ class Domain:
     test: Indices
 
     def replaced(self, new: Callable[[Indices], Indices], labels: NDArray[np.int64]) -> Domain:
-        """The domain with other samples. Args: new: those for these. labels: of all of the new ones."""
+        """The domain with its samples replaced.
+
+        Args:
+            new: Gives the new samples for the former ones of a split.
+            labels: Labels of all new samples.
+        """
         train, val = new(self.train.rows), new(self.val.rows)
         classes = np.unique(labels[np.append(train, val)])
         drawn = [SamplePool.of(rows, labels, classes) for rows in (train, val)]

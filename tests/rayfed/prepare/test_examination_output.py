@@ -22,7 +22,7 @@ def test_plot_replaces_its_own_picture_and_no_other_file(run, root, tmp_path):
     for _ in range(2):
         assert run("pacs", "--root", str(root), "--plot", str(picture), *overrides)[0] == 0
     for name, words in (
-        ("data.csv", "does not end in .png"),
+        ("data.csv", "must end in .png"),
         ("mine.png", "was not written by this command"),
     ):
         (tmp_path / name).write_text("mine")
