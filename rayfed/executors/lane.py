@@ -243,7 +243,7 @@ class Lane:
         self.change(actor.where.remote())
 
     def change(self, up: Any) -> None:
-        """Await the actor; `up` is a reference that resolves to its node and process once it can run calls."""
+        """Await the actor; `up` resolves to its node and process once it can run calls."""
         self.starting = up
         self.since = time.monotonic()
         self.busy = 0
