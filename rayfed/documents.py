@@ -31,13 +31,13 @@ BRACKETS = (("[", "]"), ("{", "}"))
 """Opening and closing brackets of lists and mappings in YAML."""
 
 OPEN = "a bracket is not closed, as happens where the shell splits a value at its spaces"
-"""What is said about a value that was cut."""
+"""Note about a value that was cut."""
 
 ADVICE: Mapping[str, str] = {
     "--config": "; give the config.yaml of a run, or what --print-config writes",
     "sweep": "; give a file such as those in configs/sweep",
 }
-"""What to do about a file that cannot be read, by the key that names it."""
+"""Advice about a file that cannot be read, by the key that names it."""
 
 
 class DocumentError(ValueError):

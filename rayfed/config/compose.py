@@ -228,10 +228,10 @@ NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILE
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
 OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
 ELSE = {"data": OWN_IMAGES, "experiment": "; rayfed list experiments shows all"}
-"""What else is said about a name that does not exist, by group."""
+"""Advice about a name that does not exist, by group."""
 
 HUB = "hf/"
-"""What begins the names of data sets that the library `datasets` loads."""
+"""Prefix of the names of data sets that the library `datasets` loads."""
 
 MODEL_OF_LIBRARIES = "timm"
 """The YAML file with the values of every model that has no file: any of timm and open_clip."""

@@ -121,7 +121,7 @@ KINDS = {
     "mapping": "a mapping such as {key: value}",
     "dataclass": "a section; write a key of it, as in section.key=value",
 }
-"""What a value should be, by the first word of the type of pydantic's error."""
+"""The wanted kind of value, by the first word of the type of pydantic's error."""
 
 LIMITS = {
     "greater_than": ("greater than", "gt"),
@@ -240,7 +240,7 @@ SENTENCES: Mapping[str, str] = {
     "config": "write --config FILE, with spaces, to start from a saved config",
     **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), SEEDS),
 }
-"""What is said about keys that other programs have."""
+"""Advice about keys that other programs have."""
 
 MEANINGS: Mapping[str, str] = {
     "learning_rate": "train.lr",

@@ -13,7 +13,7 @@ from rayfed.data.partition_config import PartitionConfig, PopulationConfig, chec
 from rayfed.errors import ConfigError, unknown
 
 Resize: TypeAlias = Literal["squash", "crop"]
-"""How an image becomes a square: as a whole, or only its centre."""
+"""The part of an image that becomes a square: all of it, or only its centre."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError, unknown
 Scheme: TypeAlias = Literal[
     "by_domain", "dirichlet", "pathological", "shards", "quantity", "natural", "imbalanced"
 ]
-"""How the samples of a domain are distributed."""
+"""Distribution of the samples of a domain."""
 
 
 @dataclass(frozen=True, kw_only=True)

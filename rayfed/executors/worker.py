@@ -170,7 +170,7 @@ NO_MEMORY = re.compile(
 """Messages of a RuntimeError that tell of a lack of memory on a device."""
 
 EXCLUSIVE = re.compile(r"devices?(\(s\))? (is/are|are|is) busy or unavailable")
-"""What CUDA says where a GPU may be used by one process only, and another process uses it."""
+"""CUDA's message if a GPU may be used by one process only, and another process uses it."""
 
 LOST_WITH_MPS = "; under MPS such a fault ends all processes on its GPU"
 

@@ -72,7 +72,7 @@ class Cost:
 __all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Ledger", "Sampling", "task_name"]
 
 Sampling: TypeAlias = Literal["uniform", "poisson", "one_per_domain"]
-"""How the clients of a round are drawn."""
+"""The ways in which the clients of a round are drawn."""
 
 TRAINING = "fit"
 """Tag of the training exchange. All methods share it, so clients draw the same random numbers in each."""

@@ -26,7 +26,7 @@ from rayfed.types import RESIDUAL, Broadcast, Fraction, NonNegative, Positive, n
 NO_ENTRY = TraceEntry()
 
 Attack: TypeAlias = Literal["none", "labels", "noise", "sign_flip"]
-"""What a client does to its answer on purpose."""
+"""The attacks of a client on its own answer."""
 
 HONEST: Attack = "none"
 

@@ -56,7 +56,7 @@ DIGESTS = {
     "reader_source": "data: the source of the data",
     "task_source": "task: the source of the task",
 }
-"""What the digests of the data are about, by their names in environment.json."""
+"""Subjects of the digests of the data, by their names in environment.json."""
 
 
 SOURCE = "_source"

@@ -167,7 +167,7 @@ Entry = Mapping[str, Any]
 """A round in the history: its row, and the rows of its tables."""
 
 Ending = Literal["finished", "failed", "killed"]
-"""How a run ended: normally, with an error, or stopped by a signal or Ctrl-C (killed)."""
+"""The ends of a run: normal, with an error, or stopped by a signal or Ctrl-C (killed)."""
 
 
 class Board:

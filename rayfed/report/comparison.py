@@ -40,7 +40,7 @@ STATISTICS = {
 """Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
 
 COST = ("local steps", "on examples", "up + down, MB", "training, GFLOP", "trained parameters")
-"""What all rounds cost: training batches of all clients and examples in them, bytes in both directions,
+"""Cost of all rounds: training batches of all clients and examples in them, bytes in both directions,
 operations of all clients, and what a client trains."""
 
 HELD_OUT = "report_held_out"

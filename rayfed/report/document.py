@@ -43,7 +43,7 @@ WORDS = {
     "variance": "population variance of the clients' scores in percent",
     "over examples": "each test example counts once; empty where clients share their test examples",
 }
-"""What the words of the columns and of the notes below the table mean."""
+"""Meaning of the words of the columns and of the notes below the table."""
 
 FILES = {
     "config.yaml": "every setting, for `--config`",
@@ -65,7 +65,7 @@ FILES = {
     "report.html": "everything on one page, written by `rayfed.report`",
     "report.json": "the numbers of that page",
 }
-"""What the files of a run hold."""
+"""Contents of the files of a run."""
 
 
 def document(

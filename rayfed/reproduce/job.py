@@ -558,4 +558,4 @@ READERS: Mapping[str, Callable[[Path, Config, Sequence[str], Sequence[str]], dic
     "single": _of_run,
     "leave_one_out": _of_folds,
 }
-"""What reads the scores of a cell, by its protocol; a cell with another one has no single number."""
+"""Functions that read the scores of a cell, by its protocol; a cell with another one has no single number."""

@@ -11,7 +11,7 @@ import textwrap
 from typing import TextIO
 
 COMMAND = "python -m "
-"""What marks a line with a command, which stays in one piece so that it can be copied."""
+"""Mark of a line with a command, which stays in one piece so that it can be copied."""
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:

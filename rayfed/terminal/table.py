@@ -17,7 +17,7 @@ LEAST = 8  # letters of a column, below which a terminal breaks the lines
 MARKDOWN = {1: "**{}**", 2: "<u>{}</u>"}
 HTML = {1: "<b>{}</b>", 2: "<u>{}</u>"}
 LATEX = {1: "\\textbf{{{}}}", 2: "\\underline{{{}}}"}
-"""How the best cell (1) and the second-best one (2) are written in each form."""
+"""Marks of the best cell (1) and the second-best one (2) in each form."""
 
 SPECIAL = {
     "\\": r"\textbackslash{}",

@@ -270,7 +270,7 @@ SIZES = (32, 20)
 """Sides in pixels, or characters of a window, for which examples are decoded."""
 
 EXAMPLES = 16
-"""How many examples are decoded, spread over the data set."""
+"""Number of examples that are decoded, spread over the data set."""
 
 THREADS = 4
 

@@ -31,13 +31,13 @@ from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.errors import ConfigError, DataError, unknown
 
 PARTS = ("image", "label", "client", "domain")
-"""What a column can be."""
+"""The kinds of columns."""
 TYPES = {"image": "Image", "label": "ClassLabel or the name label"}
 """By what the columns of images and labels are found."""
 TESTS = ("test", "validation")
 """Splits that can be the official test split, the first one that there is."""
 ANSWER_SECONDS = 5.0
-"""How long the hub may take to answer at all."""
+"""Seconds in which the hub must begin to answer."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from rayfed.objective import share_of
 
 Kind: TypeAlias = Literal["text", "percent", "points", "bytes", "seconds", "count", "number", "p"]
-"""What a column holds. `percent`: fractions, shown in percent; `points`: differences and deviations of
+"""Content of a column. `percent`: fractions, shown in percent; `points`: differences and deviations of
 fractions, shown in percentage points; `p`: probabilities of a test."""
 
 Cell: TypeAlias = str | float | int | None

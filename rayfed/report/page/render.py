@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 GENERATOR = "RayFed report"
-"""What the page and its JSON name as their maker; files without it are never replaced."""
+"""Name of the maker in the page and its JSON; files without it are never replaced."""
 MOST_ROWS = 60
 """Largest number of rows of the table behind a figure; of more, evenly spaced ones are shown."""
 MOST_COLUMNS = 40

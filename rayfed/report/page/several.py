@@ -59,7 +59,7 @@ from rayfed.terminal.table import Table
 from rayfed.types import Row
 
 SEED = re.compile(r", seed \d+")
-"""What differs between the titles of tables of the same experiment with several seeds."""
+"""The part that differs between titles of tables of one experiment with several seeds."""
 
 
 def protocol_tables(path: Path) -> list[Grid]:
@@ -395,7 +395,7 @@ def _extended(member: Member, words: str) -> Member:
 
 MEAN = "mean over domains"
 UNSEEN = " (held out)"
-"""What follows the name of a domain of which no client has an example."""
+"""Suffix of the name of a domain of which no client has an example."""
 
 COST = (
     *(Column("sent", "bytes"), Column("local steps", "count"), Column("on examples", "count")),

@@ -143,7 +143,7 @@ QUANTILES = {
     "90 %": 0.9,
     "highest": 1.0,
 }
-"""What stands for the clients where there are too many of them."""
+"""Text in place of the clients if there are too many of them."""
 
 
 def over_rounds(run: PageRun) -> Section:
