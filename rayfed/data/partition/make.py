@@ -226,7 +226,7 @@ DEALS: Mapping[str, Deal] = {
         len(labels), parts, config.alpha, smallest, rng
     ),
 }
-"""Functions that distribute the samples of a domain, by scheme; `imbalanced` and `natural` look at all domains."""
+"""Functions that distribute the samples of a domain, by scheme; not those that look at all domains."""
 
 FILLED = ("dirichlet", "quantity")
 """Schemes that give every client `min_samples` training samples; the others give it at least one."""
