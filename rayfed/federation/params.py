@@ -108,7 +108,7 @@ def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tu
     return [(update, weight) for update, weight in zip(updates, weights, strict=True) if weight > 0]
 
 
-def without_statistics(params: Params) -> Params:
+def without_statistics(params: Mapping[str, Tensor]) -> Params:
     """Tensors that may take a step: all but running means and variances of BatchNorm layers."""
     return {name: value for name, value in params.items() if not is_statistic(name)}
 

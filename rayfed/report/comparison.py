@@ -13,7 +13,6 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.report.run_tables import KINDS, RunTables, own_tensors, scores_without
 from rayfed.report.table import (
     MODELS,
-    Table,
     cell_without,
     fault_notes,
     final_table,
@@ -26,6 +25,7 @@ from rayfed.report.table import (
     total_steps,
     unevaluated_note,
 )
+from rayfed.terminal.table import Table
 
 MOST_DOMAINS = 8
 """Largest number of domains that have a column each; the tables of the methods' own reports have them all."""

@@ -107,7 +107,8 @@ def verdicts(found: Reproduction) -> str:
 def _table(found: Reproduction, setting: str) -> Table:
     """The rows of a setting, with our value, the paper's and the difference for each measure."""
     titles = [title for measure in found.measures for title in columns_of(measure)]
-    rows, marks = [], {}
+    rows: list[tuple[str, ...]] = []
+    marks: dict[tuple[int, int], int] = {}
     for i, (row, values) in enumerate(ranked_rows(found, setting)):
         cells = [row, _seeds(found, setting, row)]
         for value, rank in values:
@@ -176,7 +177,8 @@ def latex(found: Reproduction) -> str:
     columns = ("", *(title for measure in found.measures for title in (measure.name, "paper")))
     lines = [f"% {title_of(found)}", "% needs \\usepackage{booktabs}"]
     for setting in found.settings:
-        rows, marks = [], {}
+        rows: list[tuple[str, ...]] = []
+        marks: dict[tuple[int, int], int] = {}
         for i, (row, values) in enumerate(ranked_rows(found, setting)):
             marks |= {(i, 2 * k + 1): rank for k, (_, rank) in enumerate(values)}
             rows.append((row, *(cell for value, _ in values for cell in (ours(value), paper(value)))))

@@ -14,7 +14,17 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
-from rayfed.reproduce.job import EXAMPLES, STEPS, WITHOUT, TableJob, JobCell, better, is_harmless, rule_of, unit
+from rayfed.reproduce.job import (
+    EXAMPLES,
+    STEPS,
+    WITHOUT,
+    JobCell,
+    TableJob,
+    better,
+    is_harmless,
+    rule_of,
+    unit,
+)
 
 FORMAT = 1
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
@@ -125,7 +135,7 @@ Finished = Mapping[str, tuple[str, Mapping[str, float]]]
 def measures_of(job: TableJob) -> tuple[Measure, ...]:
     """The measures of a job; where the paper prints no numbers, the mean over the domains.
 
-    What the table has no score for (`papers.Table.scores`) is read from no run and stays empty.
+    What the table has no score for (`papers.PaperTable.scores`) is read from no run and stays empty.
     """
     names = {name: job.table.scores.get(name, "") for name in job.table.measures}
     if not names:
