@@ -18,7 +18,7 @@ from rayfed.federation.visit import fit
 from rayfed.types import Broadcast, Params, ServerState, Update
 
 STEP = "step"
-"""Name in `ServerState.memory` of what `Server.take_step` keeps: by its names, then by the name of the tensor."""
+"""Name in `ServerState.memory` of what `Server.take_step` keeps, by its names and then by tensor."""
 
 
 @dataclass(frozen=True)
