@@ -13,7 +13,7 @@ from typing import Any
 from docs.generate import bibliography, measured
 from rayfed.config.catalog import Choice, listed
 from rayfed.config.compose import folder
-from rayfed.config.papers import MINI, Table, tables
+from rayfed.config.papers import MINI, PaperTable, tables
 from rayfed.config.schema import load_config
 from rayfed.federation.method import METHODS
 
@@ -130,6 +130,6 @@ def code(name: str, server: str) -> str:
     return f"::: algorithms.{module}\n    options:\n      show_root_heading: false\n      heading_level: 3"
 
 
-def _own_tables() -> list[Table]:
+def _own_tables() -> list[PaperTable]:
     """The tables of the papers, without experiments that only repeat the rows of another one."""
     return [table for table in tables(folder()).values() if table.small]

@@ -8,7 +8,7 @@ from typing import Any
 
 from docs.generate import bibliography
 from rayfed.config.compose import folder
-from rayfed.config.papers import MINI, Table, tables
+from rayfed.config.papers import MINI, PaperTable, tables
 
 
 def pages() -> dict[str, str]:
@@ -16,7 +16,7 @@ def pages() -> dict[str, str]:
 
     The experiments about claims (benchmarks/results/claims) are those of no paper and have no page here.
     """
-    papers: dict[str, list[Table]] = {}
+    papers: dict[str, list[PaperTable]] = {}
     for table in tables(folder()).values():
         papers.setdefault(table.name.partition("/")[0], []).append(table)
     papers = {name: found for name, found in papers.items() if any(table.small for table in found)}
@@ -46,7 +46,7 @@ python -m rayfed.run experiment=fedra/table1/mini row=FedRA      # one cell
 and a scale are."""
 
 
-def page(name: str, found: Sequence[Table]) -> str:
+def page(name: str, found: Sequence[PaperTable]) -> str:
     """The page of one paper.
 
     Args:
@@ -65,7 +65,7 @@ def page(name: str, found: Sequence[Table]) -> str:
     return "\n".join(parts)
 
 
-def section(table: Table) -> str:
+def section(table: PaperTable) -> str:
     """One table or figure of a paper."""
     commands = [
         ["rayfed.reproduce", table.name, "--dry-run"],
