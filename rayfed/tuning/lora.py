@@ -24,7 +24,7 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import LAST, called, chosen_layers, exactly, in_every_block, named_layers
+from rayfed.tuning.sites import LAST, called_layers, chosen_layers, exactly, in_every_block, named_layers
 from rayfed.types import Count, Positive
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -153,7 +153,7 @@ class Lora:
         if self.targets is not None:
             return exactly(named_layers(model, self.targets, ADAPTED))
         if model.is_own and self.sites == Lora.sites and not self._finds_sites(model):
-            linear = list(called(model.net, nn.Linear))
+            linear = list(called_layers(model.net, nn.Linear))
             return exactly(linear or named_layers(model, r".*", CONVOLUTIONS))
         targets = in_every_block(chosen_layers(model, self.sites, LAST))
         if not self.stem:

@@ -83,7 +83,7 @@ def named_layers(
         ConfigError: A text matches no layer of these types, or one whose weights are read without calling it.
     """
     every = {own_name(n): (n, m) for n, m in model.net.named_modules() if n}
-    can = {own_name(n): n for n in called(model.net, kinds)}
+    can = {own_name(n): n for n in called_layers(model.net, kinds)}
     if wanted == "all-linear":
         found = [n for n in can if isinstance(every[n][1], nn.Linear)]
     elif isinstance(wanted, str):

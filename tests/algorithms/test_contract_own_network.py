@@ -8,7 +8,7 @@ import rayfed
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.models.own import register
-from rayfed.testing.method import (
+from rayfed.testing.contracts import (
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,
 )
