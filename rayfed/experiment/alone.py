@@ -18,7 +18,7 @@ from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.engine.recorded import basis_of, objects_of
 from rayfed.engine.scored import score_model_of
 from rayfed.engine.setup import Setup
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, RayFedError, count_of
 from rayfed.objective import score_facts
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
@@ -91,10 +91,24 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     """Show the table of the clients, what they hold if it differs, and how many images could not be read."""
     sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
     tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
+    if setup.world.network is not None:
+        tell(fitted(trained_in_words(setup), terminal_width()))
     if setup.group.sentence:
         tell(fitted(setup.group.sentence, terminal_width()))
     if skipped := setup.dataset.skipped:
         tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+MOST_NAMED = 100
+"""Modules of a user's network that are listed before a run."""
+
+
+def trained_in_words(setup: Setup) -> str:
+    """The modules of a user's network that are trained; adapters have the names of their layers."""
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in setup.start))
+    few = ", ".join(modules[:MOST_NAMED])
+    more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
+    return f"trained in {count_of(len(modules), 'module')}: {few}{more}"
 
 
 def check_continuable(config: Config, setup: Setup, path: Path) -> None:

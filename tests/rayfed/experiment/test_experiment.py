@@ -110,6 +110,12 @@ def test_lora_on_any_module_is_written_for_peft(tmp_path):
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == "0"
 
 
+def test_the_modules_that_are_trained_are_listed_before_the_run(capsys):
+    own(tuning=rayfed.LoRA(rank=2, targets="0")).run(quiet=False)
+    shown = capsys.readouterr().out
+    assert shown.index("trained in 2 modules: 0, head") < shown.index("round 1/2")
+
+
 def test_what_stays_at_a_client_is_in_its_personal_model():
     run = own(local={"stays": ["head"]}, train={"lr": 0.1}).run(quiet=True)
     mine, theirs = run.personal("c 0"), run.personal("c1-c 1")
