@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.errors import ConfigError
@@ -20,7 +20,30 @@ from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.types import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
+    from rayfed.data.partition_config import PartitionConfig
     from rayfed.engine.session import Session
+    from rayfed.executors.failures import Policy
+    from rayfed.federation.cohort import Sampling
+    from rayfed.federation.local import Local
+    from rayfed.federation.method import Method
+    from rayfed.federation.privacy import PrivacyConfig
+    from rayfed.federation.server import Server
+    from rayfed.federation.train_config import TrainConfig
+    from rayfed.heterogeneity.faults import FaultsConfig
+    from rayfed.models.config import ModelConfig
+    from rayfed.models.own import Model
+    from rayfed.objective import Task
+    from rayfed.tuning.base import Tuning
+
+    Section: TypeAlias = Mapping[str, Any]
+    Half: TypeAlias = Local | Server | type[Local] | type[Server]
+    MethodLike: TypeAlias = str | Half | Method | Sequence[Half]
+    ModelLike: TypeAlias = str | nn.Module | Callable[[], nn.Module] | Model | ModelConfig | Section
 
 GENERAL = "fedavg"
 """The method of an experiment with a model or data of a user, where none is given."""
@@ -36,29 +59,29 @@ class Experiment:
     def __init__(  # noqa: PLR0913  (one argument for each key of the config that is used often)
         self,
         *,
-        method: Any = None,
-        model: Any = None,
+        method: MethodLike | None = None,
+        model: ModelLike | None = None,
         data: Any = None,
-        tuning: Any = None,
-        task: Any = None,
+        tuning: str | Tuning | type[Tuning] | Section | None = None,
+        task: str | Task | None = None,
         columns: Mapping[str, Any] | None = None,
         rounds: int | None = None,
         seed: int | None = None,
-        train: Any = None,
+        train: TrainConfig | Section | None = None,
         server: Mapping[str, Any] | None = None,
         local: Mapping[str, Any] | None = None,
-        partition: Any = None,
-        evaluation: Any = None,
-        cluster: Any = None,
-        clients_per_round: int | str | None = None,
-        sampling: str | None = None,
+        partition: PartitionConfig | Section | None = None,
+        evaluation: EvaluationConfig | Section | None = None,
+        cluster: Literal["inline"] | ClusterConfig | Section | None = None,
+        clients_per_round: int | Literal["all"] | None = None,
+        sampling: Sampling | None = None,
         channel: Any = None,
-        privacy: Any = None,
+        privacy: PrivacyConfig | Section | None = None,
         capacity: Any = None,
-        faults: Any = None,
-        failures: Any = None,
-        checkpoint: Any = None,
-        protocol: str | None = None,
+        faults: FaultsConfig | Section | None = None,
+        failures: Policy | Section | None = None,
+        checkpoint: CheckpointConfig | Section | None = None,
+        protocol: ProtocolName | None = None,
         experiment: str | None = None,
         **others: Any,
     ) -> None:

@@ -380,7 +380,7 @@ def test_a_killed_run_goes_on_from_python_and_from_the_command_line(tmp_path, ca
     assert python("-c", killed.format("a"), DIES="1").returncode == -9
     again = python("-c", "import mine; print(mine.experiment().resume('a', quiet=True).sha256)")
     assert again.stdout.strip() == digest, again.stderr
-    assert python("-m", "rayfed.run", *names, "output=b", DIES="1").returncode == -9
+    assert python("-m", "rayfed.run", *names, "output=b", DIES="1").returncode != 0
     resumed = python("-m", "rayfed.resume", "b")
     assert f"tensors sha256 {digest[:16]}" in resumed.stdout, resumed.stderr
     (tmp_path / "mine.py").write_text(MODULE.replace("sent.round == 1", "sent.round == 9"))
