@@ -301,7 +301,9 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [pair for pairs in MISFITS.values() for pair in pairs], ids=lambda v: str(v)[:40]
+    ("changes", "message"),
+    [pair for pairs in MISFITS.values() for pair in pairs],
+    ids=[f"{where}{number}" for where, pairs in MISFITS.items() for number in range(len(pairs))],
 )
 def test_a_misfit_is_one_line_and_nothing_is_started(changes, message, monkeypatch):
     monkeypatch.setattr("rayfed.engine.session.launch", lambda *a, **k: pytest.fail("the run was started"))
