@@ -9,7 +9,7 @@ DEVICE ?= cuda
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-steady test-slow test-roundings test-lowest mutants lint fmt docs wheel bench gpu-check clean
+.PHONY: run test test-steady test-slow test-roundings test-lowest mutants lint fmt docs wheel release-check bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
@@ -47,6 +47,10 @@ docs: $(VENV)/.tested  ## the documentation site, into site/, without network; a
 
 wheel: $(VENV)/.tested  ## wheel and source archive, into dist/
 	$(BIN)/python -m hatchling build
+
+release-check: lint wheel docs  ## all that a release needs besides the tests: wheel, site, notebooks, tutorial, README
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/test_wheel.py tests/test_site.py \
+		tests/test_notebook.py tests/test_tutorial.py tests/test_readme.py tests/test_deploy.py
 
 bench: $(VENV)/.tested  ## the overhead of the engine and the memory of shared weights
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engine_overhead.py
