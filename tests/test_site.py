@@ -180,7 +180,7 @@ def test_pages_that_code_and_configs_name_exist():
 def test_links_to_files_outside_the_folder_lead_to_pages():
     assert hook.inside("[a](docs/data.md#x) [b](CONTRIBUTING.md#y)") == "[a](data.md#x) [b](extending.md#y)"
     assert hook.inside("[a](benchmarks/results/speed.md)") == "[a](results/speed.md)"
-    assert hook.inside("[a](tests/x.py) [b](LICENSE)") == "a (`tests/x.py`) b (`LICENSE`)"
+    assert hook.inside("[a](notebooks/x.py) [b](LICENSE)") == "a (`notebooks/x.py`) b (`LICENSE`)"
 
 
 def test_measurements_are_pages_of_the_site():

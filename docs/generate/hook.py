@@ -51,7 +51,7 @@ def inside(text: str) -> str:
     """The text of a file outside docs/, with its links as they are in the site."""
     for name, page in MOVED.items():
         text = text.replace(f"]({name}", f"]({page}")
-        text = re.sub(r"\[([^]]*)\]\((tests/[^)]*|LICENSE)\)", r"\1 (`\2`)", text)
+        text = re.sub(r"\[([^]]*)\]\(((?:tests|notebooks)/[^)]*|LICENSE)\)", r"\1 (`\2`)", text)
     return text.replace("](docs/", "](").replace(f"]({EVIDENCE}/", "](results/")
 
 

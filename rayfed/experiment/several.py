@@ -109,8 +109,7 @@ def compare(
 
     Raises:
         ConfigError: There are fewer than two experiments, something in one of them is wrong, or the folder
-        holds
-            other files; found before the first run.
+            holds other files; found before the first run.
     """
     named = dict(experiments) if isinstance(experiments, Mapping) else _named(experiments)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
