@@ -56,7 +56,7 @@ class FedBuff(Server):
         """Warn where the buffer holds all that train at the same time; with one client nobody can be late."""
         if self.buffer >= clients > 1:
             log.warning(
-                "server.buffer=%d is not below the %d clients of a round: nobody is late, and rounds are as "
+                "server.buffer=%d is not below the %d clients of a round: no answer is late, and rounds are "
                 "those of FedAvg with server.weighting=%s; set a smaller one, such as server.buffer=%d",
                 self.buffer,
                 clients,

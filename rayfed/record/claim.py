@@ -470,7 +470,7 @@ def check_own_folder(path: Path) -> None:
     for place in dict.fromkeys((lexical, _real(lexical))):
         if what := _owner(place):
             raise ConfigError(
-                f"output: {str(path)!r} is {what}; a run needs a folder of its own, such as runs/mine"
+                f"output: {str(path)!r} is {what}; a run needs its own folder, such as runs/mine"
             )
 
 

@@ -146,7 +146,7 @@ def _check_server(environment: Mapping[str, str]) -> None:
     except Exception as err:
         raise ConfigError(
             f"{URI}: {place} cannot be used: {without_secrets(err, environment)}; correct it or start that "
-            f"server, or unset it to use {DATABASE} beside the run"
+            f"server, or unset it to use {DATABASE} next to the run"
         ) from None
     if found is not None and found.lifecycle_stage == "deleted":
         raise ConfigError(f"{EXPERIMENT}: {name!r} was deleted; restore it in MLflow or choose another name")

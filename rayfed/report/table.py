@@ -239,7 +239,7 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
     if any("missing" in row for row in history):
         missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
         silent = missing >= drawn and not total_cost(history)[0]
-        nobody = "; nobody answered in any round, so nothing was trained" if silent else ""
+        nobody = "; no client answered in any round, so nothing was trained" if silent else ""
         notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn{nobody}")
     if bad := [row["round"] for row in history if row.get(COLUMN)]:
         count = sum(row.get(COLUMN, 0) for row in history)

@@ -26,7 +26,7 @@ python -m rayfed.reproduce TABLE [--scale mini|paper] [--seeds N]
     [--cells ROW@SETTING] [--dry-run] [--quiet] [--json] [--debug] [overrides]
 
 Runs every row, setting and seed of a paper's table as one job, and writes our
-numbers beside the paper's. The same command again goes on with what is not
+numbers next to the paper's. The same command again goes on with what is not
 finished, for example
   python -m rayfed.reproduce fedgcr/table5 --scale mini --seeds 1
 """

@@ -293,7 +293,7 @@ def _cell(
     compatible_parts(config)
     if config.protocol not in READERS:
         raise ConfigError(
-            f"protocol: {config.protocol!r} is a table of its own, but a cell of a paper's table has one "
+            f"protocol: {config.protocol!r} has its own table, but a cell of a paper's table has one "
             f"number; leave it out, or run the cell with rayfed.run"
         )
     name = f"{_slug(setting)}-{_slug(row)}-seed{seed}"

@@ -370,7 +370,7 @@ def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator
     yield from _steps(job, scores)
     yield from _without(job, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
-    yield from (f"beside {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
+    yield from (f"next to {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
     unread = [measure.name for measure in measures_of(job) if not measure.score]
     if unread:
         yield f"not read from a run: {', '.join(unread)}"

@@ -141,4 +141,4 @@ def write(text: str, stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-        raise OutputClosedError("nobody reads the output any more") from err
+        raise OutputClosedError("the output is no longer read") from err

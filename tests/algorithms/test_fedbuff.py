@@ -163,7 +163,7 @@ def test_a_buffer_for_which_nobody_can_be_late_is_said_before_the_run(caplog, ca
     small_setup(*small, "clients_per_round=3", "server.buffer=3", "server.weighting=data_size")
     small_setup(*small)
     first, default = (record.getMessage() for record in caplog.records)
-    assert first.startswith("server.buffer=3 is not below the 3 clients of a round: nobody is late")
+    assert first.startswith("server.buffer=3 is not below the 3 clients of a round: no answer is late")
     assert "FedAvg with server.weighting=data_size; set a smaller one, such as server.buffer=2" in first
     assert default.startswith("server.buffer=10 is not below the 5 clients")
     assert default.endswith("server.weighting=uniform; set a smaller one, such as server.buffer=3")

@@ -117,7 +117,7 @@ def test_folders_that_are_no_run_of_anybody(folder, capsys, tmp_path, cache, mon
     error = capsys.readouterr().err.strip()
     assert code == 2
     assert error.startswith("error: output: "), error
-    assert "a run needs a folder of its own" in error
+    assert "a run needs its own folder" in error
     assert list(tmp_path.iterdir()) == [tmp_path / "home"]
 
 

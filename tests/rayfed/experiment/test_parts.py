@@ -126,7 +126,7 @@ def test_the_main_method_may_be_the_one_that_fails(command, tmp_path, capsys):
 
 def test_a_comparison_ends_where_nobody_reads_its_output(command, tmp_path, monkeypatch):
     def closed(*args):
-        raise OutputClosedError("nobody reads the output any more")
+        raise OutputClosedError("the output is no longer read")
 
     monkeypatch.setattr("rayfed.experiment.parts.run_alone", closed)
     assert command("compare=[fedavg,afl]") == CLOSED

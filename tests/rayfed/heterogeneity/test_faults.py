@@ -194,7 +194,9 @@ def test_the_slow_are_dropped_at_the_deadline_and_the_table_says_so(small):
 
 def test_the_table_says_that_nobody_ever_answered(small):
     table = final_table(small("faults.dropout=1").path)
-    assert any(note.endswith("nobody answered in any round, so nothing was trained") for note in table.notes)
+    assert any(
+        note.endswith("no client answered in any round, so nothing was trained") for note in table.notes
+    )
 
 
 def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(cache):

@@ -69,7 +69,7 @@ def test_the_folder_depends_on_what_changes_results():
         (("fedgcr/table5", "mini", 1, [], ["round=2"]), "round"),
         (
             ("fedgcr/table5", "mini", 1, [], ["protocol=few_shot"]),
-            "protocol: 'few_shot' is a table of its own",
+            "protocol: 'few_shot' has its own table",
         ),
     ],
 )

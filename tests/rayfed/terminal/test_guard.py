@@ -120,7 +120,7 @@ def test_output_that_nobody_reads_ends_a_command_quietly(note, capsys, handlers,
         patch.setattr("sys.stdout", stream)
         assert guarded(work) == 141
         say("dropped")  # as is what Python writes when it ends
-    assert capsys.readouterr().err == (f"error: nobody reads the output any more; {note}\n" if note else "")
+    assert capsys.readouterr().err == (f"error: the output is no longer read; {note}\n" if note else "")
 
 
 @pytest.mark.parametrize("debug", [False, True])
