@@ -19,7 +19,7 @@ from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Task
 from rayfed.federation.visit import fit
-from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, TEXT_CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.tuning.base import train_mode
 from rayfed.types import Count
@@ -58,7 +58,7 @@ class GroupingServer(LossWeighted):
     empty_groups: Empty = "drop"
 
     offers: ClassVar[frozenset[str]] = frozenset({CENTERS})
-    tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION, NEXT_CHARACTER})
+    tasks: ClassVar[frozenset[str]] = frozenset({CLASSIFICATION, NEXT_CHARACTER, TEXT_CLASSIFICATION})
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)

@@ -19,6 +19,7 @@ from algorithms._meta import InnerOptimizer, meta_step
 from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone, samples_of
+from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.base import train_mode
 from rayfed.types import Batch, NonNegative, Positive
 
@@ -50,6 +51,7 @@ class MetaLocal(Local):
     inner_optimizer: InnerOptimizer = "client"
     coral: CoralForm = "domainbed"
 
+    not_for: ClassVar[frozenset[str]] = frozenset({LANGUAGE_MODELING})
     grouped: ClassVar[bool] = True
 
     @property

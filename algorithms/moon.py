@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.objective import LANGUAGE_MODELING
 from rayfed.types import Batch, NonNegative, Positive
 
 PREVIOUS = "previous"
@@ -32,6 +33,7 @@ class Moon(Local):
     mu: NonNegative = 1.0
     tau: Positive = 0.5
 
+    not_for: ClassVar[frozenset[str]] = frozenset({LANGUAGE_MODELING})
     grouped: ClassVar[bool] = True
 
     def train(self, client: Client, sent: Broadcast) -> Update:

@@ -1,4 +1,4 @@
-"""Learning tasks and their loss and metric: classification, segmentation, next-character prediction.
+"""Learning tasks and their loss and metric: of images, masks, texts and language models.
 
 Every data set is made for one task. Methods use the objective of the task as `client.objective` and therefore
 work for all tasks. (`rayfed.federation.executor.Task` means something else: the work of a client in a call.)
@@ -19,11 +19,22 @@ from rayfed.objects import find, imported, is_own
 if TYPE_CHECKING:  # data and reports import this module without loading torch
     from torch import Tensor
 
+IGNORED = -100
+"""Target of a position that counts in no loss and no score, which torch's cross entropy leaves out."""
+
 CLASSIFICATION = "classification"
 SEGMENTATION = "segmentation"
 NEXT_CHARACTER = "next_character"
 REGRESSION = "regression"
 MULTILABEL = "multilabel"
+TEXT_CLASSIFICATION = "text_classification"
+LANGUAGE_MODELING = "language_modeling"
+CLASSES = frozenset((CLASSIFICATION, TEXT_CLASSIFICATION))
+"""Tasks whose labels are the classes that a new head tells apart."""
+
+NUM = "num"
+"""Name, among sums over a batch, of the number of units that loss and metrics are means over."""
+
 EMPTY = 1e-5
 """Added to the denominator of Dice, which is 0 where both masks are empty; as in the released GRACE code."""
 
@@ -40,6 +51,7 @@ class Objective:
             integer symbols.
         larger: Whether a larger score of the metric is better.
         percent: Whether the metric is a share, which is shown in percent.
+        tokens: Whether inputs are texts of different lengths, made tokens by the tokenizer of the model.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -48,6 +60,7 @@ class Objective:
     pixels: ClassVar[bool] = True
     larger: ClassVar[bool] = True
     percent: ClassVar[bool] = True
+    tokens: ClassVar[bool] = False
 
     @property
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
@@ -66,7 +79,7 @@ class Objective:
         return np.dtype([("input", "u1", (size, size, 3))])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Training loss, mean over the batch: cross entropy.
+        """Training loss, mean over the units of the batch (`count`): cross entropy.
 
         Args:
             output: Logits of the model, shape (B, C).
@@ -74,12 +87,22 @@ class Objective:
         """
         return _cross_entropy(output, y)
 
+    def count(self, y: Tensor) -> int | Tensor:
+        """Number of units that the loss of a batch is a mean over: examples, or tokens of answers.
+
+        Args:
+            y: Targets, shape (B, ...).
+        """
+        return len(y)
+
     def scores(self, output: Tensor, y: Tensor) -> dict[str, float]:
         """The `sums` of a batch as numbers, which waits for the device."""
         return {name: float(value) for name, value in self.sums(output, y).items()}
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums over the examples of a batch, by name: `loss`, the metric, and further scores to report.
+
+        Where loss and metrics are means over something else than examples, `num` is the number of that.
 
         They are tensors without dimensions on the device of the output; `rayfed.devices.numbers` reads those
         of all batches at once.
@@ -92,6 +115,13 @@ class Objective:
             "loss": _cross_entropy(output, y, "sum"),
             self.metric: (output.argmax(-1) == y).sum().float(),
         }
+
+    def by_class(self, output: Tensor, y: Tensor) -> Tensor | None:
+        """Numbers of right predictions, of predictions and of examples of each class, shape (3, C).
+
+        None where only `sums` are reported.
+        """
+        return None
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The summands of `sums`, by name: one value for each example, shape (B,)."""
@@ -311,8 +341,71 @@ class OwnObjective(Objective):
         return {name: each.float().reshape(len(y), -1).mean(1) for name, each in found.items()}
 
 
+@dataclass(frozen=True)
+class TextClassification(Objective):
+    """Classification of texts; inputs are tokens, shape (B, L), padded on the right (`rayfed.data.text`)."""
+
+    task: ClassVar[str] = TEXT_CLASSIFICATION
+    examples: ClassVar[str] = "texts"
+    pixels: ClassVar[bool] = False
+    tokens: ClassVar[bool] = True
+
+    def layout(self, size: int) -> np.dtype[Any]:
+        """Data type of the longest example. Args: size: its tokens."""
+        return np.dtype([("input", "i4", (size,))])
+
+    def by_class(self, output: Tensor, y: Tensor) -> Tensor | None:
+        import torch
+        import torch.nn.functional as F
+
+        predicted = output.argmax(-1)
+        found, truth = (F.one_hot(labels, output.shape[-1]) for labels in (predicted, y))
+        return torch.stack([(found * truth).sum(0), found.sum(0), truth.sum(0)]).double()
+
+
+@dataclass(frozen=True)
+class LanguageModeling(TextClassification):
+    """Prediction of the tokens of answers, each from those before it.
+
+    Loss and metric are sums over the tokens of answers, divided by their number. They are the same for any
+    division of a batch into parts, where a mean of means would not be. Targets have `IGNORED` elsewhere.
+    """
+
+    task: ClassVar[str] = LANGUAGE_MODELING
+    metric: ClassVar[str] = "token_accuracy"
+
+    def by_class(self, output: Tensor, y: Tensor) -> Tensor | None:
+        return None
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output (B, L, V) and targets (B, L); 0 without answers."""
+        return _cross_entropy(output.flatten(0, 1), y.flatten(), "sum") / self.count(y).clamp(min=1)
+
+    def count(self, y: Tensor) -> Tensor:
+        """Number of tokens of answers, a tensor without dimensions. Args: y: shape (B, L)."""
+        return (y != IGNORED).sum()
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`; `num` is the number of tokens."""
+        return {name: each.sum() for name, each in self.values(output, y).items()}
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`: sums over the tokens of each example, with output and targets as of `loss`."""
+        answers = y != IGNORED
+        by_token = _cross_entropy(output.flatten(0, 1), y.flatten(), "none").view(y.shape)
+        return {
+            "loss": by_token.sum(1),
+            self.metric: (output.argmax(-1) == y).sum(1).float(),
+            NUM: answers.sum(1).float(),
+        }
+
+
 OBJECTIVES: Mapping[str, Objective] = {
-    o.task: o for o in (Objective(), Segmentation(), NextCharacter(), Regression(), Multilabel())
+    o.task: o
+    for o in (
+        *(Objective(), Segmentation(), NextCharacter(), Regression(), Multilabel()),
+        *(TextClassification(), LanguageModeling()),
+    )
 }
 METRICS = list(dict.fromkeys(o.metric for o in OBJECTIVES.values()))
 """Names of the metrics of tables and figures; `learn` adds those of tasks of users."""

@@ -16,7 +16,9 @@ PLACE = re.compile(r"(?:Eq\.|Algorithm|Table|[Ss]ection|Figure)s? [\dA-Z]|baseli
 KINDS = {"equations": r"Eq\.", "algorithms": "Algorithms?", "tables": "Tables?", "figures": "Figures?"}
 AFTER = re.compile(r"(?<!Eq)\. |;|:")
 """Where the sentence of a citation ends."""
-OWN = ("digits_five_mini", "prostate_mini", "image_folder")
+OWN = (
+    *("digits_five_mini", "prostate_mini", "image_folder", "intents_mini", "csv", "tsv", "jsonl", "parquet"),
+)
 """Data sets of no paper."""
 
 

@@ -25,7 +25,7 @@ SUBJECTS = {
     "rayfed/data/readers": {"layouts"},
     "rayfed/engine": {
         *("batch_norm", "damage", "disasters", "endings"),
-        *("missing", "nonfinite", "population", "other_tasks", "placement", "precision"),
+        *("missing", "nonfinite", "population", "other_tasks", "placement", "precision", "texts"),
     },
     "rayfed/executors": {"dashboard", "device_memory"},
     "rayfed/models": {"other_tasks"},

@@ -12,14 +12,27 @@ from rayfed.data.own import OwnData
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset
-from rayfed.data.source import ONE_DOMAIN, Listing, source_of, task_of
+from rayfed.data.source import ONE_DOMAIN, Listing, Source, source_of, task_of
+from rayfed.data.text import Targets
+from rayfed.data.tokens import Tokenized
 from rayfed.errors import ConfigError, DataError, count_of
-from rayfed.objective import CLASSIFICATION
+from rayfed.objective import CLASSES, objective
 
 log = logging.getLogger(__name__)
 
+FITTING = (
+    "model=unet for segmentation, char_lstm for next_character, text_mini or hf/NAME for "
+    "text_classification, lm_mini or hf/NAME for language_modeling, any other for classification"
+)
 
-def load(config: DataConfig, size: int, task: str | None = None, resize: Resize = "squash") -> Dataset:
+
+def load(
+    config: DataConfig,
+    size: int,
+    task: str | None = None,
+    resize: Resize = "squash",
+    tokenizer: str | None = None,
+) -> Dataset:
     """Prepare the data set of a config, if that was not done before, and map it into memory.
 
     The result has every domain of the data set, also those that `data.domains` leaves out, so that all
@@ -30,21 +43,23 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
         size: Input height and width of the model in pixels, or characters in a window.
         task: The task of the model; None accepts data of any task.
         resize: How images become squares under `data.resize=auto`.
+        tokenizer: Folder or name of the model whose tokenizer makes tokens of texts.
 
     Raises:
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
     source = source_of(config, resize)
-    if task not in (None, task_of(source)) and not isinstance(source, OwnData):
+    own_task = task_of(source)
+    if task not in (None, own_task) and not isinstance(source, OwnData):
         raise ConfigError(
-            f"model.name: the model is for {task}, the data set {config.name!r} for {task_of(source)}; set "
-            f"model=unet for segmentation, char_lstm for next_character, any other for classification"
+            f"model.name: the model is for {task}, the data set {config.name!r} for {own_task}; set {FITTING}"
         )
+    source = with_tokens(source, config, tokenizer)
 
     def check_domains(data: Listing | Dataset) -> None:
         _check_root(config, data.domains)
-        if task_of(source) == CLASSIFICATION:
+        if own_task in CLASSES:
             _check_domains(data, config, getattr(source, "sparse", False))
         else:
             client_domains(config, data.domains)
@@ -53,6 +68,11 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
     dataset = open_dataset(path)
     # Again, because the file may be from another config, and a class may be empty without its bad images.
     check_domains(dataset)
+    if isinstance(dataset.targets, Targets) and (silent := int((dataset.targets.counts == 0).sum())):
+        log.warning(
+            "%s of %s have no token that is learned, such as an answer; they count in no loss and no score",
+            *(count_of(silent, "text"), config.name),
+        )
     if dataset.skipped:
         log.warning(
             "left out of %s: %s that cannot be decoded (data.on_bad_image=skip); "
@@ -60,6 +80,27 @@ def load(config: DataConfig, size: int, task: str | None = None, resize: Resize 
             *(config.name, count_of(dataset.skipped, "image")),
         )
     return dataset
+
+
+def with_tokens(source: Source, config: DataConfig, tokenizer: str | None) -> Source:
+    """The reader of a config, whose texts are tokens; another reader as it is.
+
+    Args:
+        source: The reader.
+        config: The config section `data`.
+        tokenizer: As of `load`.
+
+    Raises:
+        ConfigError: There are texts and no tokenizer.
+    """
+    if not objective(task_of(source)).tokens:
+        return source
+    if tokenizer is None:
+        raise ConfigError(
+            f"model.name: the data set {config.name!r} has texts, for which the model needs a tokenizer; "
+            f"set {FITTING}"
+        )
+    return Tokenized(source=source, tokenizer=tokenizer, template=config.template, truncate=config.truncate)
 
 
 def _check_root(config: DataConfig, domains: Sequence[str]) -> None:

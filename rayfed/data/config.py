@@ -28,9 +28,13 @@ class DataConfig:
         domains: Domains to use, in the order of the clients; None means all, in the reader's order.
         classes: Classes to use, in this order, or the number of first classes to use; None means all.
         aliases: Name of the domain or class by the name of a folder that is spelled differently.
-        columns: Name of the column of `image`, `label`, `client` and `domain`, for readers of tables
-            (data=hf/NAME); None, or a part that is left out: image and label by their types, no clients and
-            one domain.
+        columns: Name of the column of each part, for readers of tables (data=hf/NAME, csv, tsv, jsonl,
+            parquet), such as `label`, `client` and `domain`; None, or a part that is left out: what the
+            reader says.
+        template: For language models: what a prompt becomes before its answer; {prompt} stands for it. None:
+            the prompt and a line break.
+        truncate: End at which a text with too many tokens is cut: `left` or `right`. None: of a text to
+            classify the right end, of a prompt the left one.
         new_classes: Under protocol=base_to_new: the classes of which no client has an example, by name, or
             the number of last classes; None: the second half of all.
         base_classes: Set by protocol=base_to_new in its second run, where `classes` are the new ones: the
@@ -75,6 +79,8 @@ class DataConfig:
     classes: list[str] | int | None = None
     aliases: dict[str, str] | None = None
     columns: dict[str, str] | None = None
+    template: str | None = None
+    truncate: Literal["left", "right"] | None = None
     new_classes: list[str] | int | None = None
     base_classes: list[str] | None = None
     targets: list[str] | dict[str, dict[str, Any]] | None = None
@@ -113,6 +119,11 @@ def check_config(config: DataConfig) -> None:
         raise ConfigError(
             f"data.limit: {limit} is neither a number of images >= 1 nor a fraction in (0, 1]; "
             "use null for no limit"
+        )
+    if config.template is not None and "{prompt}" not in config.template:
+        raise ConfigError(
+            f"data.template: {config.template!r} has no {{prompt}}, which stands for the prompt of a sample; "
+            f'write for example "Question: {{prompt}}\\nAnswer: "'
         )
     _check_protocol(config)
     check_partition(config.partition)

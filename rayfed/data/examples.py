@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rayfed.data.row_table import Indices, RowTable, Splits
+from rayfed.data.text import Inputs
 from rayfed.devices import HOST, can_pin, free_memory, moved
 from rayfed.types import Batch
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = Any
+"""Inputs or targets of all samples: a NumPy array, or texts (`rayfed.data.text`); rows are read by index."""
 Stored: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets of a batch as they are stored, on the device: uint8 (B, ...), and int64 (B,) or uint8
 (B, H, W)."""
@@ -192,16 +193,20 @@ def choose(
     """The examples for the clients of a process.
 
     Args:
-        inputs: All inputs of the data set, uint8, read-only: images (N, H, W, 3) or symbols (N, length).
-        targets: All targets: labels, int64, shape (N,), or masks, uint8, shape (N, H, W).
+        inputs: All inputs of the data set, read-only: images (N, H, W, 3) or symbols (N, length), uint8, or
+            texts of different lengths.
+        targets: All targets: labels, int64, shape (N,), masks, uint8, shape (N, H, W), or those of texts.
         splits: Row numbers by owner and split.
         device: Device of the clients' models.
         resident: Whether the examples are copied to the device once; `auto`: where they need at most `budget`
-            bytes and half of the device's free memory. On the CPU they are always mapped.
+            bytes and half of the device's free memory. On the CPU they are always mapped, and texts are
+            always copied by batch.
         budget: Bytes.
     """
     if device == HOST:
         return Mapped(inputs, targets, splits)
+    if isinstance(inputs, Inputs):  # few bytes for each batch, of a length that follows from the batch
+        return Streamed(inputs, targets, splits, device)
     need = bytes_of(inputs, targets, splits)
     free = free_memory(device)
     fits = need <= budget and (free is None or need <= SHARE * free)

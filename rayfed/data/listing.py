@@ -9,13 +9,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.data.text import Text, Tokens
 from rayfed.errors import DataError
 
 ONE_DOMAIN = "all"
 """The domain of a data set that has no domains."""
 
-Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
-"""The arrays of one sample: its input, or its input and its target."""
+Decoded: TypeAlias = NDArray[np.uint8] | tuple[NDArray[np.uint8], ...] | Text | Tokens
+"""One sample: the array of its input, or of its input and its target; of a data set of texts a `Text`, which
+`rayfed.data.tokens` makes `Tokens`."""
 
 
 class BadImageError(DataError):

@@ -27,9 +27,10 @@ import numpy as np
 import psutil
 
 from rayfed.data.config import DataConfig
-from rayfed.data.formats import arrow_file
+from rayfed.data.formats import arrow_file, token_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
+from rayfed.data.text import Text, Tokens
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, DataError, ResourceError
 from rayfed.objective import objective
@@ -132,7 +133,7 @@ def check_memory(task: str, size: int, at_once: int) -> None:
     Raises:
         ResourceError: Says what they need and what there is.
     """
-    one = 3 * size**2 if objective(task).pixels else size
+    one = 3 * size**2 if objective(task).pixels else 4 * size
     need, free = one * at_once, psutil.virtual_memory().available
     if one > MOST_BYTES or need > free:
         raise ResourceError(
@@ -250,7 +251,8 @@ class _Preparation:
         name = self.source.name
         num_images = len(self.listing.labels)
         began = time.monotonic()
-        _check_room(path.parent, num_images * self.layout.itemsize)
+        if not objective(task_of(self.source)).tokens:
+            _check_room(path.parent, num_images * self.layout.itemsize)
         log.info("preparing %s: %d images of %d pixels into %s", name, num_images, self.size, path)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -269,12 +271,14 @@ class _Preparation:
 
     def write(self, path: Path) -> None:
         """Write the images as they are decoded, then the columns and metadata around them."""
+        if objective(task_of(self.source)).tokens:
+            self.write_tokens(path)
+            return
         layout = self.layout
         about = self.about()
         # The text has the same length with any digest and count, because the images follow it in the file.
         placeholder = _text(about, "0" * 64, 0)
-        owners, splits = self.listing.owners, self.listing.splits
-        own = owners is not None, splits is not None
+        own = self.listing.owners is not None, self.listing.splits is not None
         start = arrow_file.image_start(arrow_file.make_schema(layout.itemsize, placeholder, *own))
         content = hashlib.sha256()
         kept: list[int] = []
@@ -285,14 +289,7 @@ class _Preparation:
                 content.update(rows)
                 kept.extend(indices)
             self.check_kept(len(kept))
-            columns = {
-                "label": self.listing.labels[kept],
-                "domain": self.listing.domain[kept],
-                "test": self.listing.test[kept].astype(np.uint8),
-                "key": [self.listing.keys[index] for index in kept],
-                **({"owner": [owners[index] for index in kept]} if owners is not None else {}),
-                **({"split": splits[kept]} if splits is not None else {}),
-            }
+            columns = self.columns(kept)
             _add_columns(content, about, columns)
             file.flush()
             text = _text(about, content.hexdigest(), len(self.listing.labels) - len(kept))
@@ -312,12 +309,44 @@ class _Preparation:
         if rows is None or self.source.stores_images:  # type: ignore[attr-defined]  # it has `rows`
             layout = self.layout
             for index, decoded in self.decoded():
+                assert not isinstance(decoded, Text | Tokens)
                 yield (index,), arrow_file.packed(decoded, layout)
             return
         first = 0
         for part in rows(self.size):
             yield range(first, first + len(part)), part.view(np.uint8).data
             first += len(part)
+
+    def write_tokens(self, path: Path) -> None:
+        """Write texts as tokens, which are in memory until all are there, in order and by one thread."""
+        what = f"preparing {self.source.name}, texts made tokens"
+        rows: list[Any] = []
+        with counted(what, len(self.listing.labels)) as advance:
+            for index in range(len(self.listing.labels)):
+                advance()
+                rows.append(self.source.decode(self.listing, index, self.size))
+                if self.watch:
+                    self.watch(index, None)
+        self.check_kept(len(rows))
+        parts = token_file.joined(rows)
+        about, columns = self.about(), self.columns(list(range(len(rows))))
+        content = hashlib.sha256()
+        for name in sorted(parts):
+            content.update(parts[name].tobytes())
+        _add_columns(content, about, columns)
+        token_file.write(path, _text(about, content.hexdigest(), 0), parts, columns)
+
+    def columns(self, kept: list[int]) -> dict[str, Any]:
+        """Values of the columns beside the inputs, of the samples that are kept."""
+        listing = self.listing
+        return {
+            "label": listing.labels[kept],
+            "domain": listing.domain[kept],
+            "test": listing.test[kept].astype(np.uint8),
+            "key": [listing.keys[index] for index in kept],
+            **({} if listing.splits is None else {"split": listing.splits[kept]}),
+            **({} if listing.owners is None else {"owner": [listing.owners[index] for index in kept]}),
+        }
 
     def about(self) -> dict[str, Any]:
         """The metadata of the data set that the file holds, without its digest."""

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.formats import arrow_file
+from rayfed.data.formats import arrow_file, token_file
+from rayfed.data.text import Inputs, Targets
 from rayfed.documents import parse_json
 from rayfed.errors import DataError
-from rayfed.objective import CLASSIFICATION, objective
+from rayfed.objective import CLASSES, CLASSIFICATION, objective
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,17 +26,17 @@ class Dataset:
         classes: Class names; a label is an index into them.
         domains: Domain names.
         images: The inputs, a read-only view of the memory map: RGB, uint8, shape (N, size, size, 3), or in
-            the layout of the task (`rayfed.objective`).
+            the layout of the task (`rayfed.objective`); texts of different lengths as tokens.
         labels: int64, shape (N,), read-only.
         domain: Index into `domains`, int64, shape (N,), read-only.
         test: Whether a sample is in the official test split of the data set, bool, shape (N,), read-only.
         digest: sha256 of images, keys, labels, domains and test flags; equal content has an equal digest on
             every machine.
         skipped: Number of images left out because they could not be decoded.
-        size: Height and width of the images in pixels, or characters in a window.
+        size: Height and width of the images in pixels, characters in a window, or most tokens of a text.
         path: The Arrow file.
         key_column: The keys as an Arrow array.
-        masks: Targets that are arrays, shape (N, ...); None if the targets are the labels.
+        masks: Targets that are arrays, shape (N, ...), or tokens; None if the targets are the labels.
         task: The task of the data, a name of `rayfed.objective`.
         grouped: Whether samples form groups, see `rayfed.data.source.Listing`.
         owner_column: Names of the clients as an Arrow array; None if the data set names none.
@@ -46,7 +47,7 @@ class Dataset:
     name: str
     classes: tuple[str, ...]
     domains: tuple[str, ...]
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8] | Inputs
     labels: NDArray[np.int64]
     domain: NDArray[np.int64]
     test: NDArray[np.bool_]
@@ -55,7 +56,7 @@ class Dataset:
     size: int
     path: Path
     key_column: Any
-    masks: NDArray[Any] | None = None
+    masks: NDArray[Any] | Targets | None = None
     task: str = CLASSIFICATION
     grouped: bool = False
     owner_column: Any = None
@@ -73,8 +74,8 @@ class Dataset:
         return [] if self.owner_column is None else self.owner_column.to_pylist()
 
     @property
-    def targets(self) -> NDArray[Any]:
-        """The targets of training: masks, uint8, shape (N, H, W), or labels, int64, shape (N,)."""
+    def targets(self) -> NDArray[Any] | Targets:
+        """The targets of training: masks, uint8, shape (N, H, W), tokens, or labels, int64, shape (N,)."""
         return self.labels if self.masks is None else self.masks
 
     def __len__(self) -> int:
@@ -109,7 +110,7 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
     batch.validate()
     for name in {"key", "owner"} & set(batch.schema.names):
         batch.column(name).validate(full=True)
-    labels = [("label", "classes")] if about.get("task", CLASSIFICATION) == CLASSIFICATION else []
+    labels = [("label", "classes")] if about.get("task", CLASSIFICATION) in CLASSES else []
     for column, names in (*labels, ("domain", "domains")):
         values = batch.column(column).to_numpy()
         if values.min() < 0 or values.max() >= len(about[names]):
@@ -121,12 +122,18 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
 def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
     task = about.get("task", CLASSIFICATION)
     own = [(name, kind, tuple(shape)) for name, kind, shape in about.get("layout", ())]
-    rows = arrow_file.rows_of(batch, np.dtype(own) if own else objective(task).layout(about["size"]))
+    inputs: Any
+    masks: Any
+    if objective(task).tokens:
+        inputs, masks = token_file.inputs_of(batch, about["size"])
+    else:
+        rows = arrow_file.rows_of(batch, np.dtype(own) if own else objective(task).layout(about["size"]))
+        inputs, masks = rows["input"], rows["target"] if "target" in (rows.dtype.names or ()) else None
     return Dataset(
         name=about["name"],
         classes=tuple(about["classes"]),
         domains=tuple(about["domains"]),
-        images=rows["input"],
+        images=inputs,
         labels=batch.column("label").to_numpy(),
         domain=batch.column("domain").to_numpy(),
         test=batch.column("test").to_numpy().view(np.bool_),
@@ -135,7 +142,7 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         size=about["size"],
         path=path,
         key_column=batch.column("key"),
-        masks=rows["target"] if "target" in (rows.dtype.names or ()) else None,
+        masks=masks,
         task=task,
         grouped=bool(about.get("grouped")),
         owner_column=batch.column("owner") if "owner" in batch.schema.names else None,

@@ -19,7 +19,7 @@ from rayfed.data.listing import Decoded as Decoded
 from rayfed.data.listing import Listing as Listing
 from rayfed.data.own import OwnData, made
 from rayfed.errors import ConfigError, DataError, unknown
-from rayfed.objective import CLASSIFICATION
+from rayfed.objective import CLASSES, CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry
 
 
@@ -44,7 +44,8 @@ class Source(Protocol):
     def decode(self, listing: Listing, index: int, size: int) -> Decoded:
         """Decode one sample: an RGB image, uint8, shape (size, size, 3). Several threads call this at once.
 
-        For other tasks than classification: one array for each field of the `layout` of the task.
+        For other tasks than classification: one array for each field of the `layout` of the task, or for
+        tasks with texts a `Text`, whatever the size.
 
         Args:
             listing: The listing that `scan` returned.
@@ -192,7 +193,7 @@ def source_of(config: DataConfig, resize: Resize = "squash") -> Source:
     source = make_source(config, resize)
     if config.classes is None or hasattr(source, "classes"):
         return source
-    if task_of(source) != CLASSIFICATION:
+    if task_of(source) not in CLASSES:
         raise ConfigError(
             f"data.classes: {config.name!r} is for {task_of(source)}, which needs all of its classes; "
             f"leave it out"
@@ -245,6 +246,10 @@ class ChosenClasses:
             fingerprint=self.fingerprint(),
             owners=None if whole.owners is None else [whole.owners[row] for row in rows.tolist()],
         )
+
+    @property
+    def task(self) -> str:
+        return task_of(self.source)
 
     def decode(self, listing: Listing, index: int, size: int) -> Decoded:
         return self.source.decode(self._whole, int(self._rows[index]), size)

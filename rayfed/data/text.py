@@ -1,6 +1,150 @@
-"""Sizes of text samples, which are windows of characters given as numbers."""
+"""Texts: their samples before and after they are made tokens, and batches of texts of different lengths.
+
+A batch of texts has one row for each text and is padded on the right to the length of its longest text,
+rounded up to a multiple of 8 and at most the length that the model takes. So the padded length follows from
+the batch of a client alone: neither the process that runs it nor other clients change it. Pads are -1, which
+is no token, so that what is padded is known by position; a model never sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfed.objective import IGNORED
 
 WINDOW = 80
-"""Number of characters in a window, from which a model predicts the next one."""
+"""Characters of an example of the Shakespeare data set, and of its model's input by default."""
+
 SYMBOLS = 80
-"""Number of different characters."""
+"""Size of LEAF's alphabet, and of the embedding of the model."""
+
+PAD = -1
+"""Value behind the end of a text in a batch of tokens."""
+
+MULTIPLE = 8
+"""Padded lengths are multiples of this number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A sample of a data set of texts, as a reader returns it.
+
+    Attributes:
+        text: The text to classify, or the prompt before an answer.
+        pair: A second text that belongs to the first one, such as the hypothesis to a premise; None: none.
+        answer: What a language model learns to write after the prompt; None: it learns all of `text`.
+        messages: Role and content of each message of a conversation, in place of prompt and answer.
+    """
+
+    text: str = ""
+    pair: str | None = None
+    answer: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """A sample after it was made tokens.
+
+    Attributes:
+        ids: Token ids, int32, shape (L,).
+        learned: For language models, whether the model learns to write a token, uint8, shape (L,).
+    """
+
+    ids: NDArray[np.int32]
+    learned: NDArray[np.uint8] | None = None
+
+
+Rows: TypeAlias = Any
+"""Numbers of rows, or a slice, as NumPy takes them."""
+
+
+def padded_length(longest: int, most: int) -> int:
+    """Length to which a batch of texts is padded.
+
+    Args:
+        longest: Tokens of its longest text.
+        most: Tokens that the model takes.
+
+    >>> padded_length(13, 128), padded_length(0, 128), padded_length(127, 127)
+    (16, 8, 127)
+    """
+    return min(most, max(1, -(-longest // MULTIPLE)) * MULTIPLE)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Texts of different lengths; indexing with row numbers gives a padded batch, int32, shape (B, L).
+
+    Attributes:
+        tokens: Tokens of all texts, one after the other, int32.
+        starts: Position of the first token of each text, and the number of all tokens, int64, shape (N + 1,).
+        size: Tokens that the model takes.
+    """
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of tokens of each text, int64, shape (N,)."""
+        return np.diff(self.starts)
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.int32]:
+        """Token ids of a batch, and `PAD` behind the end of each text."""
+        places, there = self.places(rows)
+        batch = np.full(there.shape, PAD, dtype=np.int32)
+        batch[there] = self.tokens[places[there]]
+        return batch
+
+    def places(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Positions of a batch in `tokens`, and where there is a token at all, both shape (B, L)."""
+        chosen = np.arange(len(self))[rows]
+        first = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - first
+        length = padded_length(int(lengths.max(initial=0)), self.size)
+        steps = np.arange(length)
+        return first[:, None] + steps, steps < lengths[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Targets of language models: the token after each position where that one is learned, else `IGNORED`.
+
+    Indexing with row numbers gives int64, shape (B, L), for the same batch of `inputs`.
+
+    Attributes:
+        inputs: The texts.
+        learned: Whether a token is learned, for all tokens, uint8.
+    """
+
+    inputs: Inputs
+    learned: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.int64]:
+        """Targets of a batch."""
+        places, there = self.inputs.places(rows)
+        targets = np.full(there.shape, IGNORED, dtype=np.int64)
+        follows = there[:, 1:]
+        tokens, learned = (values[places[:, 1:][follows]] for values in (self.inputs.tokens, self.learned))
+        targets[:, :-1][follows] = np.where(learned == 1, tokens, IGNORED)
+        return targets
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Number of learned tokens of each text, shape (N,); the first token of a text is never learned."""
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.learned, dtype=np.int64)])
+        first = self.learned[np.minimum(self.inputs.starts[:-1], max(len(self.learned) - 1, 0))]
+        has_any = self.inputs.lengths > 0
+        return np.diff(sums[self.inputs.starts]) - np.where(has_any, first, 0)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 import torch
 
@@ -325,7 +324,7 @@ def resident_bytes(world: World) -> int:
     if world.resident is False:
         return 0
     dataset = open_dataset(world.shard)
-    need = bytes_of(dataset.images, np.asarray(dataset.targets), world.splits)
+    need = bytes_of(dataset.images, dataset.targets, world.splits)
     return need if world.resident is True or need <= world.resident_bytes else 0
 
 

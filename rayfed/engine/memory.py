@@ -24,6 +24,7 @@ from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
 from rayfed.models.backbone import Backbone
 from rayfed.models.operations import step_operations
+from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.base import trainable
 from rayfed.types import num_bytes
 
@@ -84,7 +85,7 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
     )
     parts = {
         _largest(config): num_bytes(frozen) + COPIES * num_bytes(trained),
-        f"train.{key}: {batch}": batch * 3 * size**2 * 4,
+        f"train.{key}: {batch}": batch * (3 * size**2 * 4 + _logit_bytes(model)),
     }
     need = sum(parts.values())
     free = psutil.virtual_memory().available
@@ -94,6 +95,13 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
             f"{culprit}: model, gradients and one batch need about {need / GB:.1f} GB of memory, "
             f"{free / GB:.1f} GB are free; choose a smaller number or a smaller model"
         )
+
+
+def _logit_bytes(model: nn.Module) -> int:
+    """Bytes of the logits of a text and of their logarithms; 0 for all but language models."""
+    if not isinstance(model, Backbone) or model.task != LANGUAGE_MODELING:
+        return 0
+    return 2 * 4 * model.size * model.num_classes
 
 
 def check_micro_batch(config: Config, local: Local, whole_batch: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import without_nonfinite
@@ -22,6 +22,7 @@ from rayfed.evaluation.scores import Round
 from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit
+from rayfed.models.language import library_names
 from rayfed.objects import records
 from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, Saved, restore
 from rayfed.record.folder import RunFolder
@@ -72,6 +73,9 @@ class Keeping:
     def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
         """The settings of a config."""
         files = getattr(setup.world.tuning, "adapter_files", None)
+        about: dict[str, Any] = {"model_name": config.model.name}
+        if setup.world.objective.tokens:
+            about["names"] = library_names(setup.world.skeleton())
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
@@ -84,7 +88,7 @@ class Keeping:
             claim=claim,
             on_nonfinite=config.on_nonfinite,
             stores=setup.stores,
-            files=None if files is None else partial(files, model_name=config.model.name),
+            files=None if files is None else partial(files, **about),
         )
 
 

@@ -30,6 +30,7 @@ from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.row_table import RowTable, Splits
 from rayfed.data.shards import Dataset, open_dataset
+from rayfed.data.source import make_source, task_of
 from rayfed.devices import HOST, chosen_device
 from rayfed.engine.loop import Experiment, adaptation_of, usual_size
 from rayfed.engine.memory import (
@@ -65,7 +66,7 @@ from rayfed.models.named_tensors import global_name
 from rayfed.models.own import first_pass, fitted, network_of
 from rayfed.models.sharing import as_array, skeleton
 from rayfed.models.trunk import check_compiler
-from rayfed.objective import CLASSIFICATION, SEGMENTATION, Objective, objective
+from rayfed.objective import CLASSES, CLASSIFICATION, LANGUAGE_MODELING, SEGMENTATION, Objective, objective
 from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.stages import stage
 from rayfed.tuning.lora import Lora, core_sites
@@ -74,20 +75,21 @@ from rayfed.types import Broadcast, Params, Update
 
 def without_values(config: Config) -> Backbone:
     """The model of a config without values: it has the input size and the way of resizing."""
-    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed)))
+    task = task_of(make_source(config.data))
+    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed, task)))
 
 
 def shape_of(config: Config, shared: Shared) -> Backbone:
     """The model of a config without values. Args: shared: what was made before."""
-    return shared.once("shape", (config.model, config.seed), lambda: without_values(config))
+    of_data = (config.data.reader, config.data.columns, config.data.root)
+    return shared.once("shape", (config.model, config.seed, of_data), lambda: without_values(config))
 
 
 def dataset_of(config: Config, shared: Shared) -> Dataset:
     """The data set of a config, prepared for its model. Args: shared: what was made before."""
     shape = shape_of(config, shared)
-    where = (config.data, shape.size, shape.task, shape.resize)
-    task = shape.task or None
-    return shared.once("data", where, lambda: load(config.data, shape.size, task, shape.resize))
+    where = (shape.size, shape.task or None, shape.resize, shape.tokenizer)
+    return shared.once("data", (config.data, *where), lambda: load(config.data, *where))
 
 
 def clients_of(config: Config, shared: Shared) -> Partition:
@@ -103,7 +105,7 @@ def clients_of(config: Config, shared: Shared) -> Partition:
     data = config.data
     if data.base_classes is None:
         shape = shape_of(config, shared)
-        key = (data, shape.size, shape.task, shape.resize, config.seed)
+        key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, config.seed)
         return shared.once(
             "partition", key, lambda: partition_of(dataset_of(config, shared), data, config.seed)
         )
@@ -414,7 +416,7 @@ def _built(config: Config, world: World, partition: Partition, model: Backbone) 
     dataset = open_dataset(world.shard)
     if dataset.own or world.network is not None:
         _check_pass(config, world, partition, model)
-    elif world.objective.task == CLASSIFICATION:
+    elif world.objective.task in CLASSES:
         _check_input(config.model, model)
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
@@ -501,17 +503,22 @@ def _check_input(config: ModelConfig, model: Backbone) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            model(torch.zeros(1, 3, model.size, model.size))
-    except RuntimeError as err:
+            model(model.sample(1))
+    except (RuntimeError, IndexError) as err:
         reason = " ".join(str(err).split())
-        raise ConfigError(
-            f"model.size: {config.name!r} does not take images of {model.size} pixels: {reason}"
-        ) from err
+        what = f"images of {model.size} pixels" if model.tokenizer is None else f"{model.size} tokens"
+        raise ConfigError(f"model.size: {config.name!r} does not take {what}: {reason}") from err
+
+
+PRETRAINED = CLASSES | {LANGUAGE_MODELING}
+"""Tasks whose models are pre-trained, so that tuning schemes adapt them."""
 
 
 def _check_tuning(task: str, config: Config) -> None:
     scheme = config.tuning["name"]
-    if task != CLASSIFICATION and scheme != "full":
+    if task in PRETRAINED:
+        return
+    if scheme != "full":
         raise ConfigError(
             f"tuning.name: {scheme!r} adapts a pretrained image classifier, and the data set is for {task}; "
             f"set tuning=full"

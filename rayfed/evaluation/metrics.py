@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,8 +14,14 @@ import numpy.typing as npt
 from rayfed.clients import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer
-from rayfed.objective import METRICS, is_larger_better, metric_of
+from rayfed.federation.visit import BY_CLASS
+from rayfed.objective import METRICS, NUM, LanguageModeling, is_larger_better, metric_of
 from rayfed.types import Update
+
+PERPLEXITY = "perplexity"
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 MIN_CLIENTS_FOR_TENTHS = 10
 """Smallest number of clients for which the worst and best tenth are reported."""
@@ -26,7 +34,7 @@ class Score:
     Attributes:
         value: Value of the metric, a fraction.
         loss: Mean loss.
-        num: Number of examples.
+        num: Number of examples, or of tokens, that value and loss are means over.
         metric: Name of the metric.
     """
 
@@ -46,6 +54,8 @@ class Evaluation:
         held_out: Scores by domain, for domains without clients.
         others: Number of clients by domain that have the score of their domain and are not in `clients`.
         unseen: Scores by client, for clients that never train; no other score counts them.
+        by_class: Numbers of right predictions, of predictions and of examples of each class, over the test
+            sets of all domains with clients, shape (3, C); None: they were not counted.
     """
 
     clients: Mapping[str, Score]
@@ -53,6 +63,7 @@ class Evaluation:
     held_out: Mapping[str, Score]
     others: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, Score] = field(default_factory=dict)
+    by_class: Numbers | None = None
 
     def by_client(self) -> list[tuple[Score, int]]:
         """The scores of all clients, each with the number of clients that have it."""
@@ -73,23 +84,27 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
     held_out: dict[str, Score] = {}
     others: dict[str, int] = {}
     unseen: dict[str, Score] = {}
+    counts: list[Numbers] = []
     for unit in sets:
         answer = answers.get(unit.id)
         if answer is None or not answer.num_examples:
             continue
         if metric_of(answer.metrics) is None:  # the targets of the set do not define it
             continue
-        score = _score(answer.metrics, answer.num_examples)
+        score = _score(answer.metrics, int(answer.metrics.get(NUM, answer.num_examples)))
         clients.update(dict.fromkeys(unit.clients, score))
         unseen.update(dict.fromkeys(unit.unseen, score))
         if unit.is_held_out:
             held_out[unit.domain] = score
         elif unit.clients or unit.others:
             domains.setdefault(unit.domain, []).append(score)
+            counts += [answer.extra[BY_CLASS].numpy()] if BY_CLASS in answer.extra else []
         if unit.others:
             others[unit.domain] = unit.others
     pooled = {domain: pool(scores) for domain, scores in domains.items()}
-    return Evaluation(clients=clients, domains=pooled, held_out=held_out, others=others, unseen=unseen)
+    whole = sum(counts[1:], counts[0]) if counts else None
+    rest = {"others": others, "unseen": unseen, "by_class": whole}
+    return Evaluation(clients=clients, domains=pooled, held_out=held_out, **rest)  # type: ignore[arg-type]
 
 
 def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
@@ -100,7 +115,7 @@ def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
 
 def pool(scores: Sequence[Score]) -> Score:
     """The score on the examples of all scores together."""
-    num = sum(s.num for s in scores)
+    num = max(1, sum(s.num for s in scores))
     value = sum(s.value * s.num for s in scores) / num
     loss = sum(s.loss * s.num for s in scores) / num
     return Score(value=value, loss=loss, num=num, metric=scores[0].metric)
@@ -116,6 +131,8 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
         worst_tenth_accuracy and best_tenth_accuracy: means over a tenth of the clients, for ten clients or
         more; loss: unweighted mean over clients; held_out_accuracy: unweighted mean over held-out domains;
         unseen_accuracy and unseen_worst_accuracy: unweighted mean and minimum over clients that never train.
+        For classes of texts macro_f1 and mcc, over the examples of all domains (`of_classes`).
+        For language models perplexity: the exponential of the mean loss over the tokens of all domains.
         All accuracies and deviations are fractions. For a task with another metric, its name replaces
         `accuracy`.
     """
@@ -139,6 +156,8 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
             f"worst_client_{metric}": sign * float((sign * client).min()),
             **_tails(client, counts, metric),
             "loss": _mean(losses, counts),
+            **_perplexity(scores, metric),
+            **({} if scores.by_class is None else of_classes(scores.by_class)),
         }
     if scores.held_out:
         metric = next(iter(scores.held_out.values())).metric
@@ -158,8 +177,40 @@ def worst_of(metric: str, values: Sequence[float]) -> float:
     return min(values) if is_larger_better(metric) else max(values)
 
 
-Numbers: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int64]
+def _perplexity(scores: Evaluation, metric: str) -> dict[str, float]:
+    """The exponential of the mean loss over all tokens of a language model; nothing for other tasks."""
+    if metric != LanguageModeling.metric:
+        return {}
+    return {PERPLEXITY: perplexity(pool(list(scores.domains.values())).loss)}
+
+
+def of_classes(counts: Numbers) -> dict[str, float]:
+    """Macro F1 and Matthews' correlation coefficient of predictions.
+
+    F1 of a class is 2 right / (predicted + true), and 0 where it is predicted for examples of other classes
+    only; classes that are neither predicted nor true are left out of the mean, as scikit-learn does. The
+    coefficient for several classes is that of Gorodkin, Comparing two K-category assignments by a
+    K-category correlation coefficient, 2004; 0 where its denominator is.
+
+    Args:
+        counts: Numbers of right predictions, of predictions and of examples of each class, shape (3, C).
+
+    >>> of_classes(np.array([[2.0, 0.0], [3.0, 0.0], [2.0, 1.0]]))
+    {'macro_f1': 0.4, 'mcc': 0.0}
+    """
+    right, predicted, true = counts
+    there = predicted + true > 0
+    num = true.sum()
+    spread_of = [num**2 - (each**2).sum() for each in (predicted, true)]
+    below = math.sqrt(spread_of[0] * spread_of[1])
+    above = num * right.sum() - (predicted * true).sum()
+    f1 = 2 * right[there] / (predicted + true)[there]
+    return {"macro_f1": float(f1.mean()), "mcc": float(above / below) if below else 0.0}
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a mean loss over tokens; infinite where it is too large for a number."""
+    return math.exp(loss) if loss < math.log(sys.float_info.max) else math.inf
 
 
 def _mean(values: Numbers, counts: Counts) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rayfed.data.examples import Normalizer
 from rayfed.data.shards import Dataset
+from rayfed.data.text import Inputs
 from rayfed.models.backbone import Backbone
 from rayfed.objective import symbols
 
@@ -32,7 +33,7 @@ def converter(
         model: The network, with its mean and standard deviation by channel.
         device: Its device.
     """
-    if not dataset.own:
+    if not dataset.own or isinstance(dataset.images, Inputs):
         return Normalizer(model.mean, model.std, device) if pixels else symbols
     shape, kind = dataset.images.shape[1:], dataset.images.dtype
     if kind == "u1" and len(shape) == 3 and shape[-1] == 3 and len(model.mean) == 3:

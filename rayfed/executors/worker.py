@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
@@ -312,14 +311,15 @@ class World:
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
-        model = build_backbone(self.model, self.classes or self.num_classes, self.seed, network=self.network)
+        own = (self.seed, self.objective.task, self.network)
+        model = build_backbone(self.model, self.classes or self.num_classes, *own)
         return apply_tuning(model, self.tuning, self.seed)
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
         return skeleton(
             lambda: apply_tuning(
-                build_backbone(self.model, self.num_classes, self.seed, network=self.network),
+                build_backbone(self.model, self.num_classes, self.seed, self.objective.task, self.network),
                 self.tuning,
                 self.seed,
             )
@@ -370,7 +370,7 @@ class Worker:
         buffers = self._start.keys() - held(model, buffers=False).keys()
         self._float_buffers = {name for name in buffers if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
-        examples = dataset.images, np.asarray(dataset.targets), world.splits
+        examples = dataset.images, dataset.targets, world.splits
         self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
         scale = self._model.mean, self._model.std
         self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)

@@ -23,24 +23,34 @@ from rayfed.tuning.base import copies, load, trainable
 from rayfed.types import RESIDUAL, Batch, Params, Update, beyond_rank
 
 
-def backward(model: Backbone, loss: Callable[[Batch], Tensor], batch: Batch, micro_batch: int | None) -> None:
+def backward(
+    model: Backbone,
+    loss: Callable[[Batch], Tensor],
+    batch: Batch,
+    micro_batch: int | None,
+    count: Callable[[Tensor], int | Tensor] = len,
+) -> None:
     """Add the gradients of a loss to those of the parameters.
 
-    Parts are weighted by their share of the rows, so that for a loss that is a mean over rows (plus terms
-    that depend on the parameters only) the sum is the gradient of the whole batch, except for rounding.
+    Parts are weighted by their share of what the loss is a mean over, so that for a loss that is such a mean
+    (plus terms that depend on the parameters only) the sum is the gradient of the whole batch, except for
+    rounding.
 
     Args:
         model: The model, whose remembered frozen features are passed on to the parts.
         loss: Loss of a batch, a scalar with gradient.
         batch: Inputs, shape (B, ...), and targets.
         micro_batch: Largest number of rows of a part; None: the whole batch.
+        count: Number of units of some targets that the loss is a mean over, such as rows or tokens.
     """
     if micro_batch is None or len(batch[1]) <= micro_batch:
         loss(batch).backward()
         return
-    num = len(batch[1])
+    num = count(batch[1])
     for part in _parts(model, batch, micro_batch):
-        (loss(part) * (len(part[1]) / num)).backward()
+        own = count(part[1])
+        share = own / num.clamp(min=1) if isinstance(num, Tensor) else own / num
+        (loss(part) * share).backward()
 
 
 def drop_beyond_rank(parameters: Mapping[str, nn.Parameter], rank: int) -> None:
@@ -346,7 +356,7 @@ class Client:
             batch: Inputs and targets.
         """
         self._derived = True
-        backward(self.model, loss, batch, self.config.micro_batch)
+        backward(self.model, loss, batch, self.config.micro_batch, self.objective.count)
 
     def clip_gradients(self) -> None:
         """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""

@@ -31,6 +31,8 @@ class Local:
         deploys: Which model the accuracy columns of the results are about: the global model, or the personal
             models of the clients.
         tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
+        not_for: Tasks this half cannot be used for, such as that of language models, whose features are those
+            of tokens and not of examples.
         tuning: Options of the tuning scheme that this half sets, by name (as `Server.tuning`).
         grouped: Whether clients may share their passes (`train.group`) although this half has a `train` or a
             `step` of its own; they may where the model is used through `client.model` only.
@@ -43,6 +45,7 @@ class Local:
     tuning: ClassVar[Mapping[str, object]] = {}
     deploys: ClassVar[Literal["global", "personal"]] = "global"
     tasks: ClassVar[frozenset[str]] = frozenset()
+    not_for: ClassVar[frozenset[str]] = frozenset()
     grouped: ClassVar[bool] = False
 
     @property

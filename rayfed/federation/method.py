@@ -92,6 +92,11 @@ def check_task(task: str, *halves: Server | Local) -> None:
         ConfigError: A half does not support the task (`rayfed.objective`); names the tasks it supports.
     """
     for half in halves:
+        if isinstance(half, Local) and task in half.not_for:
+            raise ConfigError(
+                f"algorithm: {type(half).__name__} is not for {task}, which the data set is for; choose "
+                f"another method"
+            )
         if half.tasks and task not in half.tasks:
             allowed = " and ".join(sorted(half.tasks))
             raise ConfigError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
+from rayfed.objective import NUM
 from rayfed.tuning.base import copies, train_mode
 from rayfed.types import Broadcast, Update
 
@@ -23,17 +24,25 @@ SETS = "sets"
 INSTEAD = "instead"
 """Name in `shared` of values with which a client is scored in place of its own, by global name."""
 
+BY_CLASS = "by_class"
+"""Name in `extra` of the numbers that `Objective.by_class` counts."""
+
 Scoring: TypeAlias = Callable[[Any, Tensor], dict[str, Tensor]]
 
 
 @torch.no_grad()
-def score(client: Client, split: str) -> dict[str, float]:
+def score(client: Client, split: str, by_class: list[Tensor] | None = None) -> dict[str, float]:
     """Mean loss and metrics (fractions) of `client.model` on one split, in evaluation mode.
 
+    Args:
+        client: The client.
+        split: Name of the split.
+        by_class: List to which the numbers by class of every batch are added (`Objective.by_class`).
+
     Returns:
-        `loss`, `num` (number of examples) and the metrics of the task, by name; empty where the split has no
-        examples. For a model with several exits also `<metric>_ensemble`, the metric of the mean over exits,
-        and `<metric>_last_exit`, that of the last exit.
+        `loss`, `num` (number of examples, or of what they are means over) and the metrics of the task, by
+        name; empty where the split has no examples. For a model with several exits also
+        `<metric>_ensemble`, the metric of the mean over exits, and `<metric>_last_exit`, that of the last.
     """
     client.model.eval()
     found: dict[str, list[Tensor]] = {}
@@ -43,16 +52,21 @@ def score(client: Client, split: str) -> dict[str, float]:
         output = client.model(x)
         for name, value in _sums(client, output, y).items():
             found.setdefault(name, []).append(value)
+        if by_class is not None:
+            counts = client.objective.by_class(client.model.predict(output), y)
+            by_class += [] if counts is None else [counts]
         if client.objective.over_set:
             together.append((client.model.predict(output), y))
     train_mode(client.model)
     read = iter(numbers([value for values in found.values() for value in values]))
-    means = {name: total(next(read) for _ in values) / n for name, values in found.items()}
+    sums = {name: total(next(read) for _ in values) for name, values in found.items()}
+    units = sums.pop(NUM, n)
+    means = {name: value / max(units, 1) for name, value in sums.items()}
     if together:
         outputs, targets = (torch.cat(parts).cpu() for parts in zip(*together, strict=True))
         whole = {name: float(of(outputs, targets)) for name, of in client.objective.over_set.items()}
         means |= {name: value for name, value in whole.items() if value == value}  # not NaN: it is defined
-    return {"loss": means.pop("loss"), "num": n, **means} if n else {}
+    return {"loss": means.pop("loss"), NUM: units, **means} if n else {}
 
 
 def _sums(client: Client, output: Any, y: Tensor) -> dict[str, Tensor]:
@@ -86,9 +100,11 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
     instead = sent.shared.get(INSTEAD, {})
     own = copies(client.model) if instead else {}
     client.load(instead)
-    metrics = score(client, split)
+    counts: list[Tensor] = []
+    metrics = score(client, split, counts)
     client.load(own)
-    return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics)
+    extra = {BY_CLASS: torch.stack(counts).sum(0)} if counts else {}
+    return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics, extra=extra)
 
 
 @torch.no_grad()
@@ -113,8 +129,15 @@ def evaluate_pack(client: Client, sent: Broadcast, split: str) -> Update:
     sizes = sent.shared[SETS].cpu().numpy()
     first = np.cumsum(sizes) - sizes
     every = {name: torch.cat(parts).double().cpu().numpy() for name, parts in found.items()}
-    means = {name: torch.from_numpy(np.add.reduceat(own, first) / sizes) for name, own in every.items()}
-    return Update(client=client.id, num_examples=int(sizes.sum()), extra={SETS: means})
+    sums = {name: np.add.reduceat(own, first) for name, own in every.items()}
+    units = sums.get(NUM, sizes)
+    means = {name: own / np.maximum(units, 1) for name, own in sums.items() if name != NUM}
+    means |= {NUM: units} if NUM in sums else {}
+    return Update(
+        client=client.id,
+        num_examples=int(sizes.sum()),
+        extra={SETS: {name: torch.from_numpy(own) for name, own in means.items()}},
+    )
 
 
 def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str = "") -> Update:

@@ -64,7 +64,7 @@ class Backbone(nn.Module):
     Attributes:
         net: The model of timm or torchvision, or the image tower of a CLIP model. Maps images
             (B, 3, size, size) to features (B, width); for segmentation to a map (B, width, size, size); for
-            text, symbols (B, size) to features (B, width).
+            text, symbols (B, size) to features (B, width); for language models, to features of every token.
         head: The classifier, with PyTorch's default initialisation. Of a CLIP model: scaled cosines with the
             class features. For segmentation: a 1 x 1 convolution.
         text: Class prompts and text tower of a CLIP model; None for other models.
@@ -73,7 +73,9 @@ class Backbone(nn.Module):
         exits: Early-exit classifiers within the network; None unless a tuning scheme sets them.
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         task: The task the model solves, a name of `rayfed.objective`.
-        size: Input height and width in pixels, or the length of a text in characters.
+        size: Input height and width in pixels, or the length of a text in characters, or most tokens of one.
+        tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.
+        has_new_head: Whether the head is new, so that schemes train it; that of a language model is not.
         resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
         mean, std: Mean and standard deviation by channel that inputs are normalised with.
         width: Number of features.
@@ -96,10 +98,12 @@ class Backbone(nn.Module):
         self.num_classes = head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
         self.task = CLASSIFICATION
         self.size: int = 224
+        self.tokenizer: str | None = None
+        self.has_new_head = True
         self.resize: Resize = "squash"
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
         self.std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-        if has_uniform_blocks(net) and not isinstance(net.blocks, BlockStack):
+        if not isinstance(getattr(net, "blocks", None), BlockStack) and has_uniform_blocks(net):
             net.blocks = BlockStack(*net.get_submodule("blocks").children())
         self.net = net
         self.head = head
@@ -201,7 +205,7 @@ class Backbone(nn.Module):
     def sample(self, rows: int) -> Tensor:
         """A batch of inputs of zeros, in the shape and on the device of the model."""
         device = self.head.weight.device
-        if self.task == NEXT_CHARACTER:
+        if self.task == NEXT_CHARACTER or self.tokenizer is not None:
             return torch.zeros(rows, self.size, dtype=torch.long, device=device)
         return torch.zeros(rows, 3, self.size, self.size, device=device)
 

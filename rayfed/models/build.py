@@ -21,7 +21,11 @@ from rayfed.seeds import derive, seeded
 
 
 def build_backbone(
-    config: ModelConfig, classes: int | Sequence[str], seed: int, network: Network | None = None
+    config: ModelConfig,
+    classes: int | Sequence[str],
+    seed: int,
+    task: str | None = None,
+    network: Network | None = None,
 ) -> Backbone:
     """Build a float32 backbone with a new head.
 
@@ -32,6 +36,8 @@ def build_backbone(
         config: The model and its weights.
         classes: Names of the classes, from which CLIP models make class prompts, or only their number.
         seed: Seed of the experiment.
+        task: The task of the data, for models of transformers, which can classify texts or write them; None:
+            what the model was pre-trained for.
         network: The network of a user that `config.name` names; None: it is looked up, if it is one.
 
     Raises:
@@ -51,12 +57,17 @@ def build_backbone(
         return handed
     names = [""] * classes if isinstance(classes, int) else list(classes)
     with seeded(derive(seed, "model")):
-        bare = construct_network(config)
+        bare = construct_network(config, task)
     if torch.get_default_device().type != "meta":
-        _load(config, bare)
+        if bare.words is None:
+            _load(config, bare)
+        elif config.pretrained is not False:
+            bare.words.fill()
     model = _assemble(config, bare, names, seed)
     model.size = bare.size
     model.task = bare.task
+    model.tokenizer = None if bare.words is None else bare.words.tokenizer
+    model.has_new_head = bare.words is None or bare.words.new_head
     model.resize = bare.resize
     model.mean = config.mean or bare.mean
     model.std = config.std or bare.std
@@ -68,6 +79,8 @@ def _assemble(config: ModelConfig, bare: BareNetwork, names: Sequence[str], seed
         tower, scores, text = clip.take_apart(bare.net, names, config.template, bare.tokenizer)
         return Backbone(tower, scores, config.name, text)
     with seeded(derive(seed, "model", "head")):
+        if bare.words is not None:
+            return Backbone(bare.net, bare.words.make_head(len(names)), config.name)
         # Not timm's own classifiers: they start at zero or from a truncated normal, depending on the family.
         pixelwise = bare.task == SEGMENTATION
         head = nn.Conv2d(bare.width, len(names), 1) if pixelwise else nn.Linear(bare.width, len(names))

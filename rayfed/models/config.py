@@ -16,25 +16,32 @@ OPEN_CLIP = "open_clip/"
 """Prefix in `model.name` before the name that open_clip gives a model."""
 
 
+HF = "hf/"
+"""Prefix in `model.name` before the name or the absolute folder of a model of transformers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A backbone by name.
 
     Attributes:
         name: `vit_mini`, `mixer_mini`, `clip_mini`, `unet` (segmentation), `char_lstm` (text), `alexnet`
-            (torchvision), `alexnet_bn`, `open_clip/<model>` or any timm model. Give the tag of timm's weights
+            (torchvision), `alexnet_bn`, `open_clip/<model>`, `text_mini`, `lm_mini`, `hf/<model>` or
+            `hf/<absolute folder>` (transformers), or any timm model. Give the tag of timm's weights
             (`resnet50.tv_in1k`), because the default tag may change with the version of timm.
         pretrained: True: the published weights; False: random values; for models of open_clip also the tag of
             published weights (`openai`). In a config, a path here is short for `weights`.
-        weights: A local state dict (.safetensors, .pth, .pt, .bin) to use instead; none: what `pretrained`
-            says.
-        size: Input height and width in pixels, or characters in a window; none: the model's default.
+        weights: A local state dict (.safetensors, .pth, .pt, .bin) to use instead, or the folder of a model
+            of transformers; none: what `pretrained` says.
+        size: Input height and width in pixels, characters in a window, or most tokens of a text; none: the
+            model's default.
         mean: Mean by channel that inputs are normalised with; none: that of the published weights.
         std: Standard deviation by channel that inputs are normalised with; none: that of the published
             weights.
         template: Class prompt of CLIP models; {} stands for the name of the class, whose underscores become
             spaces.
-        options: Passed to the model's constructor, e.g. `embed_dim`, `depth`, `num_heads` of a small ViT.
+        options: Passed to the model's constructor, e.g. `embed_dim`, `depth`, `num_heads` of a small ViT, or
+            `num_hidden_layers` of a model of transformers.
     """
 
     name: str

@@ -41,8 +41,15 @@ from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.models.checkpoints import PublishedWeights
 from rayfed.models.config import OPEN_CLIP, ModelConfig
+from rayfed.models.language import TextModel, build, is_text
 from rayfed.models.text_side import Tokenizer
-from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, SEGMENTATION
+from rayfed.objective import (
+    CLASSIFICATION,
+    LANGUAGE_MODELING,
+    NEXT_CHARACTER,
+    SEGMENTATION,
+    TEXT_CLASSIFICATION,
+)
 
 Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
@@ -67,6 +74,7 @@ class BareNetwork:
         tokenizer: Turns texts into tokens; set for CLIP models only, whose `net` has both towers.
         task: The task that it solves, a name of `rayfed.objective`.
         resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
+        words: A model of transformers, which makes its own head and reads its own weights; None: another.
     """
 
     net: nn.Module
@@ -82,6 +90,7 @@ class BareNetwork:
     tokenizer: Tokenizer | None = None
     task: str = CLASSIFICATION
     resize: Resize = "squash"
+    words: TextModel | None = None
 
 
 WIDTH = 4096
@@ -285,12 +294,18 @@ def _open_clip_published(weights: dict[str, Any]) -> PublishedWeights | None:
     return None
 
 
-def construct_network(config: ModelConfig) -> BareNetwork:
+def construct_network(config: ModelConfig, task: str | None = None) -> BareNetwork:
     """The network that `model.name` names, with random values, or without values on the meta device.
+
+    Args:
+        config: The config section `model`.
+        task: What a model of transformers is built for; None: what it was pre-trained for.
 
     Raises:
         ConfigError: No such model, or its constructor refuses the options.
     """
+    if is_text(config.name):
+        return _words(config, task)
     general = _open_clip if config.name.startswith(OPEN_CLIP) else _timm
     return BUILDERS.get(config.name, general)(config)
 
@@ -507,6 +522,20 @@ def _char_lstm(config: ModelConfig) -> BareNetwork:
     )
 
 
+def _words(config: ModelConfig, task: str | None) -> BareNetwork:
+    found = build(config, task)
+    return BareNetwork(
+        net=found.net,
+        width=found.width,
+        size=found.size,
+        mean=HALF,
+        std=HALF,
+        classifiers=(),
+        task=TEXT_CLASSIFICATION if found.new_head else LANGUAGE_MODELING,
+        words=found,
+    )
+
+
 BUILDERS: Mapping[str, Callable[[ModelConfig], BareNetwork]] = {
     "alexnet": _alexnet,
     "alexnet_bn": _alexnet_bn,
@@ -516,4 +545,4 @@ BUILDERS: Mapping[str, Callable[[ModelConfig], BareNetwork]] = {
     "unet": _unet,
     "vit_mini": _vit_mini,
 }
-"""Constructors by `model.name`; any other name is a model of timm or open_clip."""
+"""Constructors by `model.name`; any other name is a model of timm, open_clip or transformers."""

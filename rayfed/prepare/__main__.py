@@ -122,13 +122,13 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     model = without_values(whole)
     size = args.image_size or model.size
     with shown_on(screen_of(quiet=args.json)):
-        found = examine(args.name, config, size, model.resize)
+        found = examine(args.name, config, size, model.resize, model.tokenizer)
     name = "" if args.image_size else whole.model.name
     examination.tell(found, published, name, size, as_json=args.json)
     if found.shard is None:
         return 2
     if args.plot:
-        examination.plot(config, whole.seed, found.shard, args.plot, model.resize)
+        examination.plot(config, whole.seed, found.shard, args.plot, model.resize, model.tokenizer)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import UnidentifiedImageError
 
-from rayfed.data import instead
+from rayfed.data import instead, with_tokens
 from rayfed.data.config import DataConfig, Resize
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby, take_inventory
@@ -51,7 +51,13 @@ class Findings:
         return self.shard is not None
 
 
-def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "squash") -> Findings:
+def examine(
+    name: str,
+    config: DataConfig,
+    image_size: int,
+    resize: Resize = "squash",
+    tokenizer: str | None = None,
+) -> Findings:
     """Check a data set and prepare it if nothing is missing.
 
     Args:
@@ -59,12 +65,13 @@ def examine(name: str, config: DataConfig, image_size: int, resize: Resize = "sq
         config: The config section `data`.
         image_size: Height and width of the prepared images in pixels.
         resize: How images become squares under `data.resize=auto`.
+        tokenizer: Folder or name of the model whose tokenizer makes tokens of texts.
 
     Raises:
         ConfigError: The folder does not exist, holds no images, or has lists that cannot be read.
     """
     published = PUBLISHED.get(name)
-    source = source_of(config, resize)
+    source = with_tokens(source_of(config, resize), config, tokenizer)
     try:
         listing = source.scan()
     except ConfigError as error:
@@ -224,13 +231,15 @@ def check_plot(path: Path) -> None:
     check_own("--plot", path, MAKER)
 
 
-def plot(config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize) -> None:
+def plot(
+    config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize, tokenizer: str | None
+) -> None:
     from rayfed.data import load
     from rayfed.data.partition.make import make_partition
     from rayfed.data.partition.manifest import to_table
     from rayfed.report.method_figures import draw_partition
 
-    dataset = load(config, open_dataset(shard).size, resize=resize)
+    dataset = load(config, open_dataset(shard).size, resize=resize, tokenizer=tokenizer)
     partition = make_partition(dataset.labels, dataset.domain, dataset.test, dataset.domains, config, seed)
     drawing = draw_partition(
         to_table(partition, dataset), dataset.classes, dataset.name, dataset.task != SEGMENTATION

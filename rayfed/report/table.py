@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from rayfed.documents import parse_json
-from rayfed.evaluation.metrics import spread
+from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
-from rayfed.objective import METRICS, is_larger_better, metric_of, share_of
+from rayfed.objective import METRICS, LanguageModeling, is_larger_better, metric_of, share_of
 from rayfed.record.history import History
 from rayfed.record.readers import read_footer, read_json, read_rows, read_yaml
 from rayfed.report.run_tables import KINDS, own_tensors, scores_without
@@ -52,6 +52,32 @@ def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return next((row for row in reversed(rows) if metric_of(row)), {})
 
 
+DOMAINS = {"report_domains": "", "report_held_out": " (held out)"}
+"""Words after the name of a domain in a table, by the exchange in which it was scored."""
+
+
+def _class_notes(row: Mapping[str, Any]) -> Iterator[str]:
+    """A note on scores over all test texts that are no means over examples, where there are any."""
+    for prefix, name in (("", ""), ("global_", "global model: ")):
+        if row.get(f"{prefix}macro_f1") is not None:
+            f1, mcc = row[f"{prefix}macro_f1"], row[f"{prefix}mcc"]
+            yield f"{name}over all test texts: macro F1 {percent(f1)} %, MCC {mcc:.3f}"
+
+
+def _losses(folder: Path, row: Mapping[str, Any]) -> dict[tuple[str, str], float | None]:
+    """Mean loss by model and domain in the round of a row."""
+    now = scores_of(folder, row["round"])
+    return {
+        (s["model"], s["client"]): s["value"]
+        for s in now
+        if s["metric"] == "loss" and s["exchange"] in DOMAINS
+    }
+
+
+def _perplexity_of(loss: float | None) -> str:
+    return "" if loss is None else f"{perplexity(loss):.1f}"
+
+
 def final_table(folder: Path) -> Table:
     """Scores of the global and personal models by domain, with statistics over domains and clients as notes.
 
@@ -86,14 +112,17 @@ def final_table(folder: Path) -> Table:
         *(f"{m} {metric}{unit_of(metric)}" for m in models),
     )
     columns += tuple(KINDS[kind] for kind in shown)
-    for kind, suffix in (("report_domains", ""), ("report_held_out", " (held out)")):
+    losses = _losses(folder, row) if metric == LanguageModeling.metric and row else {}
+    columns += tuple(f"{m} {PERPLEXITY}" for m in models if losses)
+    for kind, suffix in DOMAINS.items():
         of_kind = [s for s in now if s["exchange"] == kind]
         for domain in dict.fromkeys(s["client"] for s in of_kind):
             values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
             cells = (percent(values[m], metric) if m in values else "" for m in models)
             again = (cell_without(without, kind, domain, metric) for kind in shown)
-            rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again))
-    notes = (*_notes(row), *sample_note(config, now), *selection_notes(history), *after)
+            writes = (_perplexity_of(losses.get((m, domain))) for m in models if losses)
+            rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again, *writes))
+    notes = (*_notes(row), *_class_notes(row), *sample_note(config, now), *selection_notes(history), *after)
     return Table(title, columns, tuple(rows), notes)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from rayfed.config.schema import build_parts, load_config
+from rayfed.data import with_tokens
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
+from rayfed.data.text import Text, Tokens
 from rayfed.engine.loop import Experiment, run_rounds
 from rayfed.engine.recorded import Keeping, record_rounds
 from rayfed.engine.setup import Setup
@@ -274,6 +277,9 @@ EXAMPLES = 16
 
 THREADS = 4
 
+TOKENIZER = str(files("rayfed.models") / "weights" / "lm_mini")
+"""Folder of the tokenizer that these tests use."""
+
 
 def check_reader(name: str, overrides: Sequence[str] = ()) -> None:
     """Run every contract test on a reader, and for classification two rounds of FedAvg on its data.
@@ -330,10 +336,20 @@ def lists_the_same_twice(name: str, overrides: Sequence[str] = ()) -> None:
 
 
 def decodes_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None:
-    """decode() gives arrays of the shape and type of the task, also when several threads call it."""
+    """decode() gives arrays of the shape and type of the task, also when several threads call it.
+
+    Of a data set of texts it gives a `Text`.
+    """
     source = source_of(name, overrides)
     listing = source.scan()
     chosen = np.unique(np.linspace(0, len(listing.keys) - 1, EXAMPLES).astype(int)).tolist()
+    if objective(task_of(source)).tokens:
+        texts = [source.decode(listing, index, SIZES[0]) for index in chosen]
+        assert all(isinstance(text, Text) for text in texts), f"{name}: decode() gave no Text"
+        with ThreadPoolExecutor(THREADS) as pool:
+            others = list(pool.map(lambda i: source.decode(listing, i, SIZES[0]), chosen))
+        assert texts == others, f"{name}: decode() gives something else when several threads call it"
+        return
     for size in SIZES:
         layout = objective(task_of(source)).layout(size)
         wanted = [(layout[field].shape, layout[field].base) for field in layout.names or ()]
@@ -353,9 +369,11 @@ def decodes_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> Non
 def prepares_the_same_twice(name: str, overrides: Sequence[str] = ()) -> None:
     """Preparing the data set twice, in two empty caches, gives the same content."""
     digests = set()
+    config = load_config(["algorithm=fedavg", *_settings(name, overrides)]).data
     for _ in range(2):
         with TemporaryDirectory() as folder:
-            digests.add(open_dataset(prepare(source_of(name, overrides), SIZES[0], Path(folder))).digest)
+            source = with_tokens(source_of(name, overrides), config, TOKENIZER)
+            digests.add(open_dataset(prepare(source, SIZES[0], Path(folder))).digest)
     assert len(digests) == 1, f"{name}: the prepared data differ although the data set is the same"
 
 
@@ -373,6 +391,7 @@ def _settings(name: str, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arrays(decoded: Decoded) -> tuple[NDArray[np.uint8], ...]:
+    assert not isinstance(decoded, Text | Tokens), "decode() gave a text for a task without texts"
     return decoded if isinstance(decoded, tuple) else (decoded,)
 
 

@@ -55,9 +55,13 @@ def apply_tuning(model: Backbone, tuning: Tuning, seed: int) -> Backbone:
 
 
 def freeze(model: Backbone, train_head: bool = True) -> None:
-    """Make every parameter frozen, except those of the head if `train_head` is true."""
+    """Make every parameter frozen, except those of a new head if `train_head` is true.
+
+    The head of a language model is pre-trained, and often has its weights in common with the embeddings.
+    """
     model.requires_grad_(False)
-    model.head.requires_grad_(train_head)
+    if model.has_new_head:
+        model.head.requires_grad_(train_head)
 
 
 def trainable(model: Backbone) -> dict[str, nn.Parameter]:

@@ -19,11 +19,14 @@ from torch import nn
 
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import chosen_layers, exactly, in_every_block, named_layers
+from rayfed.tuning.sites import LAST, chosen_layers, exactly, in_every_block, named_layers
 
 SITES = {
-    "attention": (r"attn\.qkv", r"attn\.[kv]_proj"),
-    "mlp": (r"mlp\.fc2", r"mlp_tokens\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
+    "attention": (
+        *(r"attn\.qkv", r"(self_)?attn\.[kv]_proj", r"attention\.self\.(key|value)(_proj)?", r"attn\.c_attn"),
+        *(r"attention\.[kv]_lin", r"attention\.query_key_value", r"attn\.Wqkv"),
+    ),
+    "mlp": (r"mlp_tokens\.fc2", *LAST["l1"]),
 }
 """Regular expressions for the layers of keys and values, and for the last layers of MLPs.
 

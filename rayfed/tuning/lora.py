@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
+from rayfed.models.language import SITES, LibraryNames
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
 from rayfed.tuning.sites import LAST, called_layers, chosen_layers, exactly, in_every_block, named_layers
@@ -43,7 +44,8 @@ class Lora:
         rank: Rank r; A has shape (r, d_in), B has shape (d_out, r).
         alpha: The update is multiplied by alpha / rank; none: alpha = rank.
         dropout: Dropout probability of the input of the adapters; the frozen layers get the input unchanged.
-        sites: Layers of a block to adapt: `l0` (token mixing), `l1` (MLP), or regular expressions that must
+        sites: Layers of a block to adapt: `l0` (token mixing), `l1` (MLP), `query_value` (the layers of
+            queries and values, or the one that has both), `all_linear`, or regular expressions that must
             match the whole name of a linear layer within its block, e.g. `attn\.(qkv|proj)`.
         targets: Any layers of the network in place of `sites`, by PEFT's rules: a regular expression that
             matches their whole names, `all-linear`, or a list of names or ends of names. Linear layers,
@@ -107,7 +109,9 @@ class Lora:
                 _add_residual(layer)
         return model
 
-    def adapter_files(self, params: Mapping[str, Tensor], model_name: str) -> dict[str, bytes]:
+    def adapter_files(
+        self, params: Mapping[str, Tensor], model_name: str, names: LibraryNames | None = None
+    ) -> dict[str, bytes]:
         """The trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
 
         There are no files under `freeze_a`, `residual` and `core`, or where A or B stays at the clients,
@@ -116,6 +120,8 @@ class Lora:
         Args:
             params: Final tensors by global name.
             model_name: Name of the adapted model; stored in adapter_config.json.
+            names: Names in the library of a model of transformers, whose trained classifier is saved too, for
+                `PeftModel.from_pretrained(AutoModelForSequenceClassification...)`; None: another model.
 
         Returns:
             The contents of adapter_config.json and adapter_model.safetensors, by name of the file.
@@ -127,6 +133,14 @@ class Lora:
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
             return {}
+        of_library: dict[str, Any] = {}
+        if names is not None:
+            model_name = names.model
+            of_library = {"task_type": names.task, "fan_in_fan_out": names.transposed}
+            layers = [names.of(layer) for layer in layers]
+            heads = {n: v.contiguous() for n, v in params.items() if n.startswith("head.")}
+            if heads:
+                of_library["modules_to_save"] = names.saved
         config = LoraConfig(
             base_model_name_or_path=model_name,
             r=self.rank,
@@ -134,8 +148,12 @@ class Lora:
             lora_dropout=self.dropout,
             target_modules="|".join(map(re.escape, layers)),
             inference_mode=True,
+            **of_library,
         )
-        named = {f"base_model.model.{name}.weight": value for name, value in factors.items()}
+        place = (lambda name: name) if names is None else names.of
+        named = {f"base_model.model.{place(name)}.weight": value for name, value in factors.items()}
+        if names is not None:
+            named |= {f"base_model.model.{names.of(name)}": value for name, value in heads.items()}
         with TemporaryDirectory() as folder:  # PEFT returns its own form of the config to a folder only
             config.save_pretrained(folder)
             found = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
@@ -155,7 +173,7 @@ class Lora:
         if model.is_own and self.sites == Lora.sites and not self._finds_sites(model):
             linear = list(called_layers(model.net, nn.Linear))
             return exactly(linear or named_layers(model, r".*", CONVOLUTIONS))
-        targets = in_every_block(chosen_layers(model, self.sites, LAST))
+        targets = in_every_block(chosen_layers(model, self.sites, {**LAST, **SITES}))
         if not self.stem:
             return targets
         if not any(re.fullmatch(STEM, name) for name, _ in model.net.named_modules()):

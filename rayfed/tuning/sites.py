@@ -11,13 +11,21 @@ from rayfed.errors import ConfigError, shown
 from rayfed.models.backbone import Backbone
 
 LAST = {
-    "l0": (r"attn\.proj", r"mlp_tokens\.fc2"),
-    "l1": (r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj"),
+    "l0": (
+        *(r"attn\.proj", r"mlp_tokens\.fc2", r"attention\.output\.dense", r"attn\.c_proj"),
+        *(r"self_attn\.(o|out)_proj", r"attention\.out_lin", r"attention\.dense", r"attn\.Wo"),
+    ),
+    "l1": (
+        *(r"mlp\.fc2", r"mlp_channels\.fc2", r"mlp\.c_proj", r"output\.dense", r"mlp\.down_proj"),
+        *(r"ffn\.lin2", r"mlp\.dense_4h_to_h", r"mlp\.Wo", r"fc2"),
+    ),
 }
 """Regular expressions for the last linear layer of each half of a block (Su et al., FedRA, 2024).
 
-They cover transformers and mixers. CLIP models of open_clip have l1 only: PyTorch's attention reads the
-weight of its projection without calling the layer, so an adapter there would have no effect.
+They cover transformers and mixers, and of transformers' networks for texts BERT, RoBERTa, ELECTRA, DeBERTa,
+DistilBERT, ModernBERT, GPT-2, GPT-NeoX, OPT, Llama and those that are built like it. CLIP models of open_clip
+have l1 only: PyTorch's attention reads the weight of its projection without calling the layer, so an adapter
+there would have no effect.
 """
 
 

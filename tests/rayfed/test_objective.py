@@ -67,6 +67,7 @@ def test_loss_of_slices_is_half_cross_entropy_and_half_soft_dice():
 
 def test_layouts_say_what_an_example_is():
     wanted = {"classification": 16 * 16 * 3, "segmentation": 16 * 16 * 4, "next_character": 16}
+    wanted |= dict.fromkeys(("text_classification", "language_modeling"), 16 * 4)
     assert {task: OBJECTIVES[task].layout(16).itemsize for task in wanted} == wanted
     x = symbols(np.array([[1, 79]], dtype=np.uint8))
     assert x.dtype == torch.int64

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.errors import count_of
-from rayfed.objective import CLASSIFICATION
+from rayfed.objective import CLASSES
 from rayfed.terminal.fitting import fitted
 from rayfed.terminal.table import table_blocks
 
@@ -151,7 +151,7 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         f"{count_of(len(dataset.classes), 'class')}; "
         f"{train} train, {val} val, {sum(map(len, tests.values()))} test{what}"
     )
-    if partition.drawn is None and dataset.task == CLASSIFICATION:
+    if partition.drawn is None and dataset.task in CLASSES:
         yield _skew(partition, dataset)
     if partition.drawn is not None:
         samples = len(partition.drawn.used())

@@ -22,6 +22,10 @@ class NotShareableError(RayFedError):
     """A client of a group used its model in a way that only works for a client that is played alone."""
 
 
+TEXTS = 2
+"""Dimensions of a batch of texts: rows and tokens."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pass:
     """A forward pass that a client asks for.
@@ -47,7 +51,8 @@ class Pass:
     def key(self) -> tuple[Any, ...]:
         """Passes with the same key are computed together."""
         named = tuple(sorted(self.options.items()))
-        shape = (self.x.shape[1:], self.x.dtype, self.x.requires_grad)
+        texts = self.x.ndim == TEXTS and self.x.dtype == torch.long  # of any length
+        shape = (() if texts else self.x.shape[1:], self.x.dtype, self.x.requires_grad)
         return self.kind, named, frozenset(self.values), self.known is None, self.state, shape
 
 

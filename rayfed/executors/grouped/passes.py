@@ -25,10 +25,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
-from rayfed.executors.grouped.member import MemberModel, NotShareableError, Pass
+from rayfed.data.text import PAD
+from rayfed.executors.grouped.member import TEXTS, MemberModel, NotShareableError, Pass
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, dropouts, stackable
@@ -251,22 +253,34 @@ class Rows:
         members: Numbers of the clients, in the order of their rows.
         sizes: Rows of each client. Every client has room for as many as the largest one; its first row is
             repeated in the rest, and no result of these rows is used.
+        lengths: Tokens of the texts of each client, which are padded to the longest; empty: no texts. What is
+            returned for a client has its own length.
     """
 
     members: Sequence[int]
     sizes: Sequence[int]
+    lengths: Sequence[int] = ()
 
     @property
     def room(self) -> int:
         """Number m of rows that every client has room for."""
         return max(self.sizes)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all clients have equally many rows of equally many tokens."""
+        return min(self.sizes) == self.room and len(set(self.lengths)) <= 1
+
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The rows of all clients, shape (K m, ...)."""
+        """The rows of all clients, shape (K m, ...); texts are padded on the right with `PAD`."""
         if len(parts) == 1:
             return parts[0]
         filled = []
+        longest = max((part.shape[1] for part in parts if self.lengths and part.ndim > 1), default=0)
         for part in parts:
+            if self.lengths and part.ndim > 1 and (shorter := longest - part.shape[1]):
+                ends = (0, 0) * (part.ndim - 2) + (0, shorter)
+                part = F.pad(part, ends, value=PAD)
             filled.append(part)
             if short := self.room - len(part):
                 filled.append(part[:1].expand(short, *part.shape[1:]))
@@ -275,7 +289,8 @@ class Rows:
     def own(self, i: int, joint: Tensor) -> Tensor:
         """Rows of the client at place i."""
         start = i * self.room
-        return joint[start : start + self.sizes[i]]
+        rows = joint[start : start + self.sizes[i]]
+        return rows[:, : self.lengths[i]] if self.lengths and joint.ndim > TEXTS else rows
 
 
 class Joint:
@@ -342,7 +357,7 @@ class Joint:
     def _incoming(self, j: int, out: Tensor, grads: Mapping[int, Sequence[Tensor | None]]) -> Tensor:
         parts = [grads[k][j] if k in grads else None for k in self._rows.members]
         given = [part for part in parts if part is not None]
-        if len(given) == len(parts) and min(self._rows.sizes) == self._rows.room:
+        if len(given) == len(parts) and self._rows.is_even:
             return torch.cat(given)
         whole = torch.zeros_like(out)
         for i, part in enumerate(parts):
@@ -574,7 +589,9 @@ class Group:
         model.untuned = untuned
         if model.training != training:
             model.train(training)
-        rows = Rows(members, [len(p.x) for p in passes])
+        texts = passes[0].x.dtype == torch.long and passes[0].x.ndim == TEXTS
+        lengths = [p.x.shape[1] for p in passes] if texts else []
+        rows = Rows(members, [len(p.x) for p in passes], lengths)
         held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
         leaves = {n: self._values(n, members, passes) for n in held}
         own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients

@@ -120,6 +120,7 @@ def test_bad_input_is_explained_in_one_line(tmp_path, options, words):
 def test_readers_are_found_by_file_name(tmp_path):
     shipped = {"digits", "digits_five_mini", "image_folder", "split_files", "terra_incognita", "vlcs"}
     shipped |= {"prostate", "prostate_mini", "shakespeare"}
+    shipped |= {"banking77", "clinc150", "csv", "gsm8k", "intents_mini", "jsonl", "medquad", "parquet", "tsv"}
     assert shipped <= set(READERS.names())
     named = make_source(config(tmp_path, reader="rayfed.data.readers.image_folder:ImageFolder"))
     assert named == make_source(config(tmp_path))

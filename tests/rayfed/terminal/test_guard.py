@@ -21,6 +21,7 @@ COMMANDS = {
     "rayfed.report.feature_map": ["NOWHERE"],
     "rayfed.report.slopes": ["NOWHERE"],
     "rayfed.report.measures": ["NOWHERE"],
+    "rayfed.report.answers": ["NOWHERE"],
     "tune.run": ["sweep=nothing"],
 }
 """A command, and arguments that are bad input."""

@@ -1,0 +1,372 @@
+"""Base of the readers of texts, and the reader of tables of texts: CSV, TSV, JSON lines and Parquet.
+
+data.root is a file, or a folder with a file for each split, such as train.csv and test.csv. The split test,
+or validation if there is no test, is the official test split; all others are for training.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
+from rayfed.data.source import ONE_DOMAIN, Listing
+from rayfed.data.text import Text
+from rayfed.errors import ConfigError, DataError, one_line, unknown
+from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION
+
+TESTS = ("test", "validation", "valid", "dev", "val")
+"""Splits that can be the official test split, the first one that there is."""
+
+ONE_CLASS = "text"
+"""The class of all texts where none is named, which is only used to distribute them to clients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A text and what is known about it.
+
+    Attributes:
+        text: The text.
+        label: Its class, or its category where a language model learns it.
+        name: Unique name within its domain and class.
+        test: Whether it is in the official test split.
+        domain: Its domain.
+        owner: Its client; None: the data set names no clients.
+    """
+
+    text: Text
+    label: str
+    name: str
+    test: bool = False
+    domain: str = ONE_DOMAIN
+    owner: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReader(ContentReader):
+    """Lists texts; a reader says which files it reads and what they hold.
+
+    Attributes:
+        where: Which files are read, from whom, and how they must lie, for messages.
+    """
+
+    sparse: ClassVar[bool] = True
+    task: ClassVar[Any] = TEXT_CLASSIFICATION
+    where: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def _files(self) -> Sequence[Path]:
+        """Files that are read."""
+
+    @property
+    @abstractmethod
+    def _samples(self) -> Sequence[Sample]:
+        """All samples, read once."""
+
+    def fingerprint(self) -> str:
+        """A hash of names, sizes and modification times of the files, and of the chosen classes."""
+        files = self._files
+        root = self._folder
+        return with_classes(f"{type(self).__name__}/1:{stat_hash(files, root)}", self.classes)
+
+    def decode(self, listing: Listing, index: int, size: int) -> Text:
+        text: Text = self._image(index)
+        return text
+
+    @property
+    def _folder(self) -> Path:
+        """The folder `data.root`, or that of the file."""
+        root = self._root
+        return root if root.is_dir() else root.parent
+
+    @property
+    def _root(self) -> Path:
+        if not self.root:
+            raise ConfigError(f"data.root: not set; give {self.where}")
+        root = Path(self.root).expanduser().absolute()
+        if not root.exists():
+            raise DataError(f"data.root: {root} does not exist; give {self.where}")
+        return root
+
+    def _needed(self, *names: str) -> list[Path]:
+        """Files below the folder.
+
+        Raises:
+            DataError: One of them is missing.
+        """
+        root = self._root
+        for name in names:
+            if not (root / name).is_file():
+                raise DataError(f"data.root: {root / name} does not exist; give {self.where}")
+        return [root / name for name in names]
+
+    @cached_property
+    def _content(self) -> Content:
+        samples = self._samples
+        classes = sorted({sample.label for sample in samples}, key=_in_order)
+        domains = sorted({sample.domain for sample in samples}, key=_in_order)
+        number = {name: place for place, name in enumerate(classes)}
+        place = {name: place for place, name in enumerate(domains)}
+        owners = [sample.owner for sample in samples]
+        return Content(
+            classes=classes,
+            labels=np.array([number[sample.label] for sample in samples], dtype=np.int64),
+            test=np.array([sample.test for sample in samples], dtype=np.bool_),
+            names=[sample.name for sample in samples],
+            images=[sample.text for sample in samples],
+            domains=domains,
+            domain=np.array([place[sample.domain] for sample in samples], dtype=np.int64),
+            owners=None if None in owners else [str(owner) for owner in owners],
+        )
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Whole numbers by value, before other text."""
+    return (int(name), "") if name.isdecimal() and len(name) < MOST_DIGITS else (1 << 62, name)
+
+
+MOST_DIGITS = 18
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"data.root: {path} cannot be read ({one_line(err)})") from err
+
+
+def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
+    """The rows of a table with a header.
+
+    Raises:
+        DataError: It has no header, or a row has more or fewer values than that.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+            table = csv.DictReader(file, delimiter=delimiter, quoting=quoting, strict=True)
+            rows = list(table)
+            header = table.fieldnames
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        raise DataError(f"data.root: {path} cannot be read as a table ({one_line(err)})") from err
+    if not header or len(set(header)) < len(header):
+        raise DataError(f"data.root: {path} has no header with different names of columns in its first line")
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            raise DataError(
+                f"data.root: row {number} of {path} has not {len(header)} values, as the header has"
+            )
+    return rows
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object a line, or with one list of objects.
+
+    Raises:
+        DataError: A line is something else.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        found = _parsed(text, f"{path}")
+        rows = found if isinstance(found, list) else []
+        named = [(f"object {number} of {path}", row) for number, row in enumerate(rows, 1)]
+    else:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        named = [
+            (f"line {number} of {path}", _parsed(line, f"line {number} of {path}")) for number, line in lines
+        ]
+    for where, row in named:
+        if not isinstance(row, dict):
+            raise DataError(f"data.root: {where} is no JSON object")
+    return [row for _, row in named]
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"data.root: {where} is not JSON ({one_line(err)})") from err
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file.
+
+    Raises:
+        DataError: It is no such file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowException) as err:
+        raise DataError(f"data.root: {path} is no Parquet file ({one_line(err)})") from err
+    return rows
+
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text", "sentence"),
+    "text_pair": (),
+    "label": ("label", "intent"),
+    "prompt": ("prompt", "question", "instruction"),
+    "completion": ("completion", "answer", "response", "output"),
+    "messages": ("messages", "conversations"),
+    "client": (),
+    "domain": (),
+    "category": (),
+}
+"""Parts that columns can be, and the usual names of their columns, which `data.columns` need not name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTable(TextReader):
+    """Reads a table of texts; a subclass for each format.
+
+    With a column of labels the texts are classified. With prompts and completions, messages, or texts without
+    labels, a language model learns to write them.
+    """
+
+    columns: Mapping[str, str] | None = None
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def task(self) -> str:
+        return TEXT_CLASSIFICATION if "label" in self._names else LANGUAGE_MODELING
+
+    @abstractmethod
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        """The rows of a file, as values by column."""
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()}:{sorted((self.columns or {}).items())}"
+
+    @cached_property
+    def _files(self) -> Sequence[Path]:
+        root = self._root
+        if root.is_file():
+            return [root]
+        found = sorted(path for suffix in self.suffixes for path in root.glob(f"*{suffix}"))
+        if not found:
+            raise DataError(f"data.root: no file in {root} ends with {self.suffixes[0]}; give {self.where}")
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        return {path.name.partition(".")[0]: self._rows(path) for path in self._files}
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The column of each part that there is.
+
+        Raises:
+            ConfigError: A part or a column does not exist, or what is there is not enough.
+        """
+        wanted = self.columns or {}
+        header = list(next((row for rows in self._tables.values() for row in rows), {}))
+        for part, column in wanted.items():
+            if part not in PARTS:
+                raise ConfigError(unknown("data.columns", part, PARTS))
+            if column not in header:
+                raise ConfigError(unknown(f"data.columns.{part}", column, header))
+        found = _usual(wanted, header)
+        if not ({"text", "messages"} & found.keys() or {"prompt", "completion"} <= found.keys()):
+            raise ConfigError(
+                f"data.columns: {wanted or 'not set'}, and no column of {self.name} is known to hold texts; "
+                f"name text and label, or prompt and completion, or messages, of {', '.join(header)}"
+            )
+        return found
+
+    @cached_property
+    def _samples(self) -> Sequence[Sample]:
+        test = next((split for split in TESTS if split in self._tables), None)
+        return [
+            self._sample(split, row, number, split == test and len(self._tables) > 1)
+            for split, rows in self._tables.items()
+            for number, row in enumerate(rows)
+        ]
+
+    def _sample(self, split: str, row: Mapping[str, Any], number: int, test: bool) -> Sample:
+        names = self._names
+        where = f"row {number + 1} of {split} of {self.name}"
+
+        def value(part: str) -> str:
+            found = row.get(names[part])
+            if found is None or (part in ("label", "client", "domain", "category") and str(found) == ""):
+                raise DataError(f"data.columns.{part}: {where} has no value in {names[part]!r}")
+            return str(found)
+
+        if "messages" in names:
+            text = Text(messages=messages_of(row.get(names["messages"]), where))
+        elif "completion" in names:
+            text = Text(text=value("prompt"), answer=value("completion"))
+        else:
+            text = Text(text=value("text"), pair=value("text_pair") if "text_pair" in names else None)
+        category = "label" if "label" in names else "category"
+        return Sample(
+            text=text,
+            label=value(category) if category in names else ONE_CLASS,
+            name=f"{split}-{number:07d}",
+            test=test,
+            domain=value("domain").replace("/", "-") if "domain" in names else ONE_DOMAIN,
+            owner=value("client") if "client" in names else None,
+        )
+
+
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+"""Roles of messages as they are written, and as templates know them."""
+
+
+def _usual(wanted: Mapping[str, str], header: Sequence[str]) -> dict[str, str]:
+    """The columns that are named, and those with usual names that go with them, by part."""
+    found = dict(wanted)
+    has_content = {"text", "prompt", "messages"} & wanted.keys()
+    for part, names in PARTS.items():
+        known = next((name for name in names if name in header and name not in found.values()), None)
+        if part not in found and known and (part in ("label", "completion") or not has_content):
+            found[part] = known
+    if "messages" in found:
+        dropped: tuple[str, ...] = ("text", "prompt", "completion", "label")
+    elif "prompt" in found and "completion" in found:
+        dropped = ("text", "label")
+    else:
+        dropped = ("prompt", "completion")
+    return {part: name for part, name in found.items() if part not in dropped or part in wanted}
+
+
+def messages_of(value: Any, where: str) -> tuple[tuple[str, str], ...]:
+    """Role and content of each message of `[{role, content}]`, or of `[{from, value}]`.
+
+    Args:
+        value: What the column holds.
+        where: The row, for messages.
+
+    Raises:
+        DataError: It is something else.
+    """
+    found = []
+    for message in value if isinstance(value, list) else [None]:
+        known = message if isinstance(message, dict) else {}
+        role, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
+        if role not in ROLES or not isinstance(content, str):
+            raise DataError(
+                f"data.columns.messages: {where} is no list of messages with content and a role of user, "
+                f"assistant or system"
+            )
+        found.append((ROLES[role], content))
+    return tuple(found)

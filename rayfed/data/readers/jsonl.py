@@ -1,0 +1,23 @@
+"""Texts in files with a JSON object a line: data=jsonl data.root=FILE data.columns={prompt, ...}."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rayfed.data.named.texts import TextTable, read_jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class JSONLines(TextTable):
+    """Reads files with one JSON object a line, or with one list of objects."""
+
+    where: ClassVar[str] = "a file with one JSON object a line, or a folder with one for each split"
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")
+
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        return read_jsonl(path)
+
+
+READER = JSONLines

@@ -1,0 +1,233 @@
+"""Makes tokens of the texts of a data set, once, with the tokenizer of the model.
+
+Prompt and answer are made tokens apart and joined, so that no text is searched for what is learned. Every
+answer ends with the end-of-sequence token. Where a text is too
+long, the prompt is cut, and the answer only where it is too long alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rayfed.data.source import Listing, Source, task_of
+from rayfed.data.text import Text, Tokens
+from rayfed.errors import ConfigError, one_line
+from rayfed.objective import LANGUAGE_MODELING
+
+Side = Literal["left", "right"]
+
+PLACE = "{prompt}"
+"""Stands for the prompt in `data.template`."""
+
+ANSWERING = "assistant"
+"""Role of the messages that a model learns to write."""
+
+PLAIN = "{role}: {content}\n"
+"""A message where the tokenizer has no template of conversations."""
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model of transformers, from a folder or from the hub or its cache.
+
+    Args:
+        name: A folder, or the name of the model on the hub.
+
+    Raises:
+        ConfigError: It cannot be loaded, or is not one of the fast ones.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive a fork
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, use_fast=True)
+    except Exception as err:  # the library raises almost anything
+        raise ConfigError(
+            f"model.name: the tokenizer of {name!r} cannot be loaded ({one_line(err)[:200]}); it lies in the "
+            f"folder of the model, as tokenizer.json"
+        ) from err
+    if not getattr(found, "is_fast", False):
+        raise ConfigError(f"model.name: {name!r} has no tokenizer.json, which holds a fast tokenizer")
+    found.backend_tokenizer.no_truncation()
+    found.backend_tokenizer.no_padding()
+    return found
+
+
+def digest_of(tokenizer: Any) -> str:
+    """A hash of everything that decides which tokens a text becomes."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    for set_by_each_call in ("truncation", "padding"):
+        rules.pop(set_by_each_call, None)
+    parts = [
+        json.dumps(rules),
+        json.dumps({key: str(value) for key, value in sorted(tokenizer.special_tokens_map.items())}),
+        str(tokenizer.chat_template),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """A reader whose samples are tokens: those of the texts of another reader.
+
+    Attributes:
+        source: The reader of the texts.
+        tokenizer: Folder or name of the model whose tokenizer is used.
+        template: The value of `data.template`: what a prompt becomes; None: prompt and a line break.
+        truncate: The value of `data.truncate`: the end at which a text that is too long is cut.
+    """
+
+    source: Source
+    tokenizer: str
+    template: str | None = None
+    truncate: Side | None = None
+
+    resize: ClassVar[str] = "squash"
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def task(self) -> str:
+        return task_of(self.source)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether domains need not have samples of every class."""
+        return bool(getattr(self.source, "sparse", False))
+
+    def fingerprint(self) -> str:
+        about = [self.source.fingerprint(), digest_of(self._tokenizer), self.template, self._side]
+        return f"tokens/1:{hashlib.sha256(json.dumps(about).encode()).hexdigest()}"
+
+    def scan(self) -> Listing:
+        return replace(self._listing, fingerprint=self.fingerprint())
+
+    def decode(self, listing: Listing, index: int, size: int) -> Tokens:
+        """Tokens of one sample, at most `size`; by one thread at a time."""
+        found = self.source.decode(self._listing, index, size)
+        if not isinstance(found, Text):
+            raise TypeError(f"the reader of {self.name!r} returned {type(found).__name__} instead of a Text")
+        if self.task == LANGUAGE_MODELING:
+            return self._learned(found, size)
+        pieces = self._tokenizer.backend_tokenizer
+        pieces.enable_truncation(size, direction=self._side)
+        return Tokens(ids=np.array(pieces.encode(found.text, found.pair).ids, dtype=np.int32))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self.tokenizer)
+
+    @cached_property
+    def _listing(self) -> Listing:
+        return self.source.scan()
+
+    @property
+    def _side(self) -> Side:
+        """End at which texts are cut: of a prompt the beginning, of a text to classify the end."""
+        return self.truncate or ("left" if self.task == LANGUAGE_MODELING else "right")
+
+    def _learned(self, text: Text, size: int) -> Tokens:
+        """Tokens of a prompt and an answer, of a conversation, or of a text that is learned as a whole."""
+        parts = list(self._parts(text))
+        ids = [token for own, _ in parts for token in own]
+        learned = [flag for own, flag in parts for _ in own]
+        if (over := len(ids) - size) > 0:
+            first = next((place for place, flag in enumerate(learned) if flag), len(ids))
+            begin = len(self._begin)
+            room = max(0, first - begin)
+            cut = min(over, room)
+            where = begin if self._side == "left" else begin + room - cut
+            ids, learned = (row[:where] + row[where + cut :] for row in (ids, learned))
+        return Tokens(
+            ids=np.array(ids[:size], dtype=np.int32), learned=np.array(learned[:size], dtype=np.uint8)
+        )
+
+    def _parts(self, text: Text) -> Iterator[tuple[list[int], int]]:
+        """Token ids, and 1 where the model learns to write them."""
+        if text.messages:
+            yield from self._conversation(text.messages)
+            return
+        yield self._begin, 0
+        if text.answer is None:
+            yield [*self._ids(text.text), self._end], 1
+        else:
+            yield self._ids((self.template or f"{PLACE}\n").replace(PLACE, text.text)), 0
+            yield [*self._ids(text.answer), self._end], 1
+
+    def _conversation(self, messages: tuple[tuple[str, str], ...]) -> Iterator[tuple[list[int], int]]:
+        """The parts of a conversation; what the tokenizer's template adds before an answer is not learned."""
+        if not self._tokenizer.chat_template:
+            yield self._begin, 0
+            for role, content in messages:
+                answers = role == ANSWERING
+                shown = PLAIN.format(role=role, content="" if answers else content)
+                yield self._ids(shown.removesuffix("\n") if answers else shown), 0
+                if answers:
+                    yield [*self._ids(content), self._end], 1
+            return
+        told = [{"role": role, "content": content} for role, content in messages]
+        before = ""
+        for place, (role, _) in enumerate(messages):
+            if role == ANSWERING:
+                prompt = self._rendered(told[:place], add=True)
+                whole = self._rendered(told[: place + 1], add=False)
+                if not prompt.startswith(before) or not whole.startswith(prompt):
+                    raise ConfigError(
+                        f"data.columns.messages: the template of {self.tokenizer!r} changes earlier messages "
+                        f"when one is added, so that answers cannot be told from prompts; use prompt and "
+                        f"completion"
+                    )
+                yield self._ids(prompt[len(before) :]), 0
+                yield self._ids(whole[len(prompt) :]), 1
+                before = whole
+        if not before:
+            yield self._ids(self._rendered(told, add=False)), 0
+
+    def _rendered(self, messages: list[dict[str, str]], add: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add)
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The token that the tokenizer puts before every text, if it does."""
+        first = self._tokenizer("")["input_ids"][:1]
+        return list(first) if first and first[0] == self._tokenizer.bos_token_id else []
+
+    @cached_property
+    def _end(self) -> int:
+        end: int | None = self._tokenizer.eos_token_id
+        if end is None:
+            raise ConfigError(
+                f"model.name: the tokenizer of {self.tokenizer!r} has no end-of-sequence token, with which "
+                f"every answer ends; set eos_token in its tokenizer_config.json"
+            )
+        return end
+
+
+def prompt_ids(tokenizer: Any, text: Text, template: str | None, size: int) -> list[int]:
+    """Tokens after which a model writes its answer to a prompt.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: A sample.
+        template: The value of `data.template`.
+        size: Most tokens; more are cut at the beginning.
+    """
+    first = tokenizer("")["input_ids"][:1]
+    begin = list(first) if first and first[0] == tokenizer.bos_token_id else []
+    shown = (template or f"{PLACE}\n").replace(PLACE, text.text)
+    ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
+    return [*begin, *ids[max(0, len(ids) + len(begin) - size) :]]

@@ -1,0 +1,65 @@
+"""Answers are those of the library's own generation, in any batch, and are scored as they are read."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import rayfed
+from rayfed.analysis import answers as module
+from rayfed.analysis.answers import greedy, last_number, plain, rouge_l
+from rayfed.models.build import build_backbone
+from rayfed.models.config import ModelConfig
+from rayfed.objective import LANGUAGE_MODELING
+from rayfed.report import answers
+from tests.rayfed.engine.test_texts import folder, settings  # noqa: F401
+from tests.tiny_models import DECODERS, save
+
+PROMPTS = [[5, 6, 7], [9], [20, 21, 22, 23, 24, 25, 26], [5, 9, 30, 31]]
+END = 3
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_row_is_what_the_library_generates(tmp_path, monkeypatch, family):
+    name = save(family, tmp_path, language=True, seed=5, initializer_range=0.4)
+    model = build_backbone(ModelConfig(name=name), 1, 0, LANGUAGE_MODELING).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    plan = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=END, pad_token_id=0)
+    expected = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = theirs.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plan)[0].tolist()
+        written = out[len(prompt) :]
+        expected.append(written[: written.index(END)] if END in written else written)
+    assert greedy(model, PROMPTS, 12, END) == expected
+    assert len({tuple(row) for row in expected}) > 1
+    monkeypatch.setattr(module, "BATCH", 1)
+    assert greedy(model, PROMPTS, 12, END) == expected
+
+
+def test_scores():
+    assert plain(" The Answer. ") == plain("the answer")
+    assert last_number("72 = 3 * 24\n#### 72") == last_number("it is 72.") == 72
+    assert last_number("-3") == -3
+    assert last_number("1,000.50") == 1000.5
+    assert rouge_l("a b c d", "a c d") == pytest.approx(6 / 7)
+    assert rouge_l("a b", "b a") == 0.5
+    assert rouge_l("", "") == 1
+    assert rouge_l("a", "") == 0
+
+
+def test_the_report_gets_the_answers(folder, cache, tmp_path, capsys):  # noqa: F811
+    run = tmp_path / "run"
+    rayfed.simulate([*settings(folder, cache, "gpt2-lm", "algorithm=fedavg"), f"output={run}"])
+    for _ in range(2):
+        assert answers.main([str(run), "--texts", "3", "--tokens", "5"]) == 0
+    rows = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    assert all(row["expected"] and row["last_number"] in (0, 1) for row in rows)
+    text = (run / "report.md").read_text()
+    assert text.count("## Answers of the final model") == 1
+    assert rows[0]["key"] in text
+    assert "exact_match %" in capsys.readouterr().out
+    assert answers.main([str(run), "--tokens", "64"]) == 2
+    assert "--tokens: 64" in capsys.readouterr().err

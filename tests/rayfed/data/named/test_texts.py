@@ -1,0 +1,249 @@
+"""Readers of texts: tables with columns of any name, and the layouts of named data sets."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayfed.config.schema import load_config
+from rayfed.data import load
+from rayfed.data.source import make_source, task_of
+from rayfed.data.text import Text
+from rayfed.errors import ConfigError, DataError
+from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION
+from tests.tiny_models import tokenizer_of
+
+ROWS = [
+    {"body": "where is, my card", "kind": "card", "user": "ann", "site": "a"},
+    {"body": 'a "wrong" rate', "kind": "rate", "user": "bob", "site": "b"},
+    {"body": "my card", "kind": "card", "user": "ann", "site": "b"},
+]
+COLUMNS = {"text": "body", "label": "kind", "client": "user", "domain": "site"}
+
+
+def source(name, root, **options):
+    columns = options.pop("columns", None)
+    config = load_config([f"data={name}", f"data.root={root}", "algorithm=fedavg"]).data
+    return make_source(replace(config, columns=columns, **options))
+
+
+def written(folder, kind, rows, name="mails"):
+    path = folder / f"{name}.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        import csv
+
+        with path.open("w", newline="") as file:
+            quoting = csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL
+            out = csv.DictWriter(
+                file,
+                list(rows[0]),
+                delimiter="\t" if kind == "tsv" else ",",
+                quoting=quoting,
+                quotechar=None if kind == "tsv" else '"',
+            )
+            out.writeheader()
+            out.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_in_every_format(tmp_path, kind):
+    found = source(kind, written(tmp_path, kind, ROWS), columns=COLUMNS)
+    listing = found.scan()
+    assert task_of(found) == TEXT_CLASSIFICATION
+    assert listing.classes == ("card", "rate")
+    assert listing.domains == ("a", "b")
+    assert list(listing.owners) == ["ann", "bob", "ann"]
+    assert listing.labels.tolist() == [0, 1, 0]
+    assert [found.decode(listing, i, 9).text for i in range(3)] == [row["body"] for row in ROWS]
+    assert not listing.test.any()
+    assert listing.keys[0] == "a/card/mails-0000000"
+
+
+def test_a_folder_has_a_file_for_each_split(tmp_path):
+    written(tmp_path, "jsonl", ROWS, "train")
+    written(tmp_path, "jsonl", ROWS[:1], "validation")
+    written(tmp_path, "jsonl", ROWS[:2], "extra")
+    found = source("jsonl", tmp_path, columns=COLUMNS).scan()
+    assert [key.rpartition("/")[2] for key, test in zip(found.keys, found.test, strict=True) if test] == [
+        "validation-0000000"
+    ]
+    written(tmp_path, "jsonl", ROWS[:2], "test")
+    found = source("jsonl", tmp_path, columns=COLUMNS).scan()
+    assert found.test.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "task", "expected"),
+    [
+        ({"text": "a", "label": 3}, None, TEXT_CLASSIFICATION, Text(text="a")),
+        (
+            {"sentence1": "a", "sentence2": "b", "label": 0},
+            {"text": "sentence1", "text_pair": "sentence2"},
+            TEXT_CLASSIFICATION,
+            Text(text="a", pair="b"),
+        ),
+        ({"prompt": "a", "completion": "b"}, None, LANGUAGE_MODELING, Text(text="a", answer="b")),
+        ({"question": "a", "answer": "b", "label": "c"}, None, LANGUAGE_MODELING, Text(text="a", answer="b")),
+        (
+            {"in": "a", "out": "b"},
+            {"prompt": "in", "completion": "out"},
+            LANGUAGE_MODELING,
+            Text(text="a", answer="b"),
+        ),
+        ({"text": "a"}, None, LANGUAGE_MODELING, Text(text="a")),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            None,
+            LANGUAGE_MODELING,
+            Text(messages=(("user", "a"), ("assistant", "b"))),
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            None,
+            LANGUAGE_MODELING,
+            Text(messages=(("user", "a"), ("assistant", "b"))),
+        ),
+    ],
+)
+def test_columns_say_what_is_learned(tmp_path, row, columns, task, expected):
+    found = source("jsonl", written(tmp_path, "jsonl", [row, row]), columns=columns)
+    assert task_of(found) == task
+    assert found.decode(found.scan(), 1, 9) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        ('{"a": 1}\n', None, "no column of"),
+        ('{"text": "x", "label": "y"}\n', {"text": "nothing"}, r"data\.columns\.text"),
+        ('{"text": "x", "label": "y"}\n', {"txt": "text"}, r"data\.columns: no such|did you mean|txt"),
+        ('{"text": "x", "label": null}\n', None, "has no value in 'label'"),
+        ("[1, 2]\n", None, "is no JSON object"),
+        ("{not json\n", None, "is not JSON"),
+        ('{"messages": [{"role": "pirate", "content": "arr"}]}\n', None, "no list of messages"),
+        ('{"messages": "hello"}\n', None, "no list of messages"),
+    ],
+)
+def test_a_bad_table_is_explained(tmp_path, text, columns, words):
+    (tmp_path / "x.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        source("jsonl", tmp_path / "x.jsonl", columns=columns).scan()
+
+
+def test_a_csv_with_a_short_row_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\na,b\nc\n")
+    with pytest.raises(DataError, match="row 3"):
+        source("csv", tmp_path / "x.csv").scan()
+
+
+def banking(folder):
+    (folder / "train.csv").write_text('text,category\n"a, b",lost\nc,pin\n')
+    (folder / "test.csv").write_text("text,category\nd\n,pin\n".replace("d\n,", '"d\n",'))
+
+
+def clinc(folder):
+    data = {
+        "train": [["a", "pin"], ["b", "rain"]],
+        "val": [["c", "pin"]],
+        "test": [["d", "rain"]],
+        "oos_test": [["e", "oos"]],
+    }
+    (folder / "data_full.json").write_text(json.dumps(data))
+    (folder / "domains.json").write_text(json.dumps({"bank": ["pin"], "small_talk": ["rain"]}))
+
+
+def gsm(folder):
+    (folder / "train.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "two\n#### 2"}) + "\n")
+    (folder / "test.jsonl").write_text(json.dumps({"question": "1 + 2?", "answer": "three\n#### 3"}) + "\n")
+
+
+def medquad(folder):
+    for place, name in ((1, "CancerGov_QA"), (8, "NHLBI_QA_XML")):
+        inside = folder / f"{place}_{name}"
+        inside.mkdir()
+        (inside / "0001.xml").write_text(
+            '<Document><QAPairs><QAPair pid="1"><Question qtype="causes">Why\n is it?</Question>'
+            "<Answer>Because  of it.</Answer></QAPair>"
+            "<QAPair><Question>No answer?</Question><Answer/></QAPair></QAPairs></Document>"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "texts", "classes", "domains"),
+    [
+        ("banking77", banking, ["a, b", "c", "d"], ("lost", "pin"), ("all",)),
+        ("clinc150", clinc, ["a", "b", "c", "d"], ("pin", "rain"), ("bank", "small_talk")),
+        ("gsm8k", gsm, ["1 + 1?", "1 + 2?"], ("text",), ("all",)),
+        ("medquad", medquad, ["Why is it?", "Why is it?"], ("causes",), ("CancerGov", "NHLBI")),
+    ],
+)
+def test_layouts_of_named_data_sets(tmp_path, name, make, texts, classes, domains):
+    make(tmp_path)
+    found = source(name, tmp_path)
+    listing = found.scan()
+    assert sorted(found.decode(listing, i, 9).text for i in range(len(listing.keys))) == texts
+    assert (listing.classes, listing.domains) == (classes, domains)
+    assert listing.test.sum() == (name != "medquad")
+    assert found.fingerprint() == listing.fingerprint == source(name, tmp_path).fingerprint()
+    with pytest.raises(DataError, match=r"data\.root"):
+        source(name, tmp_path / "nowhere").scan()
+
+
+COUNTS = {
+    "banking77": (10003, 3080, 77, 1),
+    "clinc150": (18000, 4500, 150, 10),
+    "gsm8k": (7473, 1319, 1, 1),
+    "medquad": (1825, 0, None, 9),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_real_files(shared, name):
+    listing = source(name, shared / "data" / "text" / name).scan()
+    train, test, classes, domains = COUNTS[name]
+    assert (int((~listing.test).sum()), int(listing.test.sum())) == (train, test)
+    assert len(listing.domains) == domains
+    assert classes in (None, len(listing.classes))
+    if name == "clinc150":
+        assert set(Counter(listing.domain.tolist()).values()) == {2250}
+
+
+def test_the_embedded_requests_are_all_different_within_a_style():
+    config = load_config(["data=intents_mini", "algorithm=fedavg"]).data
+    found = make_source(config)
+    listing = found.scan()
+    texts = [found.decode(listing, i, 9).text for i in range(len(listing.keys))]
+    assert len(texts) == 4 * 12 * 40
+    assert len(listing.domains) == 4
+    assert len(set(zip(listing.domain.tolist(), texts, strict=True))) == len(texts)
+    assert sum(map(len, texts)) < 200_000
+
+
+def test_texts_are_prepared_once_and_mapped(tmp_path, caplog):
+    tokenizer_of("gpt2").save_pretrained(tmp_path / "tokenizer")
+    told = [{"role": "user", "content": "a"}]
+    rows = [{"messages": told}, {"messages": [*told, {"role": "assistant", "content": "b"}]}]
+    config = load_config(
+        ["data=jsonl", f"data.root={written(tmp_path, 'jsonl', rows)}", "algorithm=fedavg"]
+    ).data
+    config = replace(config, cache=str(tmp_path / "cache"))
+    first = load(config, 32, LANGUAGE_MODELING, tokenizer=str(tmp_path / "tokenizer"))
+    assert first.targets.counts.tolist() == [0, 2]
+    assert "1 text of jsonl have no token that is learned" in caplog.text
+    files = list((tmp_path / "cache").glob("*.arrow"))
+    again = load(config, 32, LANGUAGE_MODELING, tokenizer=str(tmp_path / "tokenizer"))
+    assert list((tmp_path / "cache").glob("*.arrow")) == files
+    assert again.digest == first.digest
+    load(config, 16, LANGUAGE_MODELING, tokenizer=str(tmp_path / "tokenizer"))
+    load(replace(config, template="{prompt} -"), 32, LANGUAGE_MODELING, tokenizer=str(tmp_path / "tokenizer"))
+    assert len(list((tmp_path / "cache").glob("*.arrow"))) == 3
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        load(config, 32)

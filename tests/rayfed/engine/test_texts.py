@@ -1,0 +1,279 @@
+"""Texts from a file to a table: classified and written, by families of models and methods for LoRA."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rayfed
+from rayfed.config.schema import load_config
+from rayfed.engine.loop import run_rounds
+from rayfed.engine.setup import prepare
+from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client import backward
+from rayfed.federation.params import digest
+from rayfed.objective import IGNORED, LanguageModeling, TextClassification
+from rayfed.record.readers import read_rows
+from rayfed.report.table import final_table
+from rayfed.testing.small import two_actors, without_times
+from rayfed.tuning.base import load
+from tests.conftest import quickly
+from tests.rayfed.executors.grouped.test_passes_group import check_agreement
+from tests.rounding import near
+from tests.tiny_models import CONFIGS, DECODERS, TEXTS, save
+
+LORA = (
+    "fedit",
+    "ffa_lora",
+    "flexlora",
+    "fedsa_lora",
+    "fedex_lora",
+    "hetlora",
+    "flora",
+    "lora_fair",
+    "rolora",
+    "fed_sb",
+)
+OTHERS = ("fedra", "fedprox", "scaffold", "ditto", "moon", "fedavgm")
+TUNINGS = ("bitfit", "adapter", "ia3", "ssf", "head", "full", "exits")
+USERS = ("ann", "bob", "eve", "joe")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(0)
+    words = " ".join(TEXTS).split()
+    with (root / "mails.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["body", "folder", "user"])
+        for i in range(48):
+            label = ("card", "rate", "one")[i % 3]
+            body = " ".join([label, *rng.choice(words, rng.integers(1, 9))])
+            out.writerow([body, label, USERS[i % 4]])
+    with (root / "asked.jsonl").open("w") as file:
+        for i in range(48):
+            prompt = " ".join(rng.choice(words, rng.integers(1, 6)))
+            row = {"prompt": prompt, "completion": f"{i % 3} {i % 2}", "user": USERS[i % 4]}
+            file.write(json.dumps(row) + "\n")
+    for family in CONFIGS:
+        save(family, root / family)
+    for family in DECODERS:
+        save(family, root / f"{family}-lm", language=True)
+    return root
+
+
+def settings(folder, cache, model, *overrides):
+    language = model.endswith("-lm")
+    file, columns = (
+        ("asked.jsonl", "{prompt: prompt, completion: completion, client: user}")
+        if language
+        else ("mails.csv", "{text: body, label: folder, client: user}")
+    )
+    return (
+        *(f"data={'jsonl' if language else 'csv'}", f"data.root={folder / file}", f"data.columns={columns}"),
+        *(f"data.cache={cache}", f"model=hf/{folder / model}", "data.partition.scheme=natural"),
+        *("data.partition.min_samples=1", "data.val=1", "data.test=2", "rounds=2", "cluster=inline"),
+        *("train.batch_size=3", "tuning.rank=2", "figures=false", "tensorboard=false", *overrides),
+    )
+
+
+def setup_of(folder, cache, model, *overrides):
+    overrides = settings(folder, cache, model, *overrides)
+    if any(text.startswith("tuning=") and text != "tuning=lora" for text in overrides):
+        overrides = tuple(text for text in overrides if text != "tuning.rank=2")
+    if not any(text.startswith("algorithm=") for text in overrides):
+        overrides = ("algorithm=fedavg", *overrides)
+    return prepare(load_config(overrides))
+
+
+def rounds_of(setup):
+    return [*run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_classifies(folder, cache, family):
+    setup = setup_of(folder, cache, family)
+    assert len(setup.partition.training) == len(USERS)
+    assert isinstance(setup.world.objective, TextClassification)
+    last = rounds_of(setup)[-1]
+    assert 0 <= last.row["accuracy"] <= 1
+    assert 0 <= last.row["macro_f1"] <= 1
+    assert -1 <= last.row["mcc"] <= 1
+    assert last.scores["global"].by_class[2].sum() == sum(
+        s.num for s in last.scores["global"].domains.values()
+    )
+    assert math.isfinite(last.row["loss"])
+    assert not torch.equal(last.state.params["head.weight"], setup.start["head.weight"])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_learns(folder, cache, family):
+    setup = setup_of(folder, cache, family, "tuning=full")
+    model = setup.world.build().eval()  # without dropout
+    x = torch.from_numpy(setup.dataset.images[np.arange(12)]).long()
+    y = torch.from_numpy(setup.dataset.labels[:12].copy())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    losses = []
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss = setup.world.objective.loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_decoder_writes(folder, cache, family):
+    first, last = rounds_of(setup_of(folder, cache, f"{family}-lm", "train.lr=0.02"))
+    assert last.row["loss"] < first.row["loss"]
+    assert last.row["perplexity"] == pytest.approx(math.exp(last.scores["global"].domains["all"].loss))
+    assert 0 <= last.row["token_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama-lm"])
+@pytest.mark.parametrize("method", quickly([*LORA, *OTHERS], ["flexlora", "fedra"]))
+def test_methods_run(folder, cache, family, method):
+    if method == "moon" and family == "llama-lm":
+        with pytest.raises(ConfigError, match="language_modeling"):
+            setup_of(folder, cache, family, f"algorithm={method}")
+        return
+    options = ("capacity=dynamic",) if method == "fedra" else ()
+    setup = setup_of(folder, cache, family, f"algorithm={method}", "tuning=lora", *options)
+    last = rounds_of(setup)[-1]
+    moved = [n for n, v in last.state.params.items() if not torch.equal(v, setup.start[n])]
+    assert moved
+    assert math.isfinite(last.row["loss"])
+
+
+@pytest.mark.parametrize("family", ["roberta", "qwen2-lm"])
+@pytest.mark.parametrize("tuning", quickly(TUNINGS, ["bitfit", "ia3"]))
+def test_tunings_run(folder, cache, family, tuning):
+    if (tuning, family) == ("head", "qwen2-lm"):
+        with pytest.raises(ConfigError, match="tuning=lora"):
+            setup_of(folder, cache, family, f"tuning={tuning}")
+        return
+    setup = setup_of(folder, cache, family, f"tuning={tuning}")
+    last = rounds_of(setup)[-1]
+    assert all(not torch.equal(v, setup.start[n]) for n, v in last.state.params.items() if n.endswith("bias"))
+
+
+@pytest.mark.parametrize("tuning", ["visual_prompt", "text_prompt", "gc_prompt"])
+def test_prompts_of_other_models_are_refused(folder, cache, tuning):
+    with pytest.raises(ConfigError, match=r"tuning\.name"):
+        setup_of(folder, cache, "bert", f"tuning={tuning}")
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    "case",
+    quickly(
+        [
+            "bert tuning=lora",
+            "llama-lm tuning=lora",
+            "gpt2 tuning=lora",
+            "roberta tuning=bitfit",
+            "qwen2-lm tuning=ia3",
+        ],
+        ["bert tuning=lora", "llama-lm tuning=lora"],
+    ),
+)
+def test_groups_agree_with_single_clients(folder, cache, case):
+    model, *overrides = case.split()
+    check_agreement(setup_of(folder, cache, model, *overrides))
+
+
+def test_a_run_ends_in_a_table(folder, cache, tmp_path):
+    result = rayfed.simulate(
+        [*settings(folder, cache, "gpt2-lm", "algorithm=fedavg"), f"output={tmp_path / 'run'}"]
+    )
+    table = final_table(result.path)
+    assert table.columns[-1] == "global perplexity"
+    assert float(table.rows[0][-1]) == pytest.approx(read_rows(result.path)[-1]["perplexity"], abs=0.05)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("model", ["bert", "llama-lm"])
+def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model):
+    setup = setup_of(folder, cache, model)
+    alone = rounds_of(setup)[-1]
+    with two_actors(setup) as executor:
+        *_, together = run_rounds(setup.experiment, executor, setup.start)
+    assert digest(together.state.params) == digest(alone.state.params)
+    assert without_times(together.row) == without_times(alone.row)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_parts_of_a_batch_are_weighted_by_their_answers(folder, cache, size):
+    setup = setup_of(folder, cache, "llama-lm", "tuning.dropout=0")
+    model = setup.world.build()
+    model.train()
+    data = setup.dataset
+    rows = np.arange(5)
+    x, y = torch.from_numpy(data.images[rows]).long(), torch.from_numpy(data.targets[rows])
+    y[0, :] = IGNORED  # a text without an answer
+    y[1, 2:] = IGNORED
+    goal = LanguageModeling()
+
+    def gradients(micro):
+        model.zero_grad()
+        backward(model, lambda batch: goal.loss(model(batch[0]), batch[1]), (x, y), micro, goal.count)
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    whole = gradients(None)
+    near(gradients(size), whole, 3000, float(whole.abs().max()))
+    model.zero_grad()
+    backward(model, lambda batch: goal.loss(model(batch[0]), batch[1]), (x, y), size)  # by rows
+    by_rows = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert (by_rows - whole).abs().max() > 0.01 * whole.abs().max()
+
+
+def test_models_and_data_of_other_tasks_are_refused(folder, cache):
+    with pytest.raises(ConfigError, match="no decoder"):
+        prepare(
+            load_config(
+                [*settings(folder, cache, "bert-lm"), f"model=hf/{folder / 'bert'}", "algorithm=fedavg"]
+            )
+        )
+    with pytest.raises(ConfigError, match=r"model\.name: the model is for classification"):
+        prepare(load_config([*settings(folder, cache, "bert"), "model=vit_mini", "algorithm=fedavg"]))
+    with pytest.raises(ConfigError, match="reads texts"):
+        prepare(load_config([f"model=hf/{folder / 'bert'}", "algorithm=fedavg", "cluster=inline"]))
+
+
+@pytest.mark.parametrize("model", ["bert", "roberta", "distilbert", "gpt2", "llama", "gpt2-lm", "qwen2-lm"])
+def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    overrides = settings(folder, cache, model, "algorithm=fedavg", "tuning.alpha=6", "train.lr=0.02")
+    result = rayfed.simulate([*overrides, f"output={tmp_path / 'run'}"])
+    setup = prepare(load_config(overrides))
+    ours = setup.world.build()
+    load(ours, load_file(result.path / "model" / "params.safetensors"))
+    ours.eval()
+    base = str(folder / model)
+    if model.endswith("-lm"):
+        theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    else:
+        theirs = AutoModelForSequenceClassification.from_pretrained(
+            base, dtype=torch.float32, num_labels=3, ignore_mismatched_sizes=True
+        )
+    theirs.config.pad_token_id = 1 if model == "roberta" else 0
+    with torch.no_grad():
+        x = torch.from_numpy(setup.dataset.images[np.arange(3)]).long()
+        before = theirs(input_ids=x.clamp(min=0), attention_mask=(x >= 0).long()).logits
+        adapted = PeftModel.from_pretrained(theirs, result.path / "model").eval()
+        for row in x:
+            row = row[row >= 0][None]
+            found = adapted(input_ids=row, attention_mask=torch.ones_like(row)).logits
+            near(ours(row), found, 3000, float(found.abs().max()))
+            assert not torch.allclose(
+                found, before[:1, : found.shape[1]] if model.endswith("-lm") else before[:1]
+            )
