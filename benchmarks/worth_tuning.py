@@ -42,7 +42,7 @@ def scores(overrides: list[str]) -> Iterator[float | None]:
 
     with tempfile.TemporaryDirectory() as folder:
         result = simulate([*FIXED, f"output={folder}/run", *overrides])
-        found = scores_without(Path(folder) / "run", result.history.iloc[-1]) or {}
+        found = scores_without(Path(folder) / "run", result.history.iloc[-1].to_dict()) or {}
         yield 100 * result.metrics["accuracy_domain"]
         for kind in ("adapters", "head"):
             yield 100 * found[kind]["domains"] if kind in found else None
