@@ -6,13 +6,13 @@ from tests.conftest import ROOT
 COUNTS = readability.counts()
 LIMITS = {
     "share of long sentences of docstrings": 0.02,
-    "share of long sentences of pages": 0.05,
+    "share of long sentences of pages": 0.02,
     "share of long sentences of both": 0.05,
     "docstrings that begin as a question": 6,
-    "words to avoid in pages": 12,
+    "words to avoid in pages": 0,
     "words of README.md": 900,
-    "handwritten pages": 16,
-    "words of handwritten pages": 21500,
+    "handwritten pages": 14,
+    "words of handwritten pages": 20500,
 }
 """The most that each count may be; they are lowered whenever a page becomes shorter, and never raised."""
 

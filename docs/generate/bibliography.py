@@ -13,7 +13,7 @@ ENTRY = re.compile(r"^@\w+\{(\w+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"(\w+) = \{((?:[^{}]|\{[^{}]*\})*)\}")
 CITATION = re.compile(r"\[([a-z]+(?:19|20)\d\d\w+)\](?!\()")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
-ACCENTS = {'"': "\u0308", "'": "\u0301", "`": "\u0300", "~": "\u0303", "^": "\u0302", "c": "\u0327"}
+ACCENTS = {'"': "\u0308", "'": "\u0301", "`": "\u0300", "~": "\u0303", "^": "\u0302", "c": "\u0327", "v": "\u030c"}
 
 
 @cache
@@ -70,5 +70,5 @@ def _plain(text: str) -> str:
     def accented(match: re.Match[str]) -> str:
         return unicodedata.normalize("NFC", match[2] + ACCENTS[match[1]])
 
-    text = re.sub(r"\\([\"'`~^c])\{?(\w)\}?", accented, " ".join(text.split()))
+    text = re.sub(r"\\([\"'`~^cv])\{?(\w)\}?", accented, " ".join(text.split()))
     return re.sub(r"\\([&%$#_])", r"\1", text).translate({ord(brace): None for brace in "{}"})
