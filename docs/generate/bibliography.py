@@ -13,7 +13,10 @@ ENTRY = re.compile(r"^@\w+\{(\w+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"(\w+) = \{((?:[^{}]|\{[^{}]*\})*)\}")
 CITATION = re.compile(r"\[([a-z]+(?:19|20)\d\d\w+)\](?!\()")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
-ACCENTS = {'"': "\u0308", "'": "\u0301", "`": "\u0300", "~": "\u0303", "^": "\u0302", "c": "\u0327", "v": "\u030c"}
+ACCENTS = {
+    **{'"': "\u0308", "'": "\u0301", "`": "\u0300", "~": "\u0303", "^": "\u0302"},
+    **{"c": "\u0327", "v": "\u030c"},
+}
 
 
 @cache
