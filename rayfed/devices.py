@@ -147,16 +147,37 @@ def total(values: Iterable[float]) -> float:
 @contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
     """Restore the random states of the CPU and of a device after the block, so that it can be repeated."""
-    module = _module(device)
-    known = device != HOST and hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state")
     cpu = torch.get_rng_state()
-    own = module.get_rng_state(device) if known else None
+    own = random_state(device)
     try:
         yield
     finally:
         torch.set_rng_state(cpu)
-        if known:
-            module.set_rng_state(own, device)
+        set_random_state(device, own)
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """State of the random stream of a device, on the CPU; None for the CPU, and where torch keeps none."""
+    module = _module(device)
+    known = device != HOST and hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state")
+    return module.get_rng_state(device) if known else None
+
+
+def set_random_state(device: torch.device, state: Tensor | None) -> None:
+    """Continue the random stream of a device from a state (`random_state`); nothing is done with None."""
+    if state is not None:
+        _module(device).set_rng_state(state, device)
+
+
+def seeded_state(device: torch.device, seed: int) -> Tensor | None:
+    """The state with which `rayfed.seeds.seeded` begins the stream of a device, which is left as it was."""
+    before = random_state(device)
+    if before is None:
+        return None
+    _module(device).manual_seed_all(seed)
+    state = random_state(device)
+    set_random_state(device, before)
+    return state
 
 
 def why_no_cuda() -> str:

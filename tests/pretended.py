@@ -31,6 +31,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from rayfed.executors.grouped import passes
 from tests.pretended_kernels import attention, lstm
 
 aten = torch.ops.aten
@@ -93,6 +94,7 @@ class Counts:
         operations: Operations of the device.
         resets: Calls of `reset_peak_memory_stats`.
         kernels: Those of them that a GPU computes, which are all but views; also copies within the device.
+        casts: Those kernels that change the type of a tensor.
     """
 
     down: int = 0
@@ -101,6 +103,7 @@ class Counts:
     operations: int = 0
     resets: int = 0
     kernels: int = 0
+    casts: int = 0
 
     def clear(self) -> None:
         vars(self).update(vars(Counts()))
@@ -186,7 +189,8 @@ def pretended(draws_as_cpu: bool = False) -> Iterator[Device]:
     RUNTIME.begin(draws_as_cpu)
     fused = patch.object(F, "scaled_dot_product_attention", attention)
     pinned = patch.object(torch, "empty", _empty)
-    with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm):
+    threads = patch.object(passes, "_in_one_thread", _in_one_thread)
+    with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm), threads:
         yield Device(COUNTS)
     if RUNTIME.unordered:
         raise RuntimeError(
@@ -278,6 +282,15 @@ class _Functions(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+IN_ONE_THREAD = passes._in_one_thread
+
+
+def _in_one_thread(task: Any) -> Any:
+    """The code of a client of a group, in whose thread the modes of torch have to be entered again."""
+    with _Operations(), _Functions():
+        return IN_ONE_THREAD(task)
+
+
 REAL_EMPTY = torch.empty
 
 
@@ -340,6 +353,7 @@ def _copied(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     before = isinstance(args[0], OnDevice)
     after = before if asked is None else _is_ours(asked)
     _count_copy(before, after, kwargs.get("non_blocking") and _is_pinned(args[0]))
+    COUNTS.casts += before and after and kwargs.get("dtype") not in (None, args[0].dtype)
     result = func(_inner(args[0]), **{**kwargs, **({} if asked is None else {"device": "cpu"})})
     if before != after and result is _inner(args[0]):
         result = result.clone()

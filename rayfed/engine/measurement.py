@@ -105,7 +105,8 @@ class Measurement:
         client: Id of the client.
         examples: Number of its training examples.
         device: Device of its model.
-        first_visit_s: Seconds of its work in the first round, in which caches are filled.
+        first_visit_s: Seconds of its work in the first round, in which caches are filled; on a device with
+            groups, its part of those of a whole group.
         visit_s: Seconds of its work in the second round.
         server_s: Seconds of the server's work in the second round.
         scored: Number of test examples that were scored.
@@ -242,8 +243,9 @@ def _run_client(
     before = own_memory()
     known = weights or world.weights()
     lane = _Lane(world, known, Policy(watchdog=None), device)
+    together = [cid] if device == HOST else _group_of(experiment, world, cid)
     with peak_of_process() as memory:  # begins here, because actors map weights and read no files
-        played = _play(experiment, world, lane, cid)
+        played = _play(experiment, world, lane, together)
     total = sum(array.nbytes for array in known.values())
     there = peak_memory(device)
     if there is None:
@@ -267,8 +269,8 @@ def _run_client(
         device_bytes=there + own + libraries + _other_features(experiment, world, lane),
         device_total=all_there,
         device_free=0 if free is None else free + own,
-        down_bytes=played.cohort.ledger.total("down"),
-        up_bytes=played.cohort.ledger.total("up"),
+        down_bytes=played.cohort.ledger.total("down") // len(together),
+        up_bytes=played.cohort.ledger.total("up") // len(together),
         store_bytes=sum(num_bytes(kept.value) for client, kept in lane.stores().items() if client == cid),
         state_bytes=sum(map(num_bytes, (played.state.params, played.state.shared, played.state.memory))),
     )
@@ -285,17 +287,24 @@ class _Played:
     state: ServerState
 
 
-def _play(experiment: Experiment, world: World, lane: _Lane, cid: str) -> _Played:
-    """Two rounds of a client, and one scoring, whose seconds are those of the lane afterwards."""
+def _group_of(experiment: Experiment, world: World, cid: str) -> list[str]:
+    """A client and the largest other ones, as many as share their passes: a device holds the rows of all."""
+    every = costs(experiment, world.train)
+    others = sorted((name for name in every if name != cid), key=lambda name: -every[name])
+    return [cid, *others][: max(1, min(experiment.group, experiment.clients_per_round))]
+
+
+def _play(experiment: Experiment, world: World, lane: _Lane, cids: Sequence[str]) -> _Played:
+    """Two rounds of clients, and one scoring, whose seconds are those of the lane afterwards."""
     state = experiment.server.start(lane.worker.start_params())
     visits = []
     rest = 0.0
     for r in (0, 1):
         lane.seconds = 0.0
         began = time.perf_counter()
-        cohort = _cohort_of_one(experiment, lane, r, cid)
+        cohort = _cohort_of(experiment, lane, r, cids)
         state = experiment.server.round(replace(state, round=r), cohort, experiment.local)
-        visits.append(lane.seconds)
+        visits.append(lane.seconds / len(cids))
         rest = time.perf_counter() - began - lane.seconds
     lane.seconds = 0.0
     scored = 0
@@ -303,7 +312,7 @@ def _play(experiment: Experiment, world: World, lane: _Lane, cid: str) -> _Playe
         sizes = {s.id: len(world.splits[s.id]["test"]) for s in experiment.sets}
         chosen = _largest(sizes)
         some = replace(experiment, sets=tuple(s for s in experiment.sets if s.id == chosen))
-        score_global(some, _cohort_of_one(experiment, lane, 1, cid), state)
+        score_global(some, _cohort_of(experiment, lane, 1, cids), state)
         scored = sizes[chosen]
     return _Played(visits=visits, server=rest, scored=scored, cohort=cohort, state=state)
 
@@ -328,12 +337,12 @@ def resident_bytes(world: World) -> int:
     return need if world.resident is True or need <= world.resident_bytes else 0
 
 
-def _cohort_of_one(experiment: Experiment, lane: _Lane, round: int, client: str) -> Cohort:
-    """A cohort of one client, which is also the only client of the experiment."""
+def _cohort_of(experiment: Experiment, lane: _Lane, round: int, cids: Sequence[str]) -> Cohort:
+    """A cohort of these clients, which are also the only clients of the experiment."""
     cohort = make_cohort(experiment, lane, round)
-    only = ClientTable.of({client: experiment.clients[client]})
+    only = ClientTable.of({cid: experiment.clients[cid] for cid in cids})
     held = experiment.capacity or dict.fromkeys(only, max((experiment.depth + 1) // 2, 1))
-    return replace(cohort, ids=(client,), clients=only, capacity=held)
+    return replace(cohort, ids=tuple(cids), clients=only, capacity=held)
 
 
 def _largest(sizes: Mapping[str, float]) -> str:

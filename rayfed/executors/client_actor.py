@@ -198,13 +198,17 @@ class ClientActor:
         return answers, *stores
 
     def _unit(self, unit: list[WireCall], received: Received) -> Iterator[tuple[Any, Any]]:
-        """The answer and the store of each call of a unit; if one fails, all are run alone."""
+        """The answer and the store of each call of a unit; if the code of one fails, all are run alone."""
         worker = self.worker
         calls = [received.call(wire) for wire in unit]
         began = time.perf_counter()
         done = None
         if len(unit) > 1:
-            done = worker.call_group(calls, [received.store(wire) for wire in unit])
+            try:
+                done = worker.call_group(calls, lambda: [received.store(wire) for wire in unit])
+            except RayFedError as err:
+                yield from [(err, None), *[(None, None)] * (len(unit) - 1)]
+                return
         if done is not None:
             yield from self._encoded(done, (time.perf_counter() - began) / len(unit))
             return

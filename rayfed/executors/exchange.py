@@ -279,32 +279,61 @@ class Exchange:
         waited = max(0.0, now - job.began - sum(seconds.values())) / len(job.indices)
         if any(isinstance(answer, DeviceError) for answer in answers):
             self._end(job.lane)
+        given = dict(zip(job.indices, answers, strict=True))
+        repeated = {i for unit in job.units if self._are_repeated(unit, given) for i in unit}
         updates = iter(decode_updates([a[0] for a in answers if isinstance(a, tuple)]))
         for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
-            if answer is None:
-                self._tries[i] -= 1
-                self._enqueue([i])
-            elif isinstance(answer, ClientError):
-                self._fail(i, answer, answer.kind)
-            elif isinstance(answer, RayFedError):
-                raise answer
-            else:
+            if isinstance(answer, tuple):
                 _, size, worked = answer
                 self._answers[i] = next(updates)
                 call = self._calls[i]
                 self._pool.keep(call.client, None if size is None else store, size or 0)
                 self._pool.on_visit(Visit(call.client, call.tag, worked, waited))
+            elif i not in repeated:
+                self._not_answered(i, answer)
+
+    def _are_repeated(self, unit: list[int], answers: Mapping[int, Any]) -> bool:
+        """Whether a unit is run again as a whole: its device failed in it, or before it began."""
+        first, *rest = (answers[i] for i in unit)
+        if any(answer is not None for answer in rest):
+            return False
+        if first is None:
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
+            return True
+        if rest and isinstance(first, DeviceError):
+            self._fail_unit(unit, first.kind, lambda _: first.cause, first.trace)
+            return True
+        return False
+
+    def _not_answered(self, i: int, err: RayFedError | None) -> None:
+        """Handle an error in place of an answer; None: the call was not run, and is queued again."""
+        if err is None:
+            self._tries[i] -= 1
+            self._enqueue([i])
+        elif isinstance(err, ClientError):
+            self._fail(i, err, err.kind)
+        else:
+            raise err
 
     def _fail(self, i: int, err: ClientError, kind: str) -> None:
         if self._is_repeated(i, err, kind, lost=isinstance(err, DeviceError)):
             self._enqueue([i])
 
-    def _fail_unit(self, unit: list[int], kind: str, cause: str, trace: str) -> None:
-        """Repeat calls whose actor was lost: together once more, then one by one."""
+    def _fail_unit(self, unit: list[int], kind: str, cause: Callable[[int], str], trace: str) -> None:
+        """Repeat calls whose actor was lost: together once more, then one by one.
+
+        Args:
+            unit: Positions of the calls.
+            kind: Kind of the failure, as of `Event`.
+            cause: Says what happened to a call that was tried so many times.
+            trace: What is known of it.
+        """
         again = []
         for i in unit:
             call = self._calls[i]
-            err = ClientError(call.client, call.sent.round, call.tag, cause.format(self._tries[i]), trace)
+            err = ClientError(call.client, call.sent.round, call.tag, cause(self._tries[i]), trace)
             if self._is_repeated(i, err, kind, lost=True):
                 again.append(i)
         if any(self._tries[i] > 1 for i in again) or len(again) < len(unit):
@@ -333,9 +362,9 @@ class Exchange:
         jobs = [job, *(self._running.pop(ref) for ref in waiting)]
         self._pool.replace(job.lane)
         kind = "out_of_memory" if isinstance(err, exceptions.OutOfMemoryError) else "actor_lost"
-        what = f"{type(err).__name__}: {err}".splitlines()[0].replace("{", "{{").replace("}", "}}")
+        what = f"{type(err).__name__}: {err}".splitlines()[0]
         for unit in (unit for j in jobs for unit in j.units):
-            self._fail_unit(unit, kind, f"its actor was lost {{}} times; {what}", str(err))
+            self._fail_unit(unit, kind, lambda tries: f"its actor was lost {tries} times; {what}", str(err))
 
     def _recover(self, job: Job, err: exceptions.ObjectLostError) -> None:
         """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
@@ -348,8 +377,9 @@ class Exchange:
                     ray.get(store)
             except exceptions.ObjectLostError as lost:
                 raise LostStoreError(client) from lost
+        why = f"its answer was lost: {type(err).__name__}"
         for unit in job.units:
-            self._fail_unit(unit, "actor_lost", f"its answer was lost: {type(err).__name__}", str(err))
+            self._fail_unit(unit, "actor_lost", lambda _: why, str(err))
 
     def _check_timeouts(self, now: float) -> None:
         limit = self._policy.client_timeout

@@ -60,7 +60,11 @@ class InlineExecutor:
     def _together(self, calls: Sequence[Call]) -> list[Update] | None:
         """Answers of calls that share their passes; None if one failed, which then has to be found."""
         began = self._begin()
-        done = self.worker.call_group(calls, [self._copy(call.client) for call in calls])
+        try:
+            done = self.worker.call_group(calls, lambda: [self._copy(call.client) for call in calls])
+        except DeviceError as err:
+            self.on_event(event_of(err, err.kind, "raise", 1))
+            raise
         if done is None:
             return None
         seconds = (time.perf_counter() - began) / len(calls)

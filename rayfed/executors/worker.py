@@ -33,11 +33,12 @@ from rayfed.errors import (
     DeviceMemoryError,
     NonFiniteClientError,
     RayFedError,
+    ResourceError,
     one_line,
     place_of,
 )
 from rayfed.executors.features import FeatureCache, FeatureFolder, feature_folder
-from rayfed.executors.grouped.passes import Group, log_failure
+from rayfed.executors.grouped.passes import Group, MemberError, log_failure
 from rayfed.executors.inputs import converter
 from rayfed.federation.channel import CODED
 from rayfed.federation.client import Client
@@ -195,7 +196,7 @@ def is_fault(err: BaseException) -> bool:
 
 
 def failed_call(
-    call: Call, err: Exception, smaller: Smaller, splits: Mapping[str, Splits], share: float
+    call: Call, err: BaseException, smaller: Smaller, splits: Mapping[str, Splits], share: float
 ) -> ClientError:
     """The error of a call, by what was raised in it.
 
@@ -423,12 +424,23 @@ class Worker:
             return self._run(call, store)
         except Exception as err:
             failed = self._failure(call, err)
+        self._give_back_after(failed, call)
+        raise failed  # here, where it has no context, whose frames would hold the tensors of the call
+
+    def _give_back_after(self, failed: RayFedError | None, call: Call) -> None:
+        """Give back what a failed call had of the memory of the device.
+
+        Raises:
+            DeviceError: The device has failed, which another error had hidden.
+        """
+        hidden = None
         try:
             give_back(self._device)
         except RuntimeError as err:
             if is_fault(err) and not isinstance(failed, DeviceError):
-                failed = self._failure(call, err)
-        raise failed  # here, where it has no context, whose frames would hold the tensors of the call
+                hidden = self._failure(call, err)
+        if hidden is not None:
+            raise hidden
 
     def call_anew(self, call: Call, store: Callable[[], Mapping[str, Any]]) -> tuple[Update, dict[str, Any]]:
         """Run a call as `call` does, and once more if the device was short of memory.
@@ -469,25 +481,66 @@ class Worker:
         return failed.with_traceback(None)
 
     def call_group(
-        self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
+        self, calls: Sequence[Call], stores: Callable[[], Sequence[Mapping[str, Any]]]
     ) -> list[tuple[Update, dict[str, Any]]] | None:
         """Run calls of several clients, which share their passes (`rayfed.executors.grouped.passes`).
 
+        If a device is short of memory, they are run once more, as `call_anew` does. Clients that are run
+        alone instead would round differently, so that a second time is an error.
+
         Args:
             calls: The calls, all of one exchange.
-            stores: The private store of each client before its call, on the CPU.
+            stores: Makes a new copy of the private store of each client before its call, on the CPU.
 
         Returns:
-            As `call` for each of them; None if anything failed, because then each call has to be run alone,
-            which tells whose fault it is, and None on any device but the CPU.
+            As `call` for each of them; None if the code of a client failed, because then each call has to be
+            run alone, which tells whose fault it is.
+
+        Raises:
+            ResourceError: The device has too little memory for this group; names what needs less.
+            DeviceError: The device failed; this process cannot run another call.
         """
-        if self._device != HOST:
-            return None
-        try:
-            return self._together(calls, stores)
-        except Exception as err:
-            log_failure([call.client for call in calls], err)
-            return None
+        for again in (False, True):
+            try:
+                return self._together(calls, stores())
+            except Exception as err:
+                cause = err.__cause__ or err if isinstance(err, MemberError) else err
+                failed = self._group_failure(calls, cause, again)
+                _drop_frames(err)
+            self._model.forget()
+            self._give_back_after(failed, calls[0])
+            if failed is None:
+                return None
+            if not isinstance(failed, DeviceMemoryError):
+                raise failed
+            log.warning("%s; running the clients of this group once more", failed)
+        raise AssertionError
+
+    def _group_failure(self, calls: Sequence[Call], err: BaseException, again: bool) -> RayFedError | None:
+        """The error of a group; DeviceMemoryError: it is run again, None: its clients are run one by one.
+
+        Args:
+            calls: The calls.
+            err: What was raised.
+            again: The group was run for the second time.
+        """
+        if is_fault(err):
+            world = self._world
+            return failed_call(calls[0], err, world.smaller, world.splits, self._share)
+        if is_out_of_memory(err):
+            said = f"{len(calls)} clients at once: {out_of_memory(err, self._share, self._less(calls))}"
+            if again:
+                return ResourceError(f"train.group: {said}")
+            return DeviceMemoryError(calls[0].client, calls[0].sent.round, calls[0].tag, said)
+        log_failure([call.client for call in calls], err)
+        return None
+
+    def _less(self, calls: Sequence[Call]) -> list[str]:
+        """Overrides with which a group of these clients would need less memory."""
+        examples = max(len(self._world.splits[call.client].get("train", ())) for call in calls)
+        fewer = [f"train.group={len(calls) // 2}"] if len(calls) > 1 else []
+        sizes = self._world.smaller.changes(examples).get("batch_size", ())
+        return fewer + [override(train, "batch_size") for train in sizes[:1]]
 
     def _together(
         self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
@@ -505,7 +558,7 @@ class Worker:
             for call, (sent, own), known, model, streams in members
         ]
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
-        with seeded(seeds[0]):  # what draws from the stream of a device, whose state is not kept by client
+        with seeded(seeds[0]):  # so that the global streams are put back afterwards
             updates = group.run(tasks)
         answers = [(update, client.store) for update, (client, _) in zip(updates, players, strict=True)]
         done = send_back(answers, self._device)

@@ -153,7 +153,7 @@ class AdaptedLinear(Linear):
             return result
         y: Tensor = layer(x)
         if stacked:
-            result = AddLowRank.apply(y, low, a.value, b.value, scale)
+            result = AddLowRank.apply(y, low, a.value.to(low.dtype), b.value.to(low.dtype), scale)
             return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)

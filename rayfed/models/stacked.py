@@ -120,18 +120,18 @@ def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps
 
 
 def _add(y: Tensor, bias: Any) -> Tensor:
-    """Rows (K m, ..., d) plus the vector of d numbers of each client."""
+    """Rows (K m, ..., d) plus the vector of d numbers of each client, in the type of the rows."""
     if not isinstance(bias, Stacked):
-        return y if bias is None else y + bias
+        return y if bias is None else y + bias.to(y.dtype)
     rows = y.reshape(bias.clients, -1, y.shape[-1])
-    return (rows + bias.value[:, None]).view(y.shape)
+    return (rows + bias.value.to(y.dtype)[:, None]).view(y.shape)
 
 
 def _conv2d(x: Tensor, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """F.conv2d of images (K m, d_in, H, W) with the weight, the bias or both of each client."""
     if isinstance(weight, Tensor):
         maps = torch.conv2d(x, weight, None, *args, **kwargs).unflatten(0, (bias.clients, -1))
-        return (maps + bias.value[:, None, :, None, None]).flatten(0, 1)
+        return (maps + bias.value.to(maps.dtype)[:, None, :, None, None]).flatten(0, 1)
     kernels = weight.value.unbind(0)
     biases = bias.value.unbind(0) if isinstance(bias, Stacked) else [bias] * len(kernels)
     parts = x.unflatten(0, (len(kernels), -1)).unbind(0)

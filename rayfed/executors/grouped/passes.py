@@ -30,6 +30,7 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
 from rayfed.data.text import PAD
+from rayfed.devices import HOST, random_state, seeded_state, set_random_state
 from rayfed.executors.grouped.member import TEXTS, MemberModel, NotShareableError, Pass
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
@@ -70,9 +71,10 @@ class Streams:
         torch: State of torch's global CPU stream while it is not this client's turn.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._devices: dict[torch.device, torch.Generator] = {}
+    def __init__(self, seed: int, device: torch.device = HOST) -> None:
+        """Args: seed: seed of the client's call. device: that of the model, whose stream is kept too."""
+        self._device = device
+        self._there = seeded_state(device, seed)
         self.own = torch.Generator().manual_seed(seed)
         self.torch = torch.Generator().manual_seed(seed)
         self._python = random.Random(seed).getstate()
@@ -82,21 +84,33 @@ class Streams:
     def begin(self) -> None:
         """Make these the global streams."""
         torch.set_rng_state(self.torch.get_state())
+        set_random_state(self._device, self._there)
         random.setstate(self._python)
         NUMPY.set_bit_generator(self._numpy)
 
     def end(self) -> None:
         """Keep the states of the global streams until this client's next turn."""
         self.torch.set_state(torch.get_rng_state())
+        self._there = random_state(self._device)
         self._python = random.getstate()
 
-    def on(self, device: torch.device) -> torch.Generator:
-        """The client's stream on a device, for code that runs outside its turn."""
-        if device.type == "cpu":
-            return self.torch
-        if device not in self._devices:
-            self._devices[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._devices[device]
+    def kept(self, rows: Tensor, p: float) -> Tensor:
+        """Draw, outside of the client's turn, which entries of its rows F.dropout would keep.
+
+        Args:
+            rows: A tensor of the shape and the type of the rows, on the device of the model.
+            p: Probability with which an entry is dropped.
+
+        Returns:
+            A positive number for an entry that is kept, and 0 for another one: 1 on the CPU, 1 / (1 - p) on
+            a device.
+        """
+        if rows.device == HOST:
+            return torch.empty_like(rows).bernoulli_(1 - p, generator=self.torch)
+        set_random_state(self._device, self._there)
+        noise = F.dropout(torch.ones_like(rows), p)  # a kernel of a GPU draws otherwise than bernoulli_
+        self._there = random_state(self._device)
+        return noise
 
 
 @contextmanager
@@ -447,8 +461,9 @@ def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Ten
     noise = []
     for i, k in enumerate(rows.members):
         part = rows.own(i, x.detach())
-        noise.append(torch.empty_like(part).bernoulli_(1 - p, generator=streams[k].on(x.device)))
-    return x * rows.join(noise).div_(1 - p)
+        noise.append(streams[k].kept(part, p))
+    joined = rows.join(noise)
+    return x * (joined.div_(1 - p) if x.device == HOST else joined)
 
 
 log = logging.getLogger(__name__)
@@ -489,7 +504,8 @@ class Group:
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
         self._turns: list[Turn[Update]] = []
-        self.streams = [Streams(seed) for seed in seeds]
+        device = next(model.parameters()).device
+        self.streams = [Streams(seed, device) for seed in seeds]
         each = self._own(entries, len(values))
         self.models = [
             MemberModel(model, own, blocks, partial(self._ask, k))
@@ -617,7 +633,8 @@ class Group:
         if name not in passes[0].values:
             # A copy: a client may change its values before another one has gone backward through this pass.
             every = self._stacks[name].detach()
-            return Stacked(every.clone() if len(members) == len(every) else every[members])
+            whole = len(members) == len(every)
+            return Stacked(every.clone() if whole else torch.stack([every[k] for k in members]))
         given = [p.values[name] for p in passes]
         device = self._stacks[name].device
         if all(value is given[0] for value in given):
@@ -637,18 +654,17 @@ def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:
     return [dict(members[i : i + size]) for i in range(0, len(members), size)]
 
 
-def log_failure(clients: Sequence[str], err: Exception) -> None:
+def log_failure(clients: Sequence[str], err: BaseException) -> None:
     """Log that clients of a group are run one by one.
 
     Args:
         clients: Their ids.
-        err: What `Group` raised. It is a warning where the method or the model cannot be grouped, because
-            then every group costs an attempt.
+        err: What was raised in their code. It is a warning where the method or the model cannot be grouped,
+            because then every group costs an attempt.
     """
-    cause = err.__cause__ or err
-    log.info("clients %s are run one by one: %s", ", ".join(clients), cause)
-    if isinstance(cause, NotShareableError | NotImplementedError):
-        _warn(str(cause))
+    log.info("clients %s are run one by one: %s", ", ".join(clients), err)
+    if isinstance(err, NotShareableError | NotImplementedError):
+        _warn(str(err))
 
 
 @cache

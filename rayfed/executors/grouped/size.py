@@ -32,7 +32,7 @@ class GroupSize:
     """Number of clients that share their passes, and the reason.
 
     Attributes:
-        clients: Number of clients on a CPU; 1: every client is played alone, as on any other device.
+        clients: Number of clients; 1: every client is played alone.
         why: Why it is 1, although the config does not say so; empty: no reason is needed.
         chosen: Whether `auto` chose it, because groups would not pay.
     """
@@ -45,7 +45,7 @@ class GroupSize:
     def sentence(self) -> str:
         """A sentence for the header of a run; empty if `auto` or the config chose single clients."""
         if self.clients > 1:
-            return f"{self.clients} clients share each forward and backward pass on a CPU (train.group)"
+            return f"{self.clients} clients share each forward and backward pass (train.group)"
         told = self.why and not self.chosen
         return f"clients are trained one by one, because {self.why}" if told else ""
 
@@ -69,6 +69,8 @@ def group_size(
         return GroupSize(1, reason)
     if train.group != "auto":
         return GroupSize(train.group)
+    if train.precision == "bf16":
+        return GroupSize(1, "train.group=auto makes no groups with train.precision=bf16")
     if frozen and train.cache_features is not False:
         return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
     if train.batch_size > LARGEST_BATCH:
@@ -91,11 +93,6 @@ def check_group(train: TrainConfig, client_timeout: float | None) -> None:
     """
     if train.group in ("auto", 1):
         return
-    if train.precision == "bf16":
-        raise ConfigError(
-            f"train.group: {train.group} cannot be used with train.precision=bf16, in which passes of "
-            f"several clients round differently; set train.group=1, or train.precision=fp32"
-        )
     if client_timeout is not None:
         raise ConfigError(
             f"train.group: {train.group} cannot be used with failures.client_timeout, which limits "
@@ -118,8 +115,6 @@ def why_alone(local: Local) -> str:
 
 def _why_not_run(train: TrainConfig) -> str:
     """Why the network cannot be run for several clients as this config wants to run it."""
-    if train.precision == "bf16":
-        return "train.precision=bf16 rounds each matrix product of a joint pass in its own way"
     for key in ("checkpointing", "compile"):
         if getattr(train, key):
             return f"train.{key} runs the network in another way"

@@ -179,6 +179,21 @@ def test_resident_examples_are_part_of_the_measured_peak():
     assert peaks[True][0] - peaks[False][0] > 0.5 * peaks[True][1] > 0
 
 
+def test_clients_that_share_their_passes_are_measured_together():
+    peaks = {}
+    for group in (1, 4):
+        setup = clients(
+            *("tuning=lora", "data.resident=false", "data.partition.clients_per_domain=4", "data.limit=80"),
+            f"train.group={group}",
+        )
+        with pretended() as device, allocator(16 * GB) as its:
+            found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+            peaks[group] = its.peak
+        sent = sum(value.nbytes for value in setup.start.values())
+        assert found.up_bytes == sent  # of one client
+    assert peaks[4] > 2 * peaks[1]
+
+
 def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
     def busy(*args):
         raise BusyError("not placed")

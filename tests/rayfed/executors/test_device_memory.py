@@ -316,6 +316,61 @@ def test_calls_after_a_fault_are_not_run(units, monkeypatch):
     gc.unfreeze()
 
 
+@pytest.mark.parametrize("error", [DeviceError("c", 0, "fit", "gone"), ResourceError("train.group: short")])
+def test_the_error_of_a_group_is_that_of_its_first_call(error, monkeypatch):
+    """The others were not run: they are queued again as a group, or the run ends."""
+    setup = small_setup(*FEW)
+    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
+    actor = ClientActor("a", setup.world, setup.weights)
+
+    class Failing:
+        def call_group(self, calls, stores):
+            raise error
+
+    actor._held = Failing()
+    monkeypatch.setattr(client_actor.Received, "call", lambda self, wire: wire)
+    answers, *stores = actor.run([[1, 2, 3]])
+    assert (answers, stores) == ([error, None, None], [None] * 3)
+    gc.unfreeze()
+
+
+class Queue(Exchange):
+    """Remembers what is queued again, and which failures are reported."""
+
+    def __init__(self, groups):
+        self._calls = [Call(f"c{i}", None, "fit", Broadcast(round=0, params={})) for i in range(5)]
+        self._answers, self._tries = {}, [1] * 5
+        self._running = {
+            "done": SimpleNamespace(units=groups, indices=range(5), lane=self, began=0.0, stores=[0] * 5)
+        }
+        self._policy = Policy()
+        self._pool = SimpleNamespace(pace=Pace(), on_event=lambda event: self.events.append(event.kind))
+        self.queued, self.events, self.ended, self.busy = [], [], 0, 1
+
+    def _enqueue(self, unit):
+        self.queued.append(unit)
+
+    def _end(self, lane):
+        self.ended += 1
+
+
+def test_groups_that_a_fault_ended_are_repeated_as_groups(monkeypatch):
+    fault = DeviceError("c0", 0, "fit", "an illegal memory access", "trace")
+    monkeypatch.setattr("ray.get", lambda ref: [fault, None, None, None, None])
+    exchange = Queue([[0, 1, 2], [3, 4]])
+    exchange._receive("done")
+    assert exchange.queued == [[0, 1, 2], [3, 4]]
+    assert exchange._tries == [1, 1, 1, 0, 0]
+    assert (exchange.events, exchange.ended) == (["device_failed"] * 3, 1)
+    again = Queue([[0, 1, 2], [3, 4]])
+    again._tries = [2] * 5
+    again._receive("done")
+    assert again.queued == [[0], [1], [2], [3, 4]]  # so that it is seen whose fault it is
+    alone = Queue([[0], [1], [2], [3, 4]])
+    alone._receive("done")
+    assert sorted(alone.queued) == [[0], [1], [2], [3, 4]]
+
+
 @pytest.mark.parametrize(("on_gpu", "held"), [(True, [1, 1, 1, 1]), (False, [1, 2, 2, 1])])
 def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     seeds = [small_setup(*FEW, f"seed={seed}") for seed in range(2)]

@@ -305,9 +305,10 @@ def test_play_makes_a_folder_of_its_own(cache):
     assert len(result.history) == 1
 
 
-def test_clients_on_a_device_are_trained_one_by_one(tmp_path, cache):
-    settings = [*TINY, "algorithm=fedavg", "rounds=1"]
-    alone, one = played([*settings, "train.group=1"], tmp_path / "alone", cache, TYPE)
-    asked, other = played([*settings, "train.group=2"], tmp_path / "asked", cache, TYPE)
-    assert asked.sha256 == alone.sha256
-    assert one == other
+def test_a_group_on_a_device_is_sent_and_computed_at_once(tmp_path, cache):
+    settings = [*TINY, "algorithm=fedavg", "tuning=lora", "evaluation.every=0", "evaluation.personal=false"]
+    alone = counted([*settings, "train.group=1"], tmp_path / "alone", cache)
+    group = counted([*settings, "train.group=2"], tmp_path / "group", cache)
+    assert (alone["up"], group["up"]) == (2, 1)
+    assert (alone["waits"], group["waits"]) == (2, 1)
+    assert group["down"] == 3  # the parameters of both at once, and the order of the examples of each

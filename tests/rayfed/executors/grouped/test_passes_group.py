@@ -59,8 +59,8 @@ METHODS = [
 class Answers(InlineExecutor):
     """Remembers the calls and answers of training, and how many clients were trained together."""
 
-    def __init__(self, setup, policy=None):
-        super().__init__(setup.world, setup.weights, policy)
+    def __init__(self, setup, policy=None, device="cpu"):
+        super().__init__(setup.world, setup.weights, policy, device)
         self.seen = []
         self.together = 0
 

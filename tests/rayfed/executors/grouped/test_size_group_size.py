@@ -98,6 +98,7 @@ def test_a_time_limit_for_one_client_excludes_groups():
     assert (setup.experiment.group, replace(setup.group).clients) == (1, 1)
 
 
-def test_half_precision_excludes_groups():
-    with pytest.raises(ConfigError, match=r"train\.group: 4 .*train\.precision=bf16"):
-        small_setup("data.domains=[plain]", "train.group=4", "train.precision=bf16")
+def test_half_precision_has_the_groups_that_the_config_asks_for():
+    few = ("algorithm=fedavg", "data.domains=[plain]", "train.precision=bf16")
+    assert small_setup(*few, "train.group=4").experiment.group == 4
+    assert small_setup(*few, "train.group=auto").experiment.group == 1

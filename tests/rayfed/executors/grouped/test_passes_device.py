@@ -1,0 +1,150 @@
+"""Groups of clients on a device: the updates of single clients there, and what a lack of memory does."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from rayfed.errors import DeviceError, ResourceError
+from rayfed.federation.params import digest
+from rayfed.models.backbone import Backbone
+from tests.conftest import STEADY
+from tests.pretended import pretended
+from tests.pretended_autocast import mixed_precision
+from tests.pretended_memory import memory
+from tests.rayfed.executors.grouped.test_passes_group import (
+    UNEVEN,
+    Answers,
+    ExactAnswers,
+    moved,
+    played,
+    prepared,
+)
+from tests.rounding import equally_near, exact_numbers, exact_setup
+
+UNEQUAL = ("data.limit=40", UNEVEN)
+CASES = [
+    "algorithm=fedavg tuning.dropout=0.5",
+    "algorithm=fedgcr",
+    *(
+        pytest.param(case, marks=STEADY)
+        for case in (
+            "algorithm=fedavg tuning=bitfit",
+            "algorithm=fedavg tuning=adapter train.optimizer=adam train.eps=1.0e-4",
+            "algorithm=fedavg tuning=ssf",
+            "algorithm=fedavg tuning=ia3",
+            "algorithm=fedavg tuning=visual_prompt",
+            "algorithm=fedavg tuning=residual_adapter",
+            "algorithm=fedavg tuning=exits",
+            "algorithm=fedavg tuning=lora tuning.stem=true tuning.residual=true",
+            "algorithm=fedra capacity=dynamic",
+            "algorithm=fedclip",
+            "algorithm=promptfl",
+            "algorithm=fedsam",
+        )
+    ),
+]
+
+
+def judge(setup, device):
+    """Computes in float64 on the device; a tensor there cannot change its type in place."""
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        executor = ExactAnswers(setup, device=device)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+    executor.worker._model.mixed = False
+    return executor
+
+
+def agree(setup, mixed=False):
+    """Assert that groups on the device are as near to float64 as single clients, with the same draws."""
+    with pretended() as device, mixed_precision() if mixed else nullcontext():
+        alone, _ = played(setup, 1, executor=Answers(setup, device=device.name))
+        kernels = device.counts.kernels
+        grouped, _ = played(setup, 3, executor=Answers(setup, device=device.name))
+        assert device.counts.kernels - kernels < kernels
+        with exact_numbers():
+            exact, _ = played(exact_setup(setup), 1, executor=judge(setup, device.name))
+    assert grouped.together == 3  # the fourth client is a group of one
+    equally_near(*([moved(*pair) for pair in each.seen] for each in (alone, grouped, exact)))
+
+
+@pytest.mark.parametrize("overrides", CASES)
+def test_groups_on_a_device_give_the_updates_of_single_clients(overrides):
+    agree(prepared(*overrides.split(), *UNEQUAL))
+
+
+HALF = [
+    "algorithm=fedavg tuning.dropout=0.5",
+    *(
+        pytest.param(case, marks=STEADY)
+        for case in ("algorithm=fedavg tuning=bitfit", "algorithm=fedavg tuning=adapter")
+    ),
+]
+
+
+@pytest.mark.parametrize("overrides", HALF)
+def test_groups_in_bf16_give_the_updates_of_single_clients(overrides):
+    agree(prepared(*overrides.split(), *UNEQUAL, "train.precision=bf16", "train.group=3"), mixed=True)
+
+
+def short_of_memory(monkeypatch, when, error):
+    """Let the passes with gradients that are numbered in `when` fail, and note how many rows each has."""
+    rows = []
+    forward = Backbone.forward
+
+    def scarce(self, x, *args, **kwargs):
+        if torch.is_grad_enabled():
+            rows.append(len(x))
+            if len(rows) in when:
+                raise error
+        return forward(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(Backbone, "forward", scarce)
+    return rows
+
+
+def test_a_group_that_was_short_of_memory_is_run_once_more_with_the_same_result(monkeypatch):
+    setup = prepared("algorithm=fedavg", "tuning.dropout=0.5")
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    with pretended() as device, memory(10**9) as its:
+        _, whole = played(setup, 4, executor=Answers(setup, device=device.name))
+        emptied = its.emptied
+        rows = short_of_memory(monkeypatch, {1}, full)
+        again, params = played(setup, 4, executor=Answers(setup, device=device.name))
+        assert its.emptied > emptied
+    assert again.together == 4
+    assert digest(params) == digest(whole)
+    assert len(set(rows)) == 1  # never fewer clients at once, which would round differently
+
+
+def test_a_group_that_does_not_fit_ends_the_run_and_says_what_would(monkeypatch):
+    setup = prepared("algorithm=fedavg", "train.batch_size=8", "data.limit=40")
+    rows = short_of_memory(monkeypatch, {1, 2}, torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"))
+    with pretended() as device, memory(10**9) as its:
+        executor = Answers(setup, device=device.name)
+        rest = its.live
+        with pytest.raises(ResourceError) as caught:
+            played(setup, 4, executor=executor)
+        assert its.live == rest  # while the error is held
+    assert str(caught.value) == (
+        "train.group: 4 clients at once: CUDA out of memory. Tried 2 GiB; what needs less: train.group=2, "
+        "train.batch_size=4"
+    )
+    assert len(rows) == 2
+
+
+def test_a_device_that_fails_in_a_group_runs_no_other_call(monkeypatch):
+    setup = prepared("algorithm=fedavg")
+    fault = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    rows = short_of_memory(monkeypatch, {1}, fault)
+    with pretended() as device, memory(10**9):
+        executor = Answers(setup, device=device.name)
+        events = []
+        executor.on_event = events.append
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            played(setup, 4, executor=executor)
+    assert len(rows) == 1
+    assert [(event.kind, event.action) for event in events] == [("device_failed", "raise")]
