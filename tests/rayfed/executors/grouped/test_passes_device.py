@@ -26,23 +26,7 @@ UNEQUAL = ("data.limit=40", UNEVEN)
 CASES = [
     "algorithm=fedavg tuning.dropout=0.5",
     "algorithm=fedgcr",
-    *(
-        pytest.param(case, marks=STEADY)
-        for case in (
-            "algorithm=fedavg tuning=bitfit",
-            "algorithm=fedavg tuning=adapter train.optimizer=adam train.eps=1.0e-4",
-            "algorithm=fedavg tuning=ssf",
-            "algorithm=fedavg tuning=ia3",
-            "algorithm=fedavg tuning=visual_prompt",
-            "algorithm=fedavg tuning=residual_adapter",
-            "algorithm=fedavg tuning=exits",
-            "algorithm=fedavg tuning=lora tuning.stem=true tuning.residual=true",
-            "algorithm=fedra capacity=dynamic",
-            "algorithm=fedclip",
-            "algorithm=promptfl",
-            "algorithm=fedsam",
-        )
-    ),
+    pytest.param("algorithm=fedavg tuning=bitfit", marks=STEADY),
 ]
 
 
