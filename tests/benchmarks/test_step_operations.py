@@ -7,8 +7,8 @@ from benchmarks.step_operations import Case, cases, changed
 from tests.conftest import STEADY
 
 TEXT = step_operations.PAGE.read_text()
-QUICK = [Case("LoRA", "bf16", 1), Case("LoRA", "fp32", 8)]
-"""One client with casts, and a group."""
+QUICK = [Case("LoRA", "bf16", 1)]
+"""One client with casts; a row of a group takes ten seconds."""
 
 
 def test_the_table_has_every_case():
