@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", choices=("text_mini", "lm_mini"))
     parser.add_argument("output", type=Path, help="folder to write")
     parser.add_argument("--root", type=Path, required=True, help="folder with clinc150/, gsm8k/ and medquad/")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
