@@ -123,7 +123,11 @@ class Registry:
             )
         found = getattr(module, attribute)
         wrong = f"{module_name} must define {attribute} so, found {found!r}"
-        return self._right(self.made(found), f"{key}: {name!r} is not {self.expected}: {wrong}")
+        try:
+            made = self.made(found)
+        except ConfigError as err:
+            raise type(err)(f"{key}: {name!r}: {err}") from err
+        return self._right(made, f"{key}: {name!r} is not {self.expected}: {wrong}")
 
     def _right(self, found: Any, otherwise: str) -> Any:
         """An object of the right kind.

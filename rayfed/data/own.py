@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import Resize
-from rayfed.data.formats.image_file import corrupt, decode_image, read_image
 from rayfed.data.listing import ONE_DOMAIN, Listing
 from rayfed.errors import DataError, one_line, place_of, shown, unknown
 from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION
@@ -469,6 +468,8 @@ def _column(rows: Any, names: Any, place: str) -> Array:
 
 
 def _image(value: Any, size: int, resize: Resize, key: str) -> NDArray[np.uint8]:
+    from rayfed.data.formats.image_file import corrupt, decode_image, read_image
+
     if not isinstance(value, bytes):
         return read_image(Path(str(value)).expanduser(), size, resize)
     try:

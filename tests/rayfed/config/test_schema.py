@@ -96,6 +96,7 @@ SURFACE = (
         "tuning",
         "model",
         "data",
+        "task",
         "train",
         "evaluation",
         "cluster",
