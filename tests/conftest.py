@@ -194,6 +194,9 @@ def ray_cluster() -> Iterator[None]:
     """Four declared CPUs, whatever the machine has; imports are preloaded to start actors faster."""
     import ray
 
+    from rayfed.executors.connection import require_token
+
+    require_token()  # Ray itself cannot start where HOME cannot be written
     os.environ["RAY_preload_python_modules"] = "torch,timm"  # noqa: SIM112  (Ray's own spelling)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
