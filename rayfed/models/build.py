@@ -58,7 +58,7 @@ def build_backbone(
     names = [""] * classes if isinstance(classes, int) else list(classes)
     with seeded(derive(seed, "model")):
         bare = construct_network(config, task)
-    if torch.get_default_device().type != "meta":
+    if torch.empty(0).device.type != "meta":
         if bare.words is None:
             _load(config, bare)
         elif config.pretrained is not False:

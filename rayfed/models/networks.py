@@ -242,7 +242,7 @@ class OpenClipModel:
 
         with torch.device("cpu"):
             tokens: Tensor = get_tokenizer(self.name)(list(texts))
-        return tokens.to(torch.get_default_device())
+        return tokens.to(torch.empty(0).device)
 
 
 def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
@@ -370,7 +370,8 @@ def _alexnet_bn(config: ModelConfig) -> BareNetwork:
 
 
 def _timm(config: ModelConfig) -> BareNetwork:
-    import timm
+    with torch.device("cpu"):  # it computes while it is imported, which `skeleton` cannot
+        import timm
 
     known = _timm_config(config.name)
     size = _pixels(config, known.input_size[-1])

@@ -222,7 +222,7 @@ class Network:
             ConfigError: The function fails, or returns something else.
         """
         if self.make is None:
-            bare = torch.get_default_device().type == "meta" or self.values is None
+            bare = torch.empty(0).device.type == "meta" or self.values is None
             original = self.shape if bare else self.values
             assert original is not None
             return copied(original, share=not bare)
@@ -230,7 +230,7 @@ class Network:
             with seeded(derive(seed, "model")):
                 net = self.make()
         except Exception as err:
-            if isinstance(err, RuntimeError) and torch.get_default_device().type == "meta":
+            if isinstance(err, RuntimeError) and torch.empty(0).device.type == "meta":
                 raise  # it is built with values then
             what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
             raise ConfigError(f"model: the function {self.label!r} raised {what}") from err
