@@ -91,7 +91,11 @@ def test_lora_start_values():
     ("kind", "tuning", "message"),
     [
         ("vit", Lora(sites=("fc2",)), "'fc2' matches no linear layer.*attn.qkv, attn.proj, mlp.fc1, mlp.fc2"),
-        ("mixer", Lora(sites=("attn.proj",)), "choose l0, l1 or from: mlp_tokens.fc1, mlp_tokens.fc2"),
+        (
+            "mixer",
+            Lora(sites=("attn.proj",)),
+            "choose l0, l1, query_value, all_linear or from: mlp_tokens.fc1, mlp_tokens.fc2",
+        ),
         ("vit", Lora(sites=("(",)), "is not a regular expression"),
         ("vit", Lora(sites=()), "tuning.sites: is empty"),
         ("resnet", Lora(), "'resnet10t' has no uniform blocks"),
