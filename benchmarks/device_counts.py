@@ -1,4 +1,4 @@
-"""Writes the table of docs/gpu.md: what one round of every method costs on the pretended accelerator.
+"""Writes benchmarks/results/device_counts.md: copies and waits of a round of each method, without a GPU.
 
 python -m benchmarks.device_counts
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import tempfile
 
-from benchmarks.gpu_check import PAGE, TINY, replaced
+from benchmarks.gpu_check import ROOT, TINY, replaced
 from rayfed.federation.method import METHODS
 from rayfed.testing import play
 from tests.pretended import pretended
 
+PAGE = ROOT / "benchmarks" / "results" / "device_counts.md"
 ROUNDS = (2, 3)
 """The table shows what the last of these rounds adds, so that the start is not counted."""
 

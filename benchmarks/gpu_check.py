@@ -58,7 +58,7 @@ from rayfed.models.sharing import attach
 from rayfed.testing.play import play
 
 Row: TypeAlias = dict[str, Any]
-"""What was found; `bad` says what is not as it should be, `skipped` why it was not tried."""
+"""Finding of a row; `bad` says what is not as it should be, `skipped` why it was not tried."""
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gpu.md"
@@ -107,7 +107,7 @@ LEFT = 10e6
 
 @dataclass(frozen=True)
 class Place:
-    """What is checked: the device, the overrides of model and data, and the methods to play."""
+    """Subject of a check: the device, the overrides of model and data, and the methods to play."""
 
     device: torch.device
     size: Sequence[str]
@@ -380,7 +380,7 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 def plan(place: Place) -> Iterator[Row]:
-    """What would be planned for a client actor, measured in a new process, and the peak of its training."""
+    """Planned memory of a client actor, measured in a new process, and the peak of its training."""
     known = trained(place, "fp32", resident=True)["peak_gigabytes"]
     setup = lora(place, "data.resident=true")
     found = measure(setup.experiment, setup.world, on_gpu=place.device.type == "cuda")
@@ -425,7 +425,7 @@ def memory(place: Place) -> Iterator[Row]:
 
 
 def planned_short(place: Place, most: int | None) -> Row:
-    """What the plan advises where a whole device is too small for a client."""
+    """Advice of the plan if a whole device is too small for a client."""
     setup = prepare(load_config([*LORA, *place.size, *FEW, "rounds=1", "train.group=1"]))
     said = ""
     with short_of_memory(place.device, most):
@@ -529,7 +529,7 @@ PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
 
 
 def wrong(found: Row) -> dict[str, list[str]]:
-    """What is not as it should be, by part."""
+    """Faults by part."""
     return {
         part: [f"{name_of(row)}: {row['bad']}" for row in rows if "bad" in row]
         for part, rows in found["parts"].items()
@@ -537,7 +537,7 @@ def wrong(found: Row) -> dict[str, list[str]]:
 
 
 def name_of(row: Row) -> str:
-    """What a row is about: its values before the first number that was found."""
+    """Subject of a row: its values before the first number that was found."""
     known = ("method", "what", "setting", "precision", "images", "actors")
     return " ".join(str(row[key]) for key in known if key in row) or "this part"
 
