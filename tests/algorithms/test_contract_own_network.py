@@ -62,7 +62,7 @@ def overrides(tmp_path_factory):
 TEXT = "text tower"
 TOKENS = "only timm's VisionTransformer and Beit families are known to take additional tokens"
 REFUSED = {
-    **dict.fromkeys(("fedclip", "fedotp", "fedpgp", "fedtpg", "pfedmma", "promptfl", "zero_shot"), TEXT),
+    **dict.fromkeys(("fedclip", "fedotp", "fedpgp", "fedtpg", "pfedmma", "promptfl"), TEXT),
     **dict.fromkeys(("fedgc", "fedgcr", "fedgr"), TOKENS),
 }
 """Methods that cannot use such a network, and what the message says is missing."""
