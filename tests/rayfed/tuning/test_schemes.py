@@ -94,7 +94,7 @@ def test_lora_start_values():
         (
             "mixer",
             Lora(sites=("attn.proj",)),
-            "choose l0, l1, query_value, all_linear or from: mlp_tokens.fc1, mlp_tokens.fc2",
+            "query_value, all_linear or from: mlp_tokens.fc1, mlp_tokens.fc2",
         ),
         ("vit", Lora(sites=("(",)), "is not a regular expression"),
         ("vit", Lora(sites=()), "tuning.sites: is empty"),
