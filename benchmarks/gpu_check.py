@@ -56,6 +56,7 @@ from rayfed.federation.method import METHODS
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import attach
 from rayfed.testing.play import play
+from rayfed.testing.small import SGD, plain_steps
 
 Row: TypeAlias = dict[str, Any]
 """Finding of a row; `bad` says what is not as it should be, `skipped` why it was not tried."""
@@ -205,9 +206,10 @@ def methods(place: Place) -> Iterator[Row]:
 def compared(name: str, device: torch.device) -> Row:
     """The largest relative difference of a tensor after one round of a method on both devices."""
     try:
-        config = load_config([*TINY, f"algorithm={name}"])
-        without = ["tuning.dropout=0"] if "dropout" in config.tuning else []  # a device draws other numbers
-        overrides = [*TINY, "rounds=1", f"algorithm={name}", *without]
+        overrides = [*TINY, "rounds=1", f"algorithm={name}"]
+        overrides += plain_steps(overrides)
+        config = load_config(overrides)
+        overrides += ["tuning.dropout=0"] * ("dropout" in config.tuning)  # a device draws other numbers
         ours, theirs = (played(overrides, where)[0] for where in (HOST, device))
     except Exception as err:  # of any kind: a method that fails must not end the list
         return {"method": name, "difference": float("inf"), "bad": f"{type(err).__name__}: {one_line(err)}"}
@@ -278,7 +280,7 @@ def bf16(place: Place) -> Iterator[Row]:
 
     Both round, in different orders, so they may differ by twice what bf16 differs from fp32 on the CPU.
     """
-    round_of = [*TINY, "rounds=1", "algorithm=fedavg", "tuning.dropout=0"]
+    round_of = [*TINY, *SGD, "rounds=1", "algorithm=fedavg", "tuning.dropout=0"]
     exact, rounded = (played([*round_of, f"train.precision={p}"], HOST)[0] for p in ("fp32", "bf16"))
     there, _ = played([*round_of, "train.precision=bf16"], place.device)
     bar, found = 2 * difference(exact, rounded), difference(rounded, there)
@@ -286,7 +288,7 @@ def bf16(place: Place) -> Iterator[Row]:
 
 
 def settings(place: Place) -> Iterator[Row]:
-    """Settings that may change rounding only."""
+    """Settings that may change rounding only, with SGD: Adam takes long steps along small gradients, too."""
     alone, four = "train.group=1", ("data.partition.clients_per_domain=4", "train.batch_size=8")
     for override, common in (
         ("train.checkpointing=true", (alone,)),
@@ -294,9 +296,9 @@ def settings(place: Place) -> Iterator[Row]:
         ("train.group=4", four),
         ("train.compile=true", (alone,)),
     ):
-        reference, _ = ran(place, *common, alone)
+        reference, _ = ran(place, *SGD, *common, alone)
         try:
-            found = difference(reference, ran(place, *common, override)[0])
+            found = difference(reference, ran(place, *SGD, *common, override)[0])
         except Exception as err:  # a setting that this machine cannot have does not end the others
             yield {"setting": override, "bad": f"{type(err).__name__}: {one_line(err)}"}
         else:

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils import backend_registration
+from torch.utils import _device, backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -188,6 +188,7 @@ def pretended(draws_as_cpu: bool = False) -> Iterator[Device]:
     COUNTS.clear()
     RUNTIME.begin(draws_as_cpu)
     fused = patch.object(F, "scaled_dot_product_attention", attention)
+    _device._device_constructors()  # torch keeps these functions once asked: it must know its own `empty`
     pinned = patch.object(torch, "empty", _empty)
     threads = patch.object(passes, "_in_one_thread", _in_one_thread)
     with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm), threads:

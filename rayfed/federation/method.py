@@ -98,7 +98,8 @@ def check_task(task: str, *halves: Server | Local) -> None:
                 f"another method"
             )
         if half.tasks and task not in half.tasks:
-            allowed = " and ".join(sorted(half.tasks))
+            *others, last = sorted(half.tasks)
+            allowed = f"{', '.join(others)} and {last}" if others else last
             raise ConfigError(
                 f"algorithm: {type(half).__name__} is for {allowed}, and the data set is for {task}"
             )

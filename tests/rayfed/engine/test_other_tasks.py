@@ -154,7 +154,7 @@ def test_text_on_actors_is_text_inline(text, pool_of_two):
         (["algorithm=fedmix"], "algorithm: MeanAugmented is for classification, and the data set is for seg"),
         (
             ["server.name=fedgr"],
-            "is for classification and next_character, and the data set is for segmentation",
+            "is for classification, next_character and text_classification, and the data set is for seg",
         ),
     ],
 )

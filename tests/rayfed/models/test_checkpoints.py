@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import save
@@ -177,7 +177,7 @@ def test_a_clip_model_makes_its_class_prompts_with_the_downloaded_text_tower(hub
     hub.files["/maker/clip/resolve/main/open_clip_model.safetensors"] = save(state)
     monkeypatch.setattr(
         "rayfed.models.build.construct_network",
-        lambda config: replace(construct_network(config), packaged="", published=published),
+        lambda config, task: replace(construct_network(config, task), packaged="", published=published),
     )
     model = build_backbone(config, ["cat", "polar_bear"], 0)
     tokens = bare.tokenizer(["a photo of a cat.", "a photo of a polar bear."])
