@@ -333,9 +333,9 @@ class Backbone(nn.Module):
 
         A module is in train mode when it holds parameters and all of them require gradients. A module without
         parameters (dropout, stochastic depth, activations) follows the module that contains it, except that
-        the dropout of LoRA follows its adapter. So a frozen backbone behaves as in evaluation, frozen
-        BatchNorm layers (also those without affine parameters) keep their statistics, and full fine-tuning
-        trains everything.
+        the dropout of LoRA is on if a part of its adapter is trained. So a frozen backbone behaves as in
+        evaluation, frozen BatchNorm layers (also those without affine parameters) keep their statistics, and
+        full fine-tuning trains everything.
 
         Args:
             mode: False puts every module into evaluation mode.

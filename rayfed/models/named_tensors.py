@@ -42,11 +42,17 @@ def _collect(module: nn.Module, chosen: list[nn.Module]) -> bool | None:
         return None
     trained = all(known)
     for name, child in module.named_children():
-        if below[name] is None and (trained or (name == "lora_dropout" and below["lora_B"])):
+        if below[name] is None and (trained or (name == "lora_dropout" and _adapts(module))):
             chosen.extend(child.modules())
     if trained:
         chosen.append(module)
     return trained
+
+
+def _adapts(layer: nn.Module) -> bool:
+    """Whether a part of the adapter of a layer is trained: a factor, or the matrix between both."""
+    parts = (layer.get_submodule(name) for name in ("lora_A", "lora_B"))
+    return any(p.requires_grad for part in parts for p in part.parameters())
 
 
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")

@@ -105,3 +105,8 @@ def test_frozen_factors_in_bfloat16_are_those_that_were_computed(cache):
         value = torch.from_numpy(half.weights[name].copy()).view(torch.bfloat16).float()
         product = (value @ torch.from_numpy(exact.weights[name]).T).abs()
         assert product.diagonal().min() > 0.9
+
+
+def test_dropout_is_on_although_both_factors_are_frozen(small):
+    plain, dropped = (small("algorithm=fed_sb", f"tuning.dropout={share}", "rounds=1") for share in (0, 0.5))
+    assert plain.sha256 != dropped.sha256
