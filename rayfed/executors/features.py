@@ -180,6 +180,7 @@ def feature_folder(
         depends_on: Everything else that decides a bit of the features, such as a digest of the weights.
     """
     computed_by = str(device) if device == HOST else (kind_of(device), are_deterministic_algorithms_enabled())
-    parts = (*depends_on, computed_by, shard.name, torch.__version__, REVISION)
+    fused = torch.backends.mha.get_fastpath_enabled()  # torch's encoder layers round otherwise with it
+    parts = (*depends_on, computed_by, fused, shard.name, torch.__version__, REVISION)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
     return FeatureFolder(shard.parent / FEATURES / name[:32], splits, device)

@@ -120,6 +120,18 @@ def test_features_that_were_computed_in_another_way_are_not_read(tmp_path, monke
     assert features.feature_folder(*place).read(KEYS[0]) is None
 
 
+def test_features_of_another_kernel_of_attention_are_not_read(tmp_path):
+    place = (tmp_path / "data.arrow", SPLITS, torch.device("cpu"), "digest")
+    fused = torch.backends.mha.get_fastpath_enabled()
+    features.feature_folder(*place).write(KEYS[0], ONE)
+    assert features.feature_folder(*place).read(KEYS[0]) is not None
+    torch.backends.mha.set_fastpath_enabled(not fused)
+    try:
+        assert features.feature_folder(*place).read(KEYS[0]) is None
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
 @pytest.mark.parametrize("other", ["kind", "kernels"])
 def test_features_of_another_kind_of_gpu_are_not_read(other, tmp_path, monkeypatch):
     place = (tmp_path / "data.arrow", SPLITS, torch.device(TYPE, 0), "digest")
