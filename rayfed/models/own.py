@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -86,6 +87,36 @@ class Model:
         object.__setattr__(self, "said", own)
 
 
+@contextmanager
+def every_layer_called() -> Iterator[None]:
+    """Switch off torch's fused encoder layers, which read weights of linear layers without calling them.
+
+    An adapter of such a layer would be left out when the network is scored. The switch belongs to the
+    process, and networks round otherwise without it, so it is put back: no result depends on what ran before.
+    """
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _call_adapted_layers(body: nn.Module) -> None:
+    """Let encoder layers of torch whose linear layers have adapters call these, whoever calls the network."""
+    for module in body.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            parts = (module.linear1, module.linear2)
+            if any(type(part) is not nn.Linear for part in parts):
+                module.register_forward_pre_hook(_unchanged)  # a layer with a hook has no fused form
+
+
+def _unchanged(module: nn.Module, args: Any) -> None:
+    """Leave the inputs as they are."""
+
+
 class OwnNet(nn.Module):
     """A network of a user without its head; maps inputs to features, shape (B, width, ...).
 
@@ -109,7 +140,8 @@ class OwnNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of a batch; shape (B, ...) of inputs as the user's network takes them."""
         call = self.body if self.features is None else getattr(self.body, self.features)
-        return output_of(call(x))
+        with every_layer_called():
+            return output_of(call(x))
 
     def after_blocks(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Features from tokens between the blocks, by what follows the blocks.
@@ -175,6 +207,7 @@ class OwnBackbone(Backbone):
         body: nn.Module = whole.net.body  # type: ignore[assignment]
         if self.place is not None:
             body.set_submodule(self.place, whole.head)
+        _call_adapted_layers(body)
         return body
 
     def sample(self, rows: int) -> Tensor:
@@ -247,7 +280,6 @@ class Network:
             classes: Number of outputs that the task needs, for messages.
             seed: As of `net`.
         """
-        torch.backends.mha.set_fastpath_enabled(False)  # it reads weights without calling their layers
         body = self.net(seed)
         said = self.said
         _check_said(self, body, dict(body.named_modules()))
@@ -428,7 +460,6 @@ def fitted(network: Network, x: Tensor, seed: int) -> Network:
         ConfigError: The network cannot take the inputs, or what the user says about it is wrong; the message
             names the line of the user's code.
     """
-    torch.backends.mha.set_fastpath_enabled(False)
     net = network.net(seed).eval()
     said = network.said
     modules = dict(net.named_modules())
@@ -437,7 +468,7 @@ def fitted(network: Network, x: Tensor, seed: int) -> Network:
     handle = modules[last].register_forward_hook(lambda m, i, out: seen.append(out)) if last else None
     call = net if said.features is None else getattr(net, said.features)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), every_layer_called():
             output = output_of(call(x))
     except Exception as err:
         shape = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"

@@ -13,6 +13,7 @@ from rayfed.models.sharing import attach, dump, skeleton
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.ia3 import IA3
+from tests.rounding import near
 
 
 class Net(nn.Module):
@@ -78,6 +79,40 @@ def test_packed_weights_of_an_attention_are_refused_by_name():
         ConfigError, match=r"'mix\.out_proj' .* is part of an attention of torch, which reads its weights"
     ):
         tuned(Net(), LoRA(targets=r"mix\.out_proj"))
+
+
+class Encoder(nn.Module):
+    """A layer of torch that has a fused form in scoring, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x):
+        if len(x) == 3:
+            raise ValueError("three")
+        padding = torch.arange(x.shape[1]).expand(x.shape[:2]) >= x.shape[1] - 1
+        return self.out(self.layers(x, src_key_padding_mask=padding)[:, :-1].mean(1))
+
+
+def test_an_adapter_in_a_fused_layer_counts_in_scoring_and_the_switch_of_torch_stays():
+    """Otherwise the next experiment would round otherwise than in a process without this one."""
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    model = tuned(Encoder(), LoRA(rank=2, targets=["linear1"]), x).eval()
+    with torch.no_grad():
+        before = model(x)
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                value.fill_(1.0)
+        assert not torch.equal(model(x), before)
+        # Sums of 8 to 16 numbers in six products, two norms and a softmax: about 100 roundings on the way.
+        near(model.deployed().eval()(x), model(x), 100, 10.0)
+        with pytest.raises(ValueError, match="three"):
+            model(torch.zeros(3, 4, 8))
+    with pytest.raises(ConfigError, match="three"):
+        network(Encoder(), torch.zeros(3, 4, 8))
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_values_travel_apart_and_frozen_ones_are_not_copied():
