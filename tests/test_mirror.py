@@ -19,7 +19,6 @@ SUBJECTS = {
         "wiring",
     },
     "rayfed": {"bad_input", "folders", "input_faults", "interrupted"},
-    "rayfed/analysis": {"device"},
     "rayfed/config": {"malformed_config"},
     "rayfed/data": {"malformed", "malformed_folders", "streaming"},
     "rayfed/data/readers": {"layouts"},
@@ -29,7 +28,7 @@ SUBJECTS = {
     },
     "rayfed/executors": {"dashboard", "device_memory"},
     "rayfed/models": {"other_tasks"},
-    "rayfed/report": {"gallery"},
+    "rayfed/report": {"device", "gallery"},
     "rayfed/report/page": {"in_chromium"},
     "rayfed/tuning": {"schemes"},
 }

@@ -1,1 +1,1 @@
-"""Tables and figures of finished runs."""
+"""Tables, figures, pages and analyses of finished runs."""

@@ -1,23 +1,248 @@
-"""Lets the language model of a finished run answer prompts of its test texts, and adds them to its report."""
+"""Lets the language model of a finished run answer prompts of its test texts, and scores its answers.
+
+At every step the most likely token is written, until the end-of-sequence token or a number of tokens.
+Prompts of a batch are padded on the left, with positions and a mask that leave the pads out. So a prompt has
+the same answer in any batch, unless two logits differ by rounding only.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from rayfed.analysis.answers import Answer, answers, means
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.data.tokens import load_tokenizer
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
+from rayfed.models.backbone import Backbone
+from rayfed.models.language import TextNet
+from rayfed.objective import LANGUAGE_MODELING
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_bytes, reading
+from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.console import say
 from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.terminal.table import Table
+from rayfed.tuning.base import load
+
+BATCH = 8
+"""Prompts of a batch, always, so that answers do not depend on how many are asked for."""
+
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A prompt, the answer of the model, and its scores.
+
+    Attributes:
+        domain: Domain of the text.
+        key: Its key in the data set.
+        prompt: What the model was given.
+        expected: The answer of the data set.
+        written: The answer of the model.
+        exact_match: 1 where both are equal after `plain`, else 0.
+        last_number: 1 where the last numbers in both are equal, 0 where not; None: the expected one has none.
+        rouge_l: `rouge_l` of both.
+    """
+
+    domain: str
+    key: str
+    prompt: str
+    expected: str
+    written: str
+    exact_match: int
+    last_number: int | None
+    rouge_l: float
+
+
+def answers(folder: Path, texts: int, tokens: int) -> list[Answer]:
+    """Let the final model of a run answer prompts of test texts.
+
+    Args:
+        folder: Folder of a finished run.
+        texts: Most texts of a domain, evenly spaced among its test texts.
+        tokens: Most tokens of an answer.
+
+    Raises:
+        ConfigError: The run cannot be analysed, or its model writes no texts.
+    """
+    run = reopen(folder)
+    setup = run.setup
+    if setup.dataset.task != LANGUAGE_MODELING:
+        raise ConfigError(
+            f"data: {run.config.data.name!r} is for {setup.dataset.task}, whose models write nothing"
+        )
+    model = setup.world.build()
+    load(model, run.state.params)
+    model.to(run.device).eval()
+    tokenizer = load_tokenizer(str(model.tokenizer))
+    asked = [(domain, row) for domain, rows in _test_rows(run, texts).items() for row in rows.tolist()]
+    parts = [_parts(setup.dataset, row) for _, row in asked]
+    room = model.size - tokens
+    if room < 1:
+        raise ConfigError(
+            f"--tokens: {tokens} leaves no room for a prompt in the {model.size} tokens of model.size"
+        )
+    found = greedy(model, [prompt[-room:] for prompt, _ in parts], tokens, tokenizer.eos_token_id)
+    keys = setup.dataset.keys
+
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    return [
+        _scored(domain, keys[row], text(prompt), text(expected), text(written))
+        for (domain, row), (prompt, expected), written in zip(asked, parts, found, strict=True)
+    ]
+
+
+def _test_rows(run: ReopenedRun, count: int) -> dict[str, Any]:
+    """Row numbers of test texts by domain, of clients or of the domains themselves."""
+    setup = run.setup
+    rows: dict[str, list[Any]] = {}
+    for unit in setup.experiment.sets:
+        rows.setdefault(unit.domain, []).append(setup.world.splits[unit.id]["test"])
+    return {domain: evenly(np.unique(np.concatenate(own)), count) for domain, own in rows.items()}
+
+
+def _parts(dataset: Any, row: int) -> tuple[list[int], list[int]]:
+    """Tokens before the first learned one of a text, and the learned ones that follow them."""
+    inputs, learned = dataset.images, dataset.targets.learned
+    start, end = inputs.starts[row], inputs.starts[row + 1]
+    ids, flags = inputs.tokens[start:end].tolist(), learned[start:end].tolist()
+    first = flags.index(1) if 1 in flags else len(ids)
+    last = next((place for place in range(first, len(ids)) if not flags[place]), len(ids))
+    return ids[:first], ids[first:last]
+
+
+@torch.no_grad()
+def greedy(model: Backbone, prompts: Sequence[Sequence[int]], most: int, end: int) -> list[list[int]]:
+    """The tokens that a language model writes after each prompt, without the end-of-sequence token.
+
+    Args:
+        model: A language model, in evaluation mode, with all blocks.
+        prompts: Token ids of each prompt; an empty one begins with `end`.
+        most: Most tokens of an answer.
+        end: The end-of-sequence token.
+    """
+    written = []
+    for start in range(0, len(prompts), BATCH):
+        some = [list(prompt) or [end] for prompt in prompts[start : start + BATCH]]
+        written += _batch(model, some, most, end)
+    return written
+
+
+def _batch(model: Backbone, prompts: list[list[int]], most: int, end: int) -> list[list[int]]:
+    from transformers import DynamicCache
+
+    net: Any = model.net
+    assert isinstance(net, TextNet)
+    device = next(model.parameters()).device
+    longest = max(map(len, prompts))
+    rows = [[net.pad] * (longest - len(prompt)) + prompt for prompt in prompts]
+    ids = torch.tensor(rows, device=device)
+    there = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    cache = DynamicCache(config=net.trunk.config)
+    found: list[list[int]] = [[] for _ in prompts]
+    done = [False] * len(prompts)
+    for _ in range(most):
+        positions = (there.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        token = _next(model, ids, there, positions, cache)
+        for row, value in enumerate(token.tolist()):
+            done[row] = done[row] or value == end
+            if not done[row]:
+                found[row].append(value)
+        if all(done):
+            break
+        ids = token[:, None]
+        there = torch.cat((there, torch.ones_like(ids)), 1)
+    return found
+
+
+def _next(model: Backbone, ids: Tensor, there: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    """The most likely next token of each row, shape (B,)."""
+    net: Any = model.net
+    states = net.trunk(
+        input_ids=ids, attention_mask=there, position_ids=positions, past_key_values=cache, use_cache=True
+    ).last_hidden_state[:, -1]
+    if model.adapter is not None:
+        states = model.adapter(states)
+    return model.head(states).float().argmax(-1)
+
+
+def _scored(domain: str, key: str, prompt: str, expected: str, written: str) -> Answer:
+    numbers = last_number(expected), last_number(written)
+    return Answer(
+        domain=domain,
+        key=key,
+        prompt=prompt,
+        expected=expected,
+        written=written,
+        exact_match=int(plain(expected) == plain(written)),
+        last_number=None if numbers[0] is None else int(numbers[0] == numbers[1]),
+        rouge_l=rouge_l(expected, written),
+    )
+
+
+def plain(text: str) -> str:
+    """A text in lower case, with single spaces and without punctuation at its ends.
+
+    >>> plain("  The  answer: 3. ")
+    'the answer: 3'
+    """
+    return " ".join(text.lower().split()).strip(" .,;:!?\"'")
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text, without commas; None: there is none.
+
+    >>> last_number("so 1,200 of them #### 72."), last_number("none")
+    (72.0, None)
+    """
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "").rstrip(".")) if found else None
+
+
+def rouge_l(expected: str, written: str) -> float:
+    """F1 of the longest common subsequence of words (Lin, ROUGE, 2004, section 3.1, with beta = 1).
+
+    Words are runs of letters and digits in lower case; there is no stemming.
+
+    >>> rouge_l("the cat sat on the mat", "a cat on a mat")
+    0.5454545454545454
+    """
+    one, other = (re.findall(r"[a-z0-9]+", text.lower()) for text in (expected, written))
+    if not one or not other:
+        return float(one == other)
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before = row
+        row = [0]
+        for place, own in enumerate(other):
+            row.append(before[place] + 1 if own == word else max(before[place + 1], row[place]))
+    common = row[-1]
+    return 2 * common / (len(one) + len(other))
+
+
+def means(rows: Sequence[Answer]) -> dict[str, float]:
+    """Mean of each score over answers; without `last_number` where no expected answer has a number."""
+    found = {}
+    for name in ("exact_match", "last_number", "rouge_l"):
+        values = [value for row in rows if (value := asdict(row)[name]) is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found
+
 
 USAGE = """\
 python -m rayfed.report.answers RUN [--texts 8] [--tokens 64] [--debug]

@@ -1,21 +1,193 @@
-"""Draws a t-SNE map of features, by domain or by class, which `rayfed.analysis.feature_map` computes."""
+"""Draws a t-SNE map of features of images under the model of a finished run, and how well they separate.
+
+FFT-GP's Figure 7: t-SNE of the features before the head, for training images of the clients (equal numbers of
+each domain) and as many images of the unseen domain. Their separation is measured by the proxy A-distance
+(Ben-David et al., Analysis of Representations for Domain Adaptation, NIPS 2006, section 4): 0 if a linear
+classifier cannot distinguish them, 2 if it always can.
+
+FedRA's Figure 5: t-SNE of the features of test images of some classes. Their separation is measured by the
+share of images whose nearest neighbour is of the same class.
+"""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from rayfed.analysis.feature_map import distance, features, same_class_share
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client import Client
+from rayfed.federation.executor import Call
+from rayfed.federation.local import Local
+from rayfed.record.files import write_parquet
 from rayfed.report import style
 from rayfed.report.document import add_figure
+from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
 from rayfed.report.run_tables import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.stages import screen_of, shown_on, stage
+from rayfed.tuning.base import train_mode
+from rayfed.types import Broadcast, Update
+
+Vectors: TypeAlias = npt.NDArray[np.float64]
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+SPLIT = "shown"
+PERPLEXITY = 30.0
+MOST_CLASSES = 10
+"""Number of classes whose images are shown, as in FedRA's Figure 5."""
+
+
+@torch.no_grad()
+def represent(client: Client, sent: Broadcast, local: Local) -> Update:
+    """Task that returns features before the head, shape (n, D), and labels of the split SPLIT."""
+    local.prepare(client, sent)
+    client.model.eval()
+    batches = list(client.batches(SPLIT, shuffle=False))
+    features = torch.cat([client.model.features(x).flatten(1).cpu() for x, _ in batches])
+    train_mode(client.model)
+    labels = torch.cat([y.cpu() for _, y in batches])
+    return Update(client=client.id, extra={"features": features, "labels": labels})
+
+
+def chosen(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
+    """For each domain whether it is unseen, and the row numbers of the images to use.
+
+    Each seen domain has an equal share of `images`, or all its training images if these are fewer; the unseen
+    domains together have as many images as the seen ones.
+
+    Raises:
+        ConfigError: No domain was held out.
+    """
+    partition = run.setup.partition
+    if not partition.held_out:
+        domains = run.setup.dataset.domains
+        again = (
+            f"python -m rayfed.run --config {run.folder}/config.yaml data.held_out={domains[-1]} output=NEW"
+        )
+        raise ConfigError(
+            f"data.held_out: {str(run.folder)!r} has seen all domains; hold out one of {', '.join(domains)} "
+            f"with {again}, or give one run of protocol=leave_one_out"
+        )
+    seen = partition.domain_training()
+    seen_rows = {domain: (False, evenly(rows, images // len(seen))) for domain, rows in seen.items()}
+    total = sum(len(rows) for _, rows in seen_rows.values())
+    share = -(-total // len(partition.held_out))
+    return seen_rows | {domain: (True, evenly(rows, share)) for domain, rows in partition.held_out.items()}
+
+
+def chosen_by_class(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
+    """As `chosen`, for test images: equal numbers of each of the first MOST_CLASSES classes, of all domains.
+
+    Raises:
+        ConfigError: The run has no test images.
+    """
+    tests = run.setup.partition.domain_tests()
+    labels = run.setup.dataset.labels
+    every = np.concatenate([np.empty(0, dtype=np.int64), *tests.values()])
+    present = np.unique(labels[every])[:MOST_CLASSES]
+    if not len(present):
+        raise ConfigError(f"data.test: {str(run.folder)!r} has no test images; run with data.test=0.2")
+    kept = [evenly(every[labels[every] == label], images // len(present)) for label in present]
+    rows = {domain: np.intersect1d(own, np.concatenate(kept)) for domain, own in tests.items()}
+    return {domain: (False, own) for domain, own in rows.items() if len(own)}
+
+
+def features(folder: Path, images: int, by_class: bool = False) -> list[dict[str, Any]]:
+    """Compute and write the table features.parquet of a run.
+
+    Args:
+        folder: Folder of a finished run, with a held-out domain unless `by_class`.
+        images: Number of images of all seen domains together, or of all classes.
+        by_class: Choose test images by class (FedRA's Figure 5) instead of images of seen and unseen domains.
+
+    Returns:
+        Its rows: domain, unseen, label, name of the class, coordinates x and y in the plane, features.
+    """
+    run = reopen(folder)
+    shown = chosen_by_class(run, images) if by_class else chosen(run, images)
+    splits = {domain: {SPLIT: rows} for domain, (_, rows) in shown.items()}
+    world = replace(run.setup.world, splits=splits)
+    executor = InlineExecutor(world, run.setup.weights, device=run.device)
+    task = partial(represent, local=run.setup.experiment.local)
+    calls = [Call(domain, task, "features", run.state.broadcast()) for domain in shown]
+    stage("computing the features")
+    answers = [answer for answer in executor.map(calls) if answer is not None]
+    x = torch.cat([answer.extra["features"] for answer in answers]).double().numpy()
+    domains = [answer.client for answer in answers for _ in answer.extra["labels"]]
+    labels = torch.cat([answer.extra["labels"] for answer in answers]).tolist()
+    stage(f"computing t-SNE of {len(x)} images")
+    places = in_plane(x)
+    classes = run.setup.dataset.classes
+    rows = [
+        {
+            "domain": domain,
+            "unseen": shown[domain][0],
+            "label": label,
+            "class": classes[label],
+            "x": px,
+            "y": py,
+            "features": own,
+        }
+        for domain, label, (px, py), own in zip(domains, labels, places.tolist(), x.tolist(), strict=True)
+    ]
+    write_parquet(folder / "features.parquet", rows)
+    return rows
+
+
+def in_plane(x: Vectors) -> Vectors:
+    """t-SNE in two dimensions with perplexity 30, PCA initialisation and a fixed seed; shape (n, 2)."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
+    places: Vectors = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(x)
+    return places
+
+
+def proxy_a_distance(x: Vectors, unseen: npt.NDArray[np.bool_]) -> float:
+    """Proxy A-distance 2 (1 - 2 e), at least 0, with the cross-validated balanced error e of a classifier.
+
+    Args:
+        x: Features, shape (n, D).
+        unseen: Whether each image is of the unseen domain, shape (n,); at least five of each kind.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=5000))
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    predicted = cross_val_predict(classifier, x, unseen, cv=folds)
+    error = np.mean([(predicted[unseen == kind] != kind).mean() for kind in (False, True)])
+    return max(0.0, float(2 * (1 - 2 * error)))
+
+
+def same_class_share(rows: Rows) -> float:
+    """Share of the images of a table `features` whose nearest neighbour in the features is of their class."""
+    x = np.array([row["features"] for row in rows])
+    labels = np.array([row["label"] for row in rows])
+    squares = (x**2).sum(1)
+    between = squares[:, None] + squares[None] - 2 * x @ x.T
+    np.fill_diagonal(between, np.inf)
+    return float((labels[between.argmin(1)] == labels).mean())
+
+
+def distance(rows: Rows) -> float:
+    """Proxy A-distance between the seen and the unseen images of a table `features`."""
+    x = np.array([row["features"] for row in rows])
+    return proxy_a_distance(x, np.array([row["unseen"] for row in rows], dtype=np.bool_))
+
 
 USAGE = """\
 python -m rayfed.report.feature_map RUN [RUN ...] [--images 300]

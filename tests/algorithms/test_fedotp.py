@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from rayfed.analysis.feature_map import represent
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
+from rayfed.report.feature_map import represent
 from rayfed.tuning.base import apply_tuning, load
 from rayfed.tuning.text_prompt import TextPrompt
 from rayfed.tuning.transport_prompt import TransportPrompt, transport

@@ -104,7 +104,7 @@ def test_a_channel_neither_changes_nor_sends_what_stays(small, channel):
 
 
 def test_a_run_whose_head_stayed_cannot_be_analysed(small):
-    from rayfed.analysis.reopen import reopen
+    from rayfed.report.reopen import reopen
 
     run = small("rounds=1", "local.stays=[head]")
     with pytest.raises(ConfigError, match=r"^local\.stays: head stay"):

@@ -10,9 +10,6 @@ import torch
 import rayfed
 from algorithms._gaps import variance
 from algorithms.ga import adjusted_weights, step_at
-from rayfed.analysis import feature_map as features
-from rayfed.analysis import landscape as measured
-from rayfed.analysis.reopen import reopen
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Call
@@ -20,7 +17,10 @@ from rayfed.federation.visit import evaluate, fit
 from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
+from rayfed.report import feature_map as features
+from rayfed.report import landscape as measured
 from rayfed.report.method_figures import gap_variance, gap_variances
+from rayfed.report.reopen import reopen
 from rayfed.report.run_tables import RunTables
 from tests.rounding import Exact, equally_near, exact_numbers, near
 from tests.vectors import vector

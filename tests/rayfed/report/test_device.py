@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rayfed.analysis import feature_map, landscape, slopes
 from rayfed.config.schema import load_config
 from rayfed.engine import measurement
 from rayfed.experiment.simulate import simulate
+from rayfed.report import feature_map, landscape, slopes
 from rayfed.testing.small import small_setup
 from tests.conftest import SMALL
 from tests.pretended import TYPE, pretended
@@ -30,7 +30,7 @@ FEW = ("rounds=1", "model.options={depth: 2}", "data.limit=12", "data.val=0.2", 
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_computes_on_the_device(name, small, monkeypatch):
     run = small(*FEW, "data.partition.scheme=by_domain")
-    monkeypatch.setattr("rayfed.analysis.reopen.chosen_device", BY_NAME.__getitem__)
+    monkeypatch.setattr("rayfed.report.reopen.chosen_device", BY_NAME.__getitem__)
     with pretended() as device:
         assert ANALYSES[name](run.path)
         assert device.counts.kernels > 0

@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import rayfed
-from rayfed.analysis import answers as module
-from rayfed.analysis.answers import greedy, last_number, plain, rouge_l
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.report import answers
+from rayfed.report import answers as module
+from rayfed.report.answers import greedy, last_number, plain, rouge_l
 from tests.rayfed.engine.test_texts import folder, settings  # noqa: F401
 from tests.tiny_models import DECODERS, save
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.analysis.slopes import changed_weights, line, slope_rows
+from rayfed.report.slopes import changed_weights, line, slope_rows
 
 
 def test_the_others_keep_their_proportions():

@@ -1,1 +1,0 @@
-"""Analysis of finished runs: features of domains and the loss around the models."""
