@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.report.feature_map import TITLE as FEATURES
-from rayfed.report.figures import FIGURES, OF_FOLDS
+from rayfed.report.figures import FIGURES, OF_FOLDS, compare_runs
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.run_tables import RunTables
-from rayfed.report.score_figures import compare_runs
 from rayfed.report.slopes import TITLE as SLOPES
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +45,7 @@ CAPTIONS = {
     "methods that are compared": (
         "fedgcr",
         "One curve per method of a run with `compare=[...]`. With several run folders per method, "
-        "`rayfed.report.score_figures.compare_runs` draws the mean over seeds and a band from "
+        "`rayfed.report.figures.compare_runs` draws the mean over seeds and a band from "
         "the lowest to the highest score.",
     ),
     "score with each domain held out": (

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 from rayfed.data.config import DataConfig
-from rayfed.data.formats import arrow_file, token_file
+from rayfed.data.formats import arrow_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.data.text import Text, Tokens
@@ -328,13 +328,13 @@ class _Preparation:
                 if self.watch:
                     self.watch(index, None)
         self.check_kept(len(rows))
-        parts = token_file.joined(rows)
+        parts = arrow_file.joined(rows)
         about, columns = self.about(), self.columns(list(range(len(rows))))
         content = hashlib.sha256()
         for name in sorted(parts):
             content.update(parts[name].tobytes())
         _add_columns(content, about, columns)
-        token_file.write(path, _text(about, content.hexdigest(), 0), parts, columns)
+        arrow_file.write(path, _text(about, content.hexdigest(), 0), parts, columns)
 
     def columns(self, kept: list[int]) -> dict[str, Any]:
         """Values of the columns beside the inputs, of the samples that are kept."""

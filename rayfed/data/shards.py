@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.formats import arrow_file, token_file
+from rayfed.data.formats import arrow_file
 from rayfed.data.text import Inputs, Targets
 from rayfed.documents import parse_json
 from rayfed.errors import DataError
@@ -125,7 +125,7 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
     inputs: Any
     masks: Any
     if objective(task).tokens:
-        inputs, masks = token_file.inputs_of(batch, about["size"])
+        inputs, masks = arrow_file.inputs_of(batch, about["size"])
     else:
         rows = arrow_file.rows_of(batch, np.dtype(own) if own else objective(task).layout(about["size"]))
         inputs, masks = rows["input"], rows["target"] if "target" in (rows.dtype.names or ()) else None

@@ -17,8 +17,7 @@ from rayfed.clients import ClientTable
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line
-from rayfed.evaluation.metrics import Evaluation, Score, evaluation, personal, summary
-from rayfed.evaluation.scores import Round
+from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.channel import OPEN, Channel
 from rayfed.federation.cohort import Cohort, Cost, Ledger, Sampling

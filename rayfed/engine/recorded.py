@@ -16,9 +16,8 @@ from rayfed.documents import without_nonfinite
 from rayfed.engine.loop import Experiment, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
-from rayfed.evaluation.metrics import Evaluation
+from rayfed.evaluation.metrics import Evaluation, Round
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
-from rayfed.evaluation.scores import Round
 from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, Visit

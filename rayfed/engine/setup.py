@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfed.clients import RowTable, Splits
 from rayfed.config.schema import ClusterConfig, Config, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
-from rayfed.data.row_table import RowTable, Splits
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.devices import HOST, chosen_device

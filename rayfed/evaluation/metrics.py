@@ -6,17 +6,17 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rayfed.clients import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
-from rayfed.federation.cohort import Answer
+from rayfed.federation.cohort import Answer, Ledger
 from rayfed.federation.visit import BY_CLASS
 from rayfed.objective import METRICS, NUM, LanguageModeling, is_larger_better, metric_of
-from rayfed.types import Update
+from rayfed.types import ServerState, Update
 
 PERPLEXITY = "perplexity"
 
@@ -309,3 +309,20 @@ def personal(
     for cid, score in ordered.items():
         groups.setdefault(clients[cid].domain, []).append(score)
     return Evaluation(clients=ordered, domains={d: pool(s) for d, s in groups.items()}, held_out={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The result of one round.
+
+    Attributes:
+        state: State of the server after the round.
+        row: Its row in rounds.jsonl.
+        ledger: Its traffic, metrics of clients and tables of the method.
+        scores: Evaluations by model (`global`, `personal`); only of models that were scored.
+    """
+
+    state: ServerState
+    row: dict[str, Any]
+    ledger: Ledger
+    scores: dict[str, Evaluation] = field(default_factory=dict)

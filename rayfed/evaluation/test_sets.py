@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from rayfed.clients import Splits
 from rayfed.data.partition.partition import Partition
-from rayfed.data.row_table import Splits
 from rayfed.seeds import generator
 
 PREFIX = "domain:"

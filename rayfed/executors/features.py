@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from rayfed.data.row_table import Splits
+from rayfed.clients import Splits
 from rayfed.devices import HOST, finish, kind_of
 
 FEATURES = "features"

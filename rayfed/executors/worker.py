@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rayfed.clients import Splits
 from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.augmentation import Augmentation
 from rayfed.data.examples import ClientData, Resident, choose
-from rayfed.data.row_table import Splits
 from rayfed.data.shards import open_dataset
 from rayfed.devices import HOST, Deterministic, give_back, moved, mps_runs, set_deterministic, set_products
 from rayfed.errors import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from rayfed.documents import DocumentError, parse_json, without_nonfinite
 from rayfed.errors import ConfigError, StoppedError, StorageError
-from rayfed.evaluation.scores import Round
+from rayfed.evaluation.metrics import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.checkpoint import DIGESTS, SOURCE

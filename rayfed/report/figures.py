@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rayfed.objective import METRICS, metric_of, scale_of, share_of
+from rayfed.record.readers import COMPARE, ROWS
+from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
 from rayfed.report.landscape import TITLE as LANDSCAPE
@@ -18,20 +22,407 @@ from rayfed.report.method_figures import (
     partition_map,
     sample_map,
 )
-from rayfed.report.run_tables import RunTables
-from rayfed.report.score_figures import (
-    comparison,
-    score_by_client,
-    score_by_cost,
-    score_by_domain,
-    score_by_fold,
-    score_by_fold_and_round,
-    time_to_accuracy,
-)
+from rayfed.report.protocols import selected
+from rayfed.report.run_tables import RunTables, span
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
+from rayfed.report.table import in_words, unit_of
 from rayfed.terminal.stages import stage
+
+HELD_OUT = "report_held_out"
+BY_DOMAIN = ("report_domains", HELD_OUT)
+BY_CLIENT = "report_clients"
+MOST_CURVES = 15
+"""Largest number of domains that get a colour each; more are drawn in grey, with their mean."""
+MOST_NAMES = 30
+"""Largest number of clients whose names are shown."""
+
+Rows = Sequence[Mapping[str, Any]]
+Curve = list[tuple[int, float]]
+
+
+def _scores(run: RunTables, *exchanges: str) -> Rows:
+    """Rows of these exchanges with a finite value."""
+    return [r for r in run.rows("clients") if r["exchange"] in exchanges and r["value"] is not None]
+
+
+def _metric(rows: Rows) -> str | None:
+    return next((row["metric"] for row in rows if row["metric"] in METRICS), None)
+
+
+@style.in_style
+def score_by_domain(run: RunTables) -> style.Drawing | None:
+    """Metric and loss of every domain over the rounds, one row of panels a model.
+
+    A band shows the smallest and the largest score of the clients of a domain, where these differ. None where
+    no domain was scored.
+    """
+    rows = _scores(run, *BY_DOMAIN)
+    metric = _metric(rows)
+    if metric is None:
+        return None
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    names = [metric] + ["loss"] * any(row["metric"] == "loss" for row in rows)
+    size = (1.4 + 3.4 * len(names), 0.8 + 2.6 * len(models))
+    figure, axes = style.canvas(len(models), len(names), size)
+    numbers = [row["round"] for row in rows]
+    banded = False
+    for row, model in zip(axes, models, strict=True):
+        for axis, name in zip(row, names, strict=True):
+            banded |= _curves(run, axis, model, name, rows)
+            style.rounds_axis(axis, min(numbers), max(numbers))
+            axis.set_title(f"{model} model" + ("s" if model == "personal" else ""))
+            if name == "loss":
+                axis.set_ylabel("test loss")
+                axis.grid(axis="y", alpha=0.3)
+            else:
+                style.score_axis(axis, f"test {metric}", metric)
+    what = f"Test {metric} and loss by domain" if len(names) > 1 else f"Test {metric} by domain"
+    what += "; bands: from the lowest to the highest client" if banded else ""
+    style.heading(figure, *run.title(what, span(numbers)))
+    style.legend(figure, _entries(run, rows))
+    return style.Drawing(metric, figure)
+
+
+def _entries(run: RunTables, rows: Rows) -> list[Any]:
+    """Legend of the domains in these rows, in the order of the data set; held-out ones are dashed."""
+    held_out = {row["client"] for row in rows if row["exchange"] == HELD_OUT}
+    found = _in_order(run, rows)
+    if len(found) > MOST_CURVES:
+        mean = style.Look(style.PALETTE[0], "o", "-")
+        return [
+            style.line_of(mean, "mean over domains"),
+            style.line_of(style.UNKNOWN, f"each of {len(found)} domains", marker=False),
+        ]
+    return [
+        style.line_of(run.look(d), d + (" (held out)" if d in held_out else ""), d in held_out) for d in found
+    ]
+
+
+def _in_order(run: RunTables, rows: Rows) -> list[str]:
+    found = dict.fromkeys(row["client"] for row in rows)
+    return [d for d in run.domains if d in found] + [d for d in found if d not in run.domains]
+
+
+def _curves(run: RunTables, axis: Any, model: str, metric: str, rows: Rows) -> bool:
+    """Draw one panel; returns whether a band was drawn."""
+    scale = 1 if metric == "loss" else 100
+    curves: dict[tuple[str, bool], Curve] = {}
+    for row in rows:
+        if (row["model"], row["metric"]) == (model, metric):
+            key = (row["client"], row["exchange"] == HELD_OUT)
+            curves.setdefault(key, []).append((row["round"], scale * row["value"]))
+    if len(curves) > MOST_CURVES:
+        _mean_of_many(axis, [points for (_, held_out), points in curves.items() if not held_out])
+        return False
+    banded = False
+    for (domain, held_out), points in curves.items():
+        look = run.look(domain)
+        line = "--" if held_out else look.line
+        axis.plot(*zip(*points, strict=True), line, color=look.colour, marker=look.marker, label=domain)
+        if band := [] if held_out else _extremes(run, model, metric, domain):
+            x, low, high = zip(*band, strict=True)
+            ends = ([scale * v for v in low], [scale * v for v in high])
+            axis.fill_between(x, *ends, color=look.colour, alpha=0.15, linewidth=0)
+            banded = True
+    return banded
+
+
+def _mean_of_many(axis: Any, curves: Sequence[Curve]) -> None:
+    values: dict[int, list[float]] = {}
+    for points in curves:
+        axis.plot(*zip(*points, strict=True), "-", color=style.GREY, alpha=0.3, linewidth=0.8)
+        for number, value in points:
+            values.setdefault(number, []).append(value)
+    means = [(number, sum(v) / len(v)) for number, v in sorted(values.items())]
+    axis.plot(*zip(*means, strict=True), "-", marker="o", color=style.PALETTE[0])
+
+
+def _extremes(run: RunTables, model: str, metric: str, domain: str) -> list[tuple[int, float, float]]:
+    """Round, lowest and highest score of the clients of a domain; empty where they never differ."""
+    values: dict[int, list[float]] = {}
+    for row in _scores(run, BY_CLIENT):
+        if (row["model"], row["metric"], run.owners.get(row["client"])) == (model, metric, domain):
+            values.setdefault(row["round"], []).append(row["value"])
+    band = [(number, min(v), max(v)) for number, v in sorted(values.items())]
+    return band if any(high > low for _, low, high in band) else []
+
+
+@style.in_style
+def score_by_client(run: RunTables) -> style.Drawing | None:
+    """Metric of every client after the last evaluated round, in ascending order; one panel a model."""
+    rows = _scores(run, BY_CLIENT)
+    metric = _metric(rows)
+    if metric is None:
+        return None
+    last = max(row["round"] for row in rows)
+    now = [row for row in rows if row["round"] == last and row["metric"] == metric]
+    models = list(dict.fromkeys(row["model"] for row in now))
+    figure, axes = style.canvas(1, len(models), (2.4 + 3.6 * len(models), 3.4), sharey=True)
+    for axis, model in zip(axes[0], models, strict=True):
+        own = sorted((row for row in now if row["model"] == model), key=lambda row: row["value"])
+        values = [share_of(metric) * row["value"] for row in own]
+        colours = [run.look(run.owners.get(row["client"], "")).colour for row in own]
+        axis.bar(range(1, len(own) + 1), values, color=colours, width=0.8)
+        mean = sum(values) / len(values)
+        axis.axhline(mean, color="black", linewidth=1, linestyle="--")
+        style.score_axis(axis, f"test {metric}", metric)
+        title = f"{model} model" + ("s" if model == "personal" else "")
+        axis.set(
+            title=f"{title}: mean over clients {in_words(mean, metric)}{unit_of(metric)}",
+            xlim=(0.4, len(own) + 0.6),
+        )
+        if len(own) <= MOST_NAMES:
+            names = [row["client"] for row in own]
+            axis.set_xticks(range(1, len(own) + 1), names, rotation=90, fontsize=style.FONT - 2)
+        else:
+            style.whole_numbers(axis.xaxis)
+            axis.set_xlabel("clients, from the lowest to the highest score")
+    style.heading(figure, *run.title(f"Test {metric} of every client", f"round {last}"))
+    known = dict.fromkeys(run.owners.get(row["client"], "") for row in now)
+    style.legend(figure, [style.point_of(look, d) for d, look in run.domains.items() if d in known])
+    return style.Drawing("clients", figure)
+
+
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+
+
+@style.in_style
+def score_by_cost(run: RunTables) -> style.Drawing | None:
+    """Metric of the deployed models over the traffic and over the seconds of all rounds so far."""
+    return _over(run, _costs(run.rounds), "cost", "traffic and time")
+
+
+@style.in_style
+def time_to_accuracy(run: RunTables) -> style.Drawing | None:
+    """Metric of the deployed models over virtual time; None without a virtual clock."""
+    if not any("virtual_time" in row for row in run.rounds):
+        return None
+    times = [row.get("virtual_time", 0.0) for row in run.rounds]
+    return _over(run, {"virtual time, s": times}, "time_to_accuracy", "virtual time")
+
+
+def _costs(rounds: Rows) -> dict[str, list[float]]:
+    """Traffic and seconds up to each round, by the label of their axis; without what is zero throughout."""
+    totals = {"bytes": 0.0, "time": 0.0}
+    sums: dict[str, list[float]] = {name: [] for name in totals}
+    for row in rounds:
+        totals["bytes"] += row.get("bytes_up", 0) + row.get("bytes_down", 0)
+        totals["time"] += row.get("seconds", 0.0)
+        for name, total in totals.items():
+            sums[name].append(total)
+    found = {}
+    if totals["bytes"]:
+        unit, word = next(pair for pair in UNITS if totals["bytes"] >= pair[0])
+        found[f"traffic up and down, {word}"] = [value / unit for value in sums["bytes"]]
+    if totals["time"]:
+        found["time on this machine, s"] = sums["time"]
+    return found
+
+
+def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str) -> style.Drawing | None:
+    metric = next((found for row in run.rounds if (found := metric_of(row))), None)
+    worst = f"worst_domain_{metric}"
+    shown = [i for i, row in enumerate(run.rounds) if metric and row.get(metric) is not None]
+    if metric is None or not shown or not costs:
+        return None
+    figure, axes = style.canvas(1, len(costs), (1.6 + 3.4 * len(costs), 3.2), sharey=True)
+    curves = style.looks((metric, worst))
+    labels = {metric: "mean over clients", worst: "worst domain"}
+    for axis, (label, values) in zip(axes[0], costs.items(), strict=True):
+        for key, look in curves.items():
+            points = [
+                (values[i], share_of(metric) * run.rounds[i][key])
+                for i in shown
+                if run.rounds[i].get(key) is not None
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), look.line, color=look.colour, marker=look.marker)
+        style.score_axis(axis, f"test {metric}", metric)
+        axis.set(xlabel=label, xlim=(0, 1.03 * max(values) or 1.0))  # all 0 where nobody was reached
+    numbers = [run.rounds[i]["round"] for i in shown]
+    style.heading(figure, *run.title(f"Test {metric} over {what}", span(numbers)))
+    style.legend(figure, [style.line_of(look, labels[key]) for key, look in curves.items()])
+    return style.Drawing(name, figure)
+
+
+Points = dict[int, list[float]]
+
+
+def comparison(run: RunTables) -> style.Drawing | None:
+    """The method of a run and those of its `compare/<name>`; None where nothing is compared."""
+    listed = run.config.get("compare") or []
+    names = [listed] if isinstance(listed, str) else listed
+    folders = {name: run.path / COMPARE / name for name in names}
+    others = {name: [folder] for name, folder in folders.items() if (folder / ROWS).exists()}
+    if not others:
+        return None
+    return compare_runs({run.config["algorithm"]: [run.path], **others})
+
+
+@style.in_style
+def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
+    """Score of several methods over the rounds: mean over clients, and the worst domain.
+
+    Args:
+        methods: Run folders by method, one folder a seed. A curve is the mean over seeds, its band goes from
+            the lowest to the highest seed. Methods keep their colours in this order.
+
+    Returns:
+        None where no run has a score.
+    """
+    runs = {name: [RunTables(folder) for folder in folders] for name, folders in methods.items()}
+    every = [row for of in runs.values() for run in of for row in run.rounds]
+    metric = next((found for row in every if (found := metric_of(row))), None)
+    numbers = [row["round"] for row in every if metric and row.get(metric) is not None]
+    if metric is None or not numbers:
+        return None
+    panels = {metric: "mean over clients", f"worst_domain_{metric}": "worst domain"}
+    figure, axes = style.canvas(1, len(panels), (2.0 + 3.4 * len(panels), 3.4), sharey=True)
+    known = style.looks(runs)
+    for axis, (key, title) in zip(axes[0], panels.items(), strict=True):
+        for name, of in runs.items():
+            points = _points(of, key)
+            if len(points) == 1 and len(set(numbers)) > 1:  # a method that does not train
+                axis.axhline(next(iter(points.values()))[0], color=known[name].colour, linestyle="--")
+            elif points:
+                look = known[name]
+                means = [sum(v) / len(v) for v in points.values()]
+                axis.plot(list(points), means, look.line, color=look.colour, marker=look.marker)
+                ends = ([min(v) for v in points.values()], [max(v) for v in points.values()])
+                axis.fill_between(list(points), *ends, color=look.colour, alpha=0.15, linewidth=0)
+        style.rounds_axis(axis, min(numbers), max(numbers))
+        style.score_axis(axis, f"test {metric}", metric)
+        axis.set_title(title)
+    seeds = max(len(of) for of in runs.values())
+    what = f"Test {metric} of {len(runs)} methods" + (f"; bands: {seeds} seeds" if seeds > 1 else "")
+    first = next(run for of in runs.values() for run in of)
+    data = f"{first.config['data']['name']}, " if first.config else ""
+    style.heading(figure, what, data + span(numbers))
+    style.legend(figure, [style.line_of(look, name) for name, look in known.items()])
+    return style.Drawing("comparison", figure)
+
+
+def _points(runs: Sequence[RunTables], key: str) -> Points:
+    """Percentages of all seeds by round, for the rounds that every seed has."""
+    of_seed = [
+        {r["round"]: scale_of(key) * r[key] for r in run.rounds if r.get(key) is not None} for run in runs
+    ]
+    common = set.intersection(*map(set, of_seed)) if of_seed else set()
+    return {number: [seed[number] for seed in of_seed] for number in sorted(common)}
+
+
+PANELS = {"held_out_": "the held-out domain", "": "the clients' own domains"}
+"""Prefix of the columns of a round's row, with the title of the panel."""
+
+Folds = Mapping[str, RunTables]
+
+
+def _folds(run: RunTables) -> Folds:
+    """The folds with a scored round, by held-out domain, in the order of the data set."""
+    if run.config.get("protocol") != "leave_one_out":
+        return {}
+    tables = [RunTables(path) for path in sorted(run.path.iterdir()) if (path / "partition.parquet").exists()]
+    found = {fold.path.name: fold for fold in tables if any(metric_of(row, "val_") for row in fold.rounds)}
+    order = list(next(iter(found.values())).domains) if found else []
+    return {name: found[name] for name in sorted(found, key=order.index)}
+
+
+@style.in_style
+def score_by_fold(run: RunTables) -> style.Drawing | None:
+    """Bars: score of every fold in its selected round and the mean, on the held-out and on the own domains.
+
+    None where the run has no fold with a scored round.
+    """
+    folds = _folds(run)
+    if not folds:
+        return None
+    methods = _methods(run, folds)
+    known = style.looks(methods)
+    figure, axes = style.canvas(len(PANELS), 1, (3.4 + 0.5 * len(methods) * (1 + len(folds)), 5.0))
+    labels = [*folds, "mean"]
+    width = 0.8 / len(methods)
+    metric = _shared_metric(folds)
+    for axis, (prefix, title) in zip(axes[:, 0], PANELS.items(), strict=True):
+        for place, (name, of) in enumerate(methods.items()):
+            values = _selected(of, prefix + metric)
+            values.append(sum(values) / len(values))
+            at = [i + (place - (len(methods) - 1) / 2) * width for i in range(len(labels))]
+            axis.bar(at, values, width=width, color=known[name].colour)
+        axis.axvline(len(folds) - 0.5, color="black", linewidth=0.8, linestyle=":")
+        style.score_axis(axis, f"test {metric}", metric)
+        axis.set_title(title)
+        axis.set_xticks(range(len(labels)), labels)
+    axes[-1, 0].set_xlabel("domain that is held out")
+    style.heading(figure, f"Test {metric} with each domain held out", *_about(run))
+    style.legend(figure, [style.point_of(look, name) for name, look in known.items()])
+    return style.Drawing("folds", figure)
+
+
+@style.in_style
+def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
+    """Score on the held-out domain over the rounds, a curve for each fold, and their mean in black."""
+    folds = _folds(run)
+    if not folds:
+        return None
+    metric = _shared_metric(folds)
+    key = f"held_out_{metric}"
+    curves = {
+        name: {row["round"]: scale_of(key) * row[key] for row in fold.rounds if row.get(key) is not None}
+        for name, fold in folds.items()
+    }
+    numbers = sorted({number for points in curves.values() for number in points})
+    figure, axes = style.canvas(1, 1, (6.4, 3.4))
+    axis = axes[0, 0]
+    known = next(iter(folds.values())).domains
+    for name, points in curves.items():
+        look = known[name]
+        axis.plot(list(points), list(points.values()), look.line, color=look.colour, marker=look.marker)
+    common = [number for number in numbers if all(number in points for points in curves.values())]
+    means = [sum(points[number] for points in curves.values()) / len(curves) for number in common]
+    (mean,) = axis.plot(common, means, "-", color="black", linewidth=2.4, label="mean")
+    style.rounds_axis(axis, min(numbers), max(numbers))
+    style.score_axis(axis, f"test {metric} of the held-out domain", metric)
+    about = _about(run)
+    style.heading(
+        figure,
+        f"Test {metric} of the held-out domain, {run.config['algorithm']}",
+        f"{about[0]}, {span(numbers)}",
+    )
+    style.legend(figure, [*(style.line_of(known[name], name) for name in curves), mean])
+    return style.Drawing("folds_by_round", figure)
+
+
+def _about(run: RunTables) -> Sequence[str]:
+    return (f"{run.config['data']['name']}, seed {run.config['seed']}",)
+
+
+def _shared_metric(folds: Folds) -> str:
+    rows: list[dict[str, Any]] = [row for fold in folds.values() for row in fold.rounds]
+    return next(metric for row in rows if (metric := metric_of(row, "val_")))
+
+
+def _methods(run: RunTables, folds: Folds) -> dict[str, list[RunTables]]:
+    """The runs of every method in the order of the folds; the main method is first."""
+    listed = run.config.get("compare") or []
+    others = [listed] if isinstance(listed, str) else listed
+    own = run.config["algorithm"]
+    places: dict[str, list[Path]] = {own: [fold.path for fold in folds.values()]}
+    places |= {
+        name: [fold.path / COMPARE / name for fold in folds.values()] for name in others if name != own
+    }
+    return {
+        name: [RunTables(path) for path in paths]
+        for name, paths in places.items()
+        if all((path / "config.yaml").exists() for path in paths)
+    }
+
+
+def _selected(runs: Sequence[RunTables], key: str) -> list[float]:
+    """Percentages in the selected rounds; 0 where a run has no finite score."""
+    return [scale_of(key) * (selected(run.rounds).get(key) or 0.0) for run in runs]
+
 
 FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
     "methods that are compared": comparison,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.data.row_table import RowTable
+from rayfed.clients import RowTable
 from rayfed.documents import user_folder
 from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.errors import ConfigError

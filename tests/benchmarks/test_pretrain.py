@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
-from rayfed.data.embedded import digits_five_mini
+from rayfed.data.embedded import glyphs
 from rayfed.data.embedded.pool import GlyphPool
 from rayfed.errors import ConfigError
 from rayfed.seeds import seeded
@@ -85,7 +85,7 @@ def probe(net: nn.Module) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    five = digits_five_mini.build()
+    five = glyphs.build()
     wanted = ("plain", "fonts")
     chosen = np.isin(five.domain, [five.domains.index(name) for name in wanted])
     images = torch.from_numpy(five.images[chosen]).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.data.embedded import styles
+from rayfed.data.embedded import glyphs
 from rayfed.data.embedded.glyphs import (
     CANVAS,
     TEXT_FONTS,
@@ -112,7 +112,7 @@ class GlyphPool:
         """
         scribbles = [f"scribble-{i:02d}" for i in range(NUM_SCRIBBLES)]
         self.classes = (*LETTERS, *SYMBOLS, *scribbles)[:max_classes]
-        self._photos = styles.Photos()
+        self._photos = glyphs.Photos()
         self._masks, rows = _bank()  # (rows, CANVAS, CANVAS)
         self._first = rows[:, 0]
         self._count = rows[:, 1]
@@ -167,25 +167,25 @@ class GlyphPool:
 
     def _colour(self, ink: Tensor, style: PoolStyle, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         n = len(ink)
-        dark, light = styles.colour_pairs(n, style.contrast, rng)
-        front, back = styles.swap(dark, light, 0.5, rng)
+        dark, light = glyphs.colour_pairs(n, style.contrast, rng)
+        front, back = glyphs.swap(dark, light, 0.5, rng)
         kind = torch.from_numpy(rng.random(n))
         black = (kind < style.black)[:, None]
         front = torch.where(black, torch.ones(1), front)
         back = torch.where(black, torch.zeros(1), back)
-        paper = styles.gradient(back, 0.2, rng)
+        paper = glyphs.gradient(back, 0.2, rng)
         photo = torch.from_numpy(np.flatnonzero((kind >= 1 - style.photo).numpy()))
         patches = self._photos.patches(len(photo), rng)
         # Very light ink on dark photographs and very dark ink on light ones stays visible.
-        is_dark = styles.luma(patches.mean(dim=(2, 3))) < 0.5
+        is_dark = glyphs.luma(patches.mean(dim=(2, 3))) < 0.5
         strength = uniform(rng, 0.0, 0.3, len(photo), 3)
         paper[photo] = patches
         front[photo] = torch.where(is_dark[:, None], 1 - strength, strength)
         paper = torch.where(black[:, :, None, None], torch.zeros(1), paper)
         kinds = black[:, 0].long()
         kinds[photo] = 2
-        images = styles.soften(styles.paint(ink, front, paper), style.blur, rng)
-        return styles.grain(images, style.grain, rng), kinds
+        images = glyphs.soften(glyphs.paint(ink, front, paper), style.blur, rng)
+        return glyphs.grain(images, style.grain, rng), kinds
 
 
 def _bank() -> tuple[Tensor, np.ndarray]:

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.formats.arrays_only import load_arrays
-from rayfed.data.formats.stored import BLOCK, StoredImages, spool
+from rayfed.data.formats.stored import BLOCK, StoredImages, load_arrays, spool
 
 COMPRESSED = 15
 MATRIX = 14

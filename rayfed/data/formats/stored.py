@@ -1,15 +1,45 @@
-"""Images of one shape in a file that are read one at a time, so that they need not be in memory together."""
+"""Arrays in files: images that are read one at a time, and pickles of arrays that refuse all other objects."""
 
 from __future__ import annotations
 
 import math
 import os
+import pickle
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def load_arrays(path: Path) -> Any:
+    """The object in a pickle, also in one of Python 2.
+
+    Raises:
+        ValueError: It holds other objects, or is no pickle.
+    """
+    try:
+        with path.open("rb") as file:
+            return _ArraysOnly(file, encoding="latin1").load()
+    except pickle.UnpicklingError as err:
+        raise ValueError(str(err)) from err
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Loads NumPy arrays and refuses all other objects, because a pickle can run any code."""
+
+    ALLOWED = frozenset(
+        [("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")]
+        + [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise ValueError(f"it holds {module}.{name}, which is not an array; download it from its authors")
+        return super().find_class(module, name)
+
 
 BLOCK = 1 << 20
 """Number of bytes to read at a time from compressed files."""

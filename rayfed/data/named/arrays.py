@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.data.formats.arrays_only import load_arrays
 from rayfed.data.formats.digit_files import MALFORMED, plain_or_packed, read_idx, read_mat
-from rayfed.data.formats.stored import StoredImages, spool
+from rayfed.data.formats.stored import StoredImages, load_arrays, spool
 from rayfed.data.named.content import Content, ContentReader, folder_of, stat_hash, with_classes
 from rayfed.data.source import Listing
 from rayfed.errors import DataError

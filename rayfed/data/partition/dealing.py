@@ -1,11 +1,164 @@
-"""Distribute the samples of a domain to clients: even parts, or parts that differ in labels or size."""
+"""Distributes the samples of a domain to clients: how many clients, parts of which sizes, and which samples.
+
+For domains of very different sizes: Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section 4.1: the domain imbalance factor (DIF) is the
+number of clients of the largest domain divided by that of the smallest. Numbers of clients and of samples
+fall geometrically.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.imbalance import with_minimum
+from rayfed.data.config import DataConfig
+from rayfed.data.partition_config import PartitionConfig
+from rayfed.errors import ConfigError
+
+RATIOS = {(5, 5): 1.5, (5, 10): 1.8, (6, 5): 1.4, (6, 10): 1.6, (4, 5): 1.7, (4, 10): 2.16}
+"""Ratio by number of domains and factor, of the authors' code, not the paper: Digit-Five, DomainNet, PACS."""
+
+BALANCED = 2
+"""Number of clients of each domain at factor 1."""
+
+BALANCED_STEP = 3.0
+"""Ratio of the sizes of a domain's two clients at factor 1."""
+
+
+def ratio_of(num_domains: int, factor: float) -> float:
+    """Ratio of the numbers of clients of successive domains.
+
+    It is the authors' value if RATIOS has one, else factor ** (1 / (num_domains - 1)).
+
+    Raises:
+        ValueError: The factor is below 1 or there is no domain.
+    """
+    if num_domains < 1 or not factor >= 1:
+        raise ValueError(f"{num_domains} domains with factor {factor}: need a domain and a factor >= 1")
+    if num_domains == 1:
+        return 1.0
+    return RATIOS.get(
+        (num_domains, int(factor) if factor == int(factor) else -1), factor ** (1 / (num_domains - 1))
+    )
+
+
+def imbalanced_counts(num_domains: int, factor: float, total: int | None = None) -> list[int]:
+    """Number of clients of each domain, largest first.
+
+    Args:
+        num_domains: Number of domains that have clients.
+        factor: Clients of the largest domain for each of the smallest; 1 gives two clients to each domain.
+        total: Number of clients of all domains together, distributed in proportion with largest remainders,
+            at least one to each domain; None: as many as the ratio gives.
+
+    Raises:
+        ValueError: The factor is below 1, or there are fewer clients than domains.
+    """
+    ratio = ratio_of(num_domains, factor)
+    shares = [ratio ** (num_domains - 1 - i) for i in range(num_domains)]
+    natural = [BALANCED] * num_domains if factor == 1 else [max(round(share), 1) for share in shares]
+    if total is None or total == sum(natural):
+        return natural
+    if total < num_domains:
+        raise ValueError(f"{total} clients cannot cover {num_domains} domains")
+    exact = [total * share / sum(shares) for share in shares]
+    counts = [max(int(value), 1) for value in exact]
+    while sum(counts) > total:  # rounding small domains up to one client used too many
+        counts[counts.index(max(counts))] -= 1
+    for i in sorted(range(num_domains), key=lambda i: counts[i] - exact[i])[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def pool_sizes(available: Sequence[int], ratio: float) -> list[int]:
+    """Number of samples to use of each domain: 1 / ratio of the domain before, but at most all it has.
+
+    At ratio 1 every domain uses as many as the smallest has.
+
+    Args:
+        available: Number of samples of each domain, in the order of the domains.
+        ratio: Ratio of successive domains.
+    """
+    if ratio == 1:
+        return [min(available)] * len(available)
+    sizes = [available[0]]
+    for limit in available[1:]:
+        sizes.append(min(int(sizes[-1] / ratio), limit))
+    return sizes
+
+
+def dealt_sizes(available: Sequence[int], ratio: float, pool: int | None, share: float) -> list[int]:
+    """Number of samples that the clients of each domain get together, as FedGCR's authors count them.
+
+    Args:
+        available: Number of samples of each domain, in the order of the domains.
+        ratio: Ratio of successive domains.
+        pool: Number of samples of the first domain, of which that of the others is derived whatever they
+            have; None: as `pool_sizes`.
+        share: Share in (0, 1] of these numbers; rounded down, and at most all that a domain has.
+    """
+    if pool is None:
+        pools = pool_sizes(available, ratio)
+    else:
+        pools = [pool]
+        for _ in available[1:]:
+            pools.append(int(pools[-1] / ratio))
+    return [min(int(share * size), limit) for size, limit in zip(pools, available, strict=True)]
+
+
+def client_sizes(part: int, count: int, step: float) -> list[int]:
+    """Number of samples of each client of a domain, smallest first: a geometric series, rounded down.
+
+    Args:
+        part: Number of samples of the domain.
+        count: Number of clients.
+        step: Ratio of successive clients.
+    """
+    if count == 1 or step == 1:
+        return [part // count] * count
+    first = part / ((step**count - 1) / (step - 1))
+    return [int(first * step**j) for j in range(count)]
+
+
+def size_ratios(counts: Sequence[int], ratio: float, within: str) -> list[float]:
+    """Ratio of the sizes of successive clients, for each domain.
+
+    Args:
+        counts: Number of clients of each domain, largest first.
+        ratio: Ratio of the numbers of clients of successive domains; 1 gives sizes 1 : 3 in each domain.
+        within: `ratio` uses the same ratio within domains (Digit-Five, DomainNet); `factor` makes the largest
+            client of a domain larger than the smallest by the factor between the numbers of clients of the
+            largest and the smallest domain (PACS).
+    """
+    if ratio == 1:
+        return [BALANCED_STEP] * len(counts)
+    if within == "ratio":
+        return [ratio] * len(counts)
+    factor = counts[0] // counts[-1]
+    return [factor ** (1 / (count - 1)) if count > 1 else 1.0 for count in counts]
+
+
+def with_minimum(sizes: Sequence[int], smallest: int) -> list[int]:
+    """Move samples from the largest clients to those with fewer than `smallest`, until none has fewer.
+
+    Args:
+        sizes: Number of samples of each client.
+        smallest: Number of samples that every client needs.
+
+    Raises:
+        ValueError: There are too few samples for all clients.
+    """
+    raised = list(sizes)
+    for i in range(len(raised)):
+        while raised[i] < smallest:
+            largest = raised.index(max(raised))
+            if raised[largest] <= smallest:
+                raise ValueError(f"{sum(sizes)} samples cannot give {len(sizes)} clients {smallest} each")
+            raised[i] += 1
+            raised[largest] -= 1
+    return raised
+
 
 Indices = NDArray[np.int64]
 
@@ -205,3 +358,116 @@ def _fill_up(parts: list[Indices], smallest: int, rng: np.random.Generator) -> l
         mixed = rng.permutation(parts[most])
         parts[most] = mixed[moved:]
         parts[least] = np.concatenate([parts[least], mixed[:moved]])
+
+
+def client_counts(config: DataConfig, owners: Sequence[str]) -> list[int]:
+    """Number of clients of each domain.
+
+    Args:
+        config: The config section `data`.
+        owners: The domains that have clients, in the order of the clients.
+
+    Raises:
+        ConfigError: `clients_per_domain` is a list with another number of entries, or a population has fewer
+            clients than there are domains.
+    """
+    partition = config.partition
+    if config.population is not None:
+        return _population_counts(config.population.clients, partition, owners)
+    if partition.scheme == "imbalanced":
+        return imbalanced_counts(len(owners), partition.factor)
+    counts = partition.clients_per_domain
+    if isinstance(counts, int):
+        return [counts] * len(owners)
+    if len(counts) != len(owners):
+        raise ConfigError(
+            f"data.partition.clients_per_domain: {len(counts)} numbers {counts} for {len(owners)} domains "
+            f"({', '.join(owners)}); give one number each, or one for all"
+        )
+    return list(counts)
+
+
+def _population_counts(total: int, partition: PartitionConfig, owners: Sequence[str]) -> list[int]:
+    """Number of clients of each domain of a population: about the same, unless they are to be imbalanced."""
+    if total < len(owners):
+        raise ConfigError(
+            f"data.population: {total} clients cannot cover {len(owners)} domains ({', '.join(owners)}); "
+            f"give at least one for each, or choose data.domains"
+        )
+    if partition.scheme == "imbalanced":
+        return imbalanced_counts(len(owners), partition.factor, total)
+    each, rest = divmod(total, len(owners))
+    return [each + (i < rest) for i in range(len(owners))]
+
+
+def shares_test(config: DataConfig) -> bool:
+    """Whether the clients of a domain share its test samples."""
+    return separates_test(config) and not config.partition.split_test
+
+
+def separates_test(config: DataConfig) -> bool:
+    """Whether the test samples of a domain are separated before the others are distributed."""
+    by_domain = config.partition.scheme == "imbalanced" or config.population is not None
+    return config.test == "official" or by_domain
+
+
+def split_sizes(config: DataConfig, sizes: Indices) -> tuple[Indices, Indices]:
+    """Numbers of test and validation samples of clients of these sizes; a fraction > 0 gives at least one."""
+
+    def count(share: float | int) -> Indices:
+        if isinstance(share, int):
+            return np.full_like(sizes, share)
+        return np.maximum(np.floor(share * sizes + 0.5), float(share > 0)).astype(np.int64)
+
+    test = config.test if isinstance(config.test, int | float) and not separates_test(config) else 0
+    return count(test), count(config.val)
+
+
+def smallest_part(config: DataConfig, num_train: int, num_samples: int) -> int:
+    """The smallest size from which on a client keeps `num_train` training samples.
+
+    It is larger than `num_samples` if no client of up to this size does.
+    """
+    sizes = np.arange(num_samples + 1)
+    test, val = split_sizes(config, sizes)
+    # One more than the last size that is too small. A smaller size may be enough, because two numbers are
+    # rounded and both may increase at the same size.
+    return int(np.flatnonzero(sizes - test - val < num_train)[-1]) + 1
+
+
+def too_many(config: DataConfig, name: str, count: int, num_samples: int, smallest: int) -> str:
+    """The message for a domain that has too many clients, with `smallest` the samples that a client needs."""
+    clients = "1 client does" if count == 1 else f"{count} clients do"
+    if fits := num_samples // smallest:
+        advice = f"set at most {fits} for this domain"
+        if config.partition.scheme == "dirichlet":
+            advice += ", or lower data.partition.min_samples"
+    else:
+        advice = "lower data.val, data.test or data.partition.min_samples, or use more samples of the domain"
+        advice += "" if config.limit is None else " (data.limit)"
+    return (
+        f"data.partition.clients_per_domain: {clients} not fit in domain {name!r} with its {num_samples} "
+        f"samples to deal; a client needs {smallest} (scheme={config.partition.scheme}, val={config.val}, "
+        f"test={config.test}); {advice}"
+    )
+
+
+def no_tests(config: DataConfig, name: str) -> str:
+    """The message for a domain without test samples for its clients to share."""
+    if config.test != "official":
+        return (
+            f"data.test: {config.test} leaves domain {name!r} without test samples; "
+            "set data.test to a larger fraction, e.g. 0.2"
+        )
+    return (
+        f"data.test: official, but domain {name!r} has no official test split; "
+        "set data.test to a fraction, e.g. 0.2"
+    )
+
+
+def too_few(config: DataConfig, name: str, count: int, pool: int, smallest: int) -> str:
+    """The message for a domain whose `factor` leaves `pool` samples for `count` clients."""
+    return (
+        f"data.partition.factor: {config.partition.factor} gives domain {name!r} {count} clients but only "
+        f"{pool} samples, and a client needs {smallest}; lower the factor or data.val, or raise data.limit"
+    )

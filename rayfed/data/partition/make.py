@@ -18,35 +18,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.config import DataConfig, check_config, client_domains
-from rayfed.data.imbalance import (
-    client_sizes,
-    dealt_sizes,
-    imbalanced_counts,
-    ratio_of,
-    size_ratios,
-    with_minimum,
-)
 from rayfed.data.partition.dealing import (
     Indices,
+    client_counts,
+    client_sizes,
     deal_by_dirichlet,
     deal_by_quantity,
     deal_classes,
     deal_evenly,
     deal_shards,
+    dealt_sizes,
+    imbalanced_counts,
+    no_tests,
+    ratio_of,
+    separates_test,
+    shares_test,
+    size_ratios,
+    smallest_part,
+    split_sizes,
     stratified_order,
+    too_few,
+    too_many,
+    with_minimum,
 )
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition
 from rayfed.data.partition.population import Population, VirtualPartition, domain_of
-from rayfed.data.partition.sizes import (
-    client_counts,
-    no_tests,
-    separates_test,
-    shares_test,
-    smallest_part,
-    split_sizes,
-    too_few,
-    too_many,
-)
 from rayfed.data.partition_config import PartitionConfig
 from rayfed.documents import parse_json
 from rayfed.errors import ConfigError, DataError, count_of

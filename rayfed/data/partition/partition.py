@@ -9,9 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rayfed.clients import ClientInfo, ClientTable
+from rayfed.clients import ClientInfo, ClientTable, Drawn, Splits
 from rayfed.data.partition.dealing import Indices
-from rayfed.data.row_table import Drawn, Splits
 
 SPLITS = ("train", "val", "test")
 

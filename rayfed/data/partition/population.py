@@ -18,12 +18,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.clients import ClientNames, ClientTable
+from rayfed.clients import ClientNames, ClientTable, Splits
 from rayfed.data.config import DataConfig
-from rayfed.data.partition.dealing import Indices, stratified_order
+from rayfed.data.partition.dealing import Indices, smallest_part, split_sizes, stratified_order
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition, union
-from rayfed.data.partition.sizes import smallest_part, split_sizes
-from rayfed.data.row_table import Splits
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
 

@@ -1,4 +1,4 @@
-"""The embedded data set digits-five-mini, see `rayfed.data.embedded.digits_five_mini`."""
+"""The embedded data set digits-five-mini, see `rayfed.data.embedded.glyphs`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from rayfed.data.source import Listing
 
 if TYPE_CHECKING:
-    from rayfed.data.embedded.digits_five_mini import Embedded
+    from rayfed.data.embedded.glyphs import Embedded
 
 MAKERS = ("matplotlib", "numpy", "pillow", "scikit-learn", "torch")
 """Packages whose fonts, samples or arithmetic determine the pixels."""
@@ -59,9 +59,9 @@ class DigitsFiveMini:
 
     @cached_property
     def _data(self) -> Embedded:
-        from rayfed.data.embedded import digits_five_mini
+        from rayfed.data.embedded import glyphs
 
-        return digits_five_mini.build()
+        return glyphs.build()
 
 
 READER = DigitsFiveMini

@@ -1,4 +1,9 @@
-"""The embedded data set prostate-mini: synthetic volumes, see `rayfed.data.embedded.prostate_mini`."""
+"""The embedded data set prostate-mini: synthetic prostate MRI of six sites: volumes with a gland, a bladder above and a rectum below it.
+
+The shapes are not anatomical. The data set is a segmentation problem of the same form as Fed-Prostate, with
+differences between sites (contrast, noise, brightness of the coil, size of the gland), which runs without a
+download.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,75 @@ from importlib import metadata, resources
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rayfed.data.embedded.prostate_mini import SITES, make_case
 from rayfed.data.formats.slices import Volume, make_volume, usable_slices
 from rayfed.data.source import Decoded, Listing
 from rayfed.objective import SEGMENTATION
+from rayfed.seeds import generator
+
+SIDE = 48
+"""Height and width of a volume in pixels."""
+DEPTH = 8
+"""Number of slices of a volume."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Number of patients of a site, and properties of its scanner.
+
+    Attributes:
+        cases: Number of patients.
+        gland: Intensity of the gland relative to the tissue around it.
+        noise: Standard deviation of the noise, relative to the tissue.
+        coil: Relative difference of brightness between the two ends of the vertical axis.
+        radius: Mean radius of the gland in pixels.
+        gain: Factor on all intensities; standardising removes it.
+    """
+
+    cases: int
+    gland: float
+    noise: float
+    coil: float
+    radius: float
+    gain: float
+
+
+SITES = {
+    "RUNMC": Site(cases=10, gland=1.5, noise=0.15, coil=0.0, radius=9, gain=100),
+    "BMC": Site(cases=10, gland=1.4, noise=0.2, coil=0.4, radius=8, gain=400),
+    "HCRUDB": Site(cases=9, gland=1.6, noise=0.3, coil=0.0, radius=11, gain=60),
+    "UCL": Site(cases=8, gland=1.3, noise=0.2, coil=-0.4, radius=8, gain=250),
+    "BIDMC": Site(cases=8, gland=0.6, noise=0.2, coil=0.2, radius=10, gain=900),
+    "HK": Site(cases=8, gland=1.5, noise=0.4, coil=0.6, radius=7, gain=150),
+}
+
+
+def make_case(site: str, number: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Make the intensities, float32, and the mask, uint8, of a patient, both (SIDE, SIDE, DEPTH).
+
+    Args:
+        site: Name of the site.
+        number: Number of the patient within the site, from 0.
+    """
+    look = SITES[site]
+    rng = generator(0, "prostate_mini", site, number)
+    y, x, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(DEPTH), indexing="ij")
+    middle = np.array([SIDE / 2, SIDE / 2]) + rng.uniform(-5, 5, 2)
+    radii = look.radius * rng.uniform(0.8, 1.2, 2)
+    height = rng.uniform(2.2, 3.4)
+    centre = DEPTH / 2 - 0.5 + rng.uniform(-0.5, 0.5)
+    across = ((y - middle[0]) / radii[0]) ** 2 + ((x - middle[1]) / radii[1]) ** 2
+    mask = across + ((z - centre) / height) ** 2 < 1
+    bladder = ((y - middle[0] + 1.6 * radii[0]) / 5) ** 2 + ((x - middle[1]) / 9) ** 2 < 1
+    rectum = ((y - middle[0] - 1.5 * radii[0]) / 4) ** 2 + ((x - middle[1] - rng.uniform(-3, 3)) / 5) ** 2 < 1
+    body = ((y - SIDE / 2) / 22) ** 2 + ((x - SIDE / 2) / 23) ** 2 < 1
+    volume = np.where(body, 1.0, 0.1)
+    for part, brightness in ((bladder & body, 1.9), (rectum & body, 0.3), (mask, look.gland)):
+        volume[part] = brightness
+    volume *= 1 + look.coil * (y / SIDE - 0.5)
+    volume = np.abs(volume + look.noise * rng.standard_normal(volume.shape))
+    return (look.gain * volume).astype(np.float32), mask.astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +95,7 @@ class ProstateMini:
 
     def fingerprint(self) -> str:
         out = hashlib.sha256(f"numpy={metadata.version('numpy')}\n".encode())
-        for file in ("embedded/prostate_mini.py", "formats/slices.py"):
+        for file in ("readers/prostate_mini.py", "formats/slices.py"):
             out.update(resources.files("rayfed.data").joinpath(file).read_bytes())
         return f"prostate_mini/1:{out.hexdigest()}"
 

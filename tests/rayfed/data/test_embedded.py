@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.data.embedded import digits_five_mini as d
-from rayfed.data.embedded.glyphs import CANVAS, GlyphJitter, font_file, render, strip, warp
+from rayfed.data.embedded import glyphs as d
+from rayfed.data.embedded.glyphs import (
+    CANVAS,
+    GlyphJitter,
+    colour_pairs,
+    font_file,
+    luma,
+    render,
+    strip,
+    warp,
+)
 from rayfed.data.embedded.pool import LETTERS, SYMBOL_FONTS, SYMBOLS, GlyphPool, PoolStyle
-from rayfed.data.embedded.styles import colour_pairs, luma
 from rayfed.errors import DataError
 from tests.rounding import near
 

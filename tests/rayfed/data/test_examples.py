@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.clients import ClientNames
+from rayfed.clients import ClientNames, RowTable
 from rayfed.data import examples as module
 from rayfed.data.examples import Mapped, OnDevice, Streamed, choose, rows_of
-from rayfed.data.row_table import RowTable
 from rayfed.devices import HOST
 from tests.pretended import pretended
 

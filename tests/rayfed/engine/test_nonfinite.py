@@ -11,9 +11,8 @@ import torch
 from rayfed.documents import to_json, without_nonfinite
 from rayfed.engine.recorded import _checked
 from rayfed.errors import ClientError, NonFiniteClientError, NonFiniteError
-from rayfed.evaluation.metrics import Evaluation, Score
+from rayfed.evaluation.metrics import Evaluation, Round, Score
 from rayfed.evaluation.nonfinite import find, sentence
-from rayfed.evaluation.scores import Round
 from rayfed.federation.cohort import Answer, Ledger
 from rayfed.federation.local import Local
 from rayfed.federation.method import Method

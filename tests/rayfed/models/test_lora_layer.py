@@ -6,10 +6,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rayfed.engine.memory import step_operations
 from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
-from rayfed.models.operations import step_operations
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.small import small_setup
 from tests.pretended import pretended

@@ -7,10 +7,10 @@ import torch
 
 from rayfed.data import load
 from rayfed.data.config import DataConfig, PartitionConfig
-from rayfed.data.embedded.prostate_mini import SITES, make_case
 from rayfed.data.formats.slices import make_volume, standardised, usable_slices
 from rayfed.data.partition.groups import groups_of, partition_of
 from rayfed.data.readers.prostate import Prostate
+from rayfed.data.readers.prostate_mini import SITES, make_case
 from rayfed.errors import ConfigError, DataError
 from tests.rounding import limit
 

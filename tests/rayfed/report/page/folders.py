@@ -10,8 +10,7 @@ import yaml
 
 from rayfed.config.schema import load_config, to_dict
 from rayfed.data.partition.manifest import META
-from rayfed.evaluation.metrics import Evaluation, Score, pool, summary
-from rayfed.evaluation.scores import Round
+from rayfed.evaluation.metrics import Evaluation, Round, Score, pool, summary
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event
 from rayfed.record.files import write_parquet, write_table

@@ -10,9 +10,8 @@ from matplotlib.colors import to_hex
 
 from rayfed.record.files import write_text
 from rayfed.report import style
-from rayfed.report.figures import OF_FOLDS
+from rayfed.report.figures import OF_FOLDS, score_by_fold, score_by_fold_and_round
 from rayfed.report.run_tables import RunTables
-from rayfed.report.score_figures import score_by_fold, score_by_fold_and_round
 from tests.rayfed.report.tables import write_run
 from tests.rounding import near
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from rayfed.engine.memory import step_operations
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.operations import step_operations
 from rayfed.models.sharing import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full

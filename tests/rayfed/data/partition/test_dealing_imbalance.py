@@ -7,7 +7,7 @@ import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.data.config import DataConfig, PartitionConfig, check_config
-from rayfed.data.imbalance import (
+from rayfed.data.partition.dealing import (
     dealt_sizes,
     imbalanced_counts,
     pool_sizes,
