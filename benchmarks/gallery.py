@@ -19,8 +19,8 @@ from pathlib import Path
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.figures import FIGURES, OF_FOLDS, compare_runs
 from rayfed.report.landscape import TITLE as LANDSCAPE
-from rayfed.report.run_tables import RunTables
 from rayfed.report.slopes import TITLE as SLOPES
+from rayfed.report.table import RunTables
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "figures.md"

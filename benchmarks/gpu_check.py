@@ -55,8 +55,7 @@ from rayfed.federation.executor import Visit
 from rayfed.federation.method import METHODS
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import attach
-from rayfed.testing.play import play
-from rayfed.testing.small import SGD, plain_steps
+from rayfed.testing.contracts import SGD, plain_steps, play
 
 Row: TypeAlias = dict[str, Any]
 """Finding of a row; `bad` says what is not as it should be, `skipped` why it was not tried."""

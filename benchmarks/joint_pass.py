@@ -61,7 +61,7 @@ def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None
     from rayfed.executors.grouped.passes import bound
     from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.stacked import Stacked, stackable
-    from rayfed.testing.small import small_setup
+    from rayfed.testing.contracts import small_setup
 
     torch.set_num_threads(1)
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0")

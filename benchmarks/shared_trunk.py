@@ -20,8 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.executors.features import FEATURES
 from rayfed.federation.params import digest
+from rayfed.models.trunk import FEATURES
 from rayfed.record.readers import read_tensors
 
 METHODS = ("fedavg", "afl", "fedprox")

@@ -13,8 +13,8 @@ from rayfed.errors import ConfigError
 from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.console import follow, say, teller
-from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.table import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.types import Row

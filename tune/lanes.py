@@ -10,10 +10,9 @@ import ray
 
 from rayfed.executors.actors import LaneExecutor
 from rayfed.executors.client_actor import ClientActor
-from rayfed.executors.failures import Policy
 from rayfed.executors.lane import Lane
 from rayfed.executors.worker import World
-from rayfed.federation.executor import Call
+from rayfed.federation.executor import Call, Policy
 from rayfed.types import Update
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.console import say
-from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.terminal.supervisor import note_advice, supervised
+from rayfed.terminal.table import terminal_width
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR]

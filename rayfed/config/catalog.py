@@ -19,8 +19,8 @@ from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.console import say
-from rayfed.terminal.fitting import fitted, terminal_width
 from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.table import fitted, terminal_width
 
 USAGE = """\
 rayfed list [SECTION] [--json] [--debug]

@@ -23,9 +23,9 @@ from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
 from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
-from rayfed.executors.failures import OnNonFinite, Policy
 from rayfed.federation.channel import ChannelConfig
 from rayfed.federation.cohort import Sampling
+from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method import METHODS, Parts, check_compatible
 from rayfed.federation.privacy import PrivacyConfig
 from rayfed.federation.train_config import TrainConfig

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from rayfed.documents import to_json
 from rayfed.terminal.console import say
-from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.table import terminal_width
 
 USAGE = """\
 python -m rayfed.doctor [overrides] [--config FILE] [--json] [--report] [--debug]
@@ -49,13 +49,12 @@ def work(args: argparse.Namespace) -> int:
         RayFedError: The client failed.
     """
     if args.report:
-        from rayfed.doctor.output import machine
+        from rayfed.doctor.diagnosis import machine
 
         say(machine())
         return 0
     from rayfed.config.schema import load_config
-    from rayfed.doctor.diagnosis import diagnose
-    from rayfed.doctor.output import report
+    from rayfed.doctor.diagnosis import diagnose, report
 
     with shown_on(screen_of(as_json=args.json)):
         found = diagnose(load_config(args.overrides, args.config))

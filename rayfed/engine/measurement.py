@@ -40,11 +40,10 @@ from rayfed.engine.loop import Experiment, make_cohort, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
-from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.cohort import Cohort
-from rayfed.federation.executor import Call
+from rayfed.federation.executor import Call, Policy
 from rayfed.federation.train_config import TrainConfig, override
 from rayfed.terminal.console import size
 from rayfed.terminal.stages import stage

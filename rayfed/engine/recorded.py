@@ -18,9 +18,8 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Round
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
-from rayfed.executors.failures import OnNonFinite
 from rayfed.federation.cohort import Ledger
-from rayfed.federation.executor import Event, Executor, Kept, Visit
+from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
 from rayfed.objects import records
 from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, Saved, restore

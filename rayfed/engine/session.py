@@ -20,10 +20,10 @@ from rayfed.engine.measurement import GpuPlans, inline_device
 from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
-from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.lane import namespace
 from rayfed.executors.worker import World
+from rayfed.federation.executor import Policy
 from rayfed.terminal.guard import STOP
 from rayfed.terminal.stages import counted, stage
 from rayfed.types import Row

@@ -1,28 +1,448 @@
 """Runs the calls of clients on a pool of Ray actors, each with a share of a CPU and of a GPU.
 
-The private stores of clients rest in the object store and beyond its budget on disk.
+Large parts of messages are put into the object store once per exchange. Clients that do not answer are named
+with the current stacks of their processes. The private stores of clients rest in the object store and beyond
+its budget on disk.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import shutil
+import subprocess
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray import exceptions
 from ray.exceptions import ObjectLostError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import LostStoreError
+from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.client_actor import ClientActor
-from rayfed.executors.exchange import Exchange
-from rayfed.executors.failures import Policy
-from rayfed.executors.lane import Lane, Pace
-from rayfed.executors.wire import decode, encode
+from rayfed.executors.lane import Job, Lane, Pace, Pool, Slot, StartProgress, WireCall
+from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.executors.worker import World
-from rayfed.federation.executor import Call, Event, Kept, Visit
-from rayfed.types import Update
+from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units
+from rayfed.types import Update, num_bytes
+
+SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
+
+
+class Outbox:
+    """Turns the calls of an exchange into messages."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, Any] = {}
+        self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
+
+    def message(self, call: Call, store: Any, slot: Callable[[Any], Slot]) -> WireCall:
+        """The message for a call.
+
+        Args:
+            call: The call.
+            store: Reference of the client's store; None: it keeps nothing.
+            slot: Makes a reference an argument of the remote call.
+        """
+        sent = call.sent
+        shared = {
+            k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
+            for k, v in sent.shared.items()
+        }
+        params = slot(self._reference(sent.params, pack))
+        home = slot(store) if store is not None else None
+        held = (sent.round, sent.blocks, sent.rank)
+        return WireCall(call.client, call.task, call.tag, *held, params, shared, home)
+
+    def _reference(self, value: Any, encoder: Callable[[Any], Any]) -> Any:
+        if id(value) not in self._refs:
+            self._refs[id(value)] = ray.put(encoder(value))
+            self._keep.append(value)
+        return self._refs[id(value)]
+
+
+MOST_STACKS = 4  # largest number of actors whose stack is shown
+PATIENCE = 20.0  # seconds for one stack
+
+
+def stack(place: Mapping[str, Any]) -> str:
+    """The Python stacks of a process of this cluster, or a line that says why they cannot be read."""
+    try:
+        if place["node"] == ray.get_runtime_context().get_node_id():
+            return _dump(place["pid"])
+        there = NodeAffinitySchedulingStrategy(place["node"], soft=False)
+        task = ray.remote(_dump).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        return str(ray.get(task.remote(place["pid"]), timeout=PATIENCE))
+    except Exception as err:
+        return f"its stack cannot be read: {type(err).__name__}: {err}".splitlines()[0]
+
+
+def _dump(pid: int) -> str:
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return "its stack cannot be read: py-spy is not installed there"
+    done = subprocess.run(
+        [program, "dump", "--pid", str(pid)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE / 2,
+        check=False,
+    )
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def silence(
+    seconds: float, call: Call | None, awaited: Mapping[Lane, Sequence[str]], starting: Sequence[Lane]
+) -> Event:
+    """The event for a long time without any answer.
+
+    Args:
+        seconds: Seconds since the last answer.
+        call: A call of the exchange; None before the first round.
+        awaited: Clients of the current chunk of each actor.
+        starting: Actors that have not started yet.
+    """
+    asked = f"in round {call.sent.round + 1}, exchange {call.tag!r}" if call else "before the first round"
+    lines = [f"no answer for {seconds:g} s {asked}"]
+    for lane, clients in awaited.items():
+        place = f"node {lane.place.get('node', '')[:12]}, pid {lane.place.get('pid')}"
+        lines.append(f"waiting for {', '.join(clients)} on {lane.name} ({place})")
+    lines += [f"waiting for {lane.name} to start" for lane in starting]
+    return Event(
+        kind="silence",
+        action="",
+        round=call.sent.round if call else 0,
+        exchange=call.tag if call else "",
+        message="; ".join(lines),
+        trace="\n".join(f"{lane.name}\n{stack(lane.place)}" for lane in list(awaited)[:MOST_STACKS]),
+    )
+
+
+IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
+LARGEST_CHUNK = 16
+TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
+LOST = (
+    exceptions.RayActorError,
+    exceptions.OutOfMemoryError,
+    exceptions.NodeDiedError,
+    exceptions.WorkerCrashedError,
+)  # errors with which Ray reports a lost actor
+
+
+class Exchange:
+    """Distributes calls in chunks, the longest calls first and in smaller chunks towards the end."""
+
+    def __init__(self, calls: Sequence[Call], pool: Pool) -> None:
+        self._calls = calls
+        self._pool = pool
+        self._policy = pool.policy
+        self._outbox = Outbox()
+        self._answers: dict[int, Update | None] = {}
+        self._tries = [0] * len(calls)
+        self._running: dict[Any, Job] = {}
+        self._free: deque[list[int]] = deque()
+        self._heard = time.monotonic()
+        self._silent = False
+        self._progress = StartProgress()
+        for unit in pool.pace.longest_first(calls, units(calls)):
+            self._enqueue(unit)
+
+    def run(self) -> list[Update | None]:
+        try:
+            if not self._pool.lanes:  # the last one was lost in an earlier exchange
+                raise ClusterError("no client actor is left")
+            while len(self._answers) < len(self._calls):
+                self._hand_out()
+                self._wait()
+        except LostStoreError:
+            for lane in self._pool.lanes:
+                if lane.busy:  # the results of its calls are not needed any more
+                    ray.kill(lane.actor)
+                    self._pool.replace(lane)
+            raise
+        finally:
+            for lane in self._pool.lanes:
+                lane.own.clear()
+                lane.busy = 0
+        return [self._answers[i] for i in range(len(self._calls))]
+
+    def starting(self) -> Iterator[int]:
+        """Wait until every actor has started; one that dies meanwhile is replaced, as in a round.
+
+        Yields:
+            The number of actors that have started, whenever it has grown.
+
+        Raises:
+            ClusterError: No actor is left.
+        """
+        seen = 0
+        while any(lane.starting is not None for lane in self._pool.lanes):
+            self._wait()
+            up = sum(lane.starting is None for lane in self._pool.lanes)
+            if up > seen:
+                seen = up
+                yield up
+
+    def _enqueue(self, unit: list[int]) -> None:
+        """Queue calls that are run together; where clients have actors, the first one's actor runs them."""
+        lane = self._pool.home.get(self._calls[unit[0]].client)
+        (lane.own if lane else self._free).append(unit)
+
+    def _hand_out(self) -> None:
+        """Submit a chunk to every lane that has fewer than IN_FLIGHT."""
+        for load in range(IN_FLIGHT):
+            for lane in self._pool.lanes:
+                if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
+                    self._submit(lane, chunk)
+
+    def _chunk(self, lane: Lane) -> list[list[int]]:
+        queue = lane.own or self._free
+        if not queue:
+            return []
+        shared_by = 1 if queue is lane.own else len(self._pool.lanes)
+        # With a time limit, each client is a chunk of its own, so that its time can be measured.
+        largest = 1 if self._policy.client_timeout else max(1, LARGEST_CHUNK // len(queue[0]))
+        size = min(largest, max(1, len(queue) // (2 * shared_by)))
+        return [queue.popleft() for _ in range(min(size, len(queue)))]
+
+    def _submit(self, lane: Lane, chunk: list[list[int]]) -> None:
+        args: list[Any] = []
+        slots: dict[Any, Slot] = {}
+
+        def slot(ref: Any) -> Slot:
+            if ref not in slots:
+                slots[ref] = Slot(len(args))
+                args.append(ref)
+            return slots[ref]
+
+        wire = [[self._message(i, slot) for i in unit] for unit in chunk]
+        # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
+        run = lane.actor.run.options(num_returns=1 + sum(map(len, chunk)), name=wire[0][0].tag)
+        returns: list[Any] = run.remote(wire, *args)
+        self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
+        if not lane.busy:
+            lane.since = time.monotonic()
+        lane.busy += 1
+
+    def _message(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
+        self._tries[i] += 1
+        call = self._calls[i]
+        return self._outbox.message(call, self._pool.reference(call.client), slot)
+
+    def _wait(self) -> None:
+        """Handle the next finished chunk or started actor, if there is one, and check the timeouts."""
+        starting = {lane.starting: lane for lane in self._pool.lanes if lane.starting is not None}
+        done, _ = ray.wait([*self._running, *starting], num_returns=1, timeout=TICK)
+        if self._pool.stopped.is_set():
+            raise StoppedError("the run was asked to end")
+        for ref in done:
+            self._heard, self._silent = time.monotonic(), False
+            if ref in starting:
+                self._arrive(starting[ref])
+            else:
+                self._receive(ref)
+        self._check_timeouts(time.monotonic())
+
+    def _arrive(self, lane: Lane) -> None:
+        try:
+            lane.place = ray.get(lane.starting)
+        except LOST as err:
+            lane.failed_starts += 1
+            if lane.failed_starts > self._policy.retries:
+                self._retire(lane, f"{type(err).__name__}: {err}".splitlines()[0])
+            else:
+                self._pool.replace(lane)
+        else:
+            lane.starting = None
+            lane.failed_starts = 0
+            lane.since = time.monotonic()
+
+    def _receive(self, done: Any) -> None:
+        job = self._running.pop(done)
+        try:
+            answers = ray.get(done)
+        except LOST as err:
+            self._lose(job, err)
+            return
+        except exceptions.ObjectLostError as err:
+            self._recover(job, err)
+            return
+        now = time.monotonic()
+        seconds = {i: a[2] for i, a in zip(job.indices, answers, strict=True) if isinstance(a, tuple)}
+        self._pool.pace.learn(self._calls, job.units, seconds)
+        job.lane.busy -= 1
+        job.lane.since = now
+        waited = max(0.0, now - job.began - sum(seconds.values())) / len(job.indices)
+        if any(isinstance(answer, DeviceError) for answer in answers):
+            self._end(job.lane)
+        given = dict(zip(job.indices, answers, strict=True))
+        repeated = {i for unit in job.units if self._are_repeated(unit, given) for i in unit}
+        updates = iter(decode_updates([a[0] for a in answers if isinstance(a, tuple)]))
+        for i, answer, store in zip(job.indices, answers, job.stores, strict=True):
+            if isinstance(answer, tuple):
+                _, size, worked = answer
+                self._answers[i] = next(updates)
+                call = self._calls[i]
+                self._pool.keep(call.client, None if size is None else store, size or 0)
+                self._pool.on_visit(Visit(call.client, call.tag, worked, waited))
+            elif i not in repeated:
+                self._not_answered(i, answer)
+
+    def _are_repeated(self, unit: list[int], answers: Mapping[int, Any]) -> bool:
+        """Whether a unit is run again as a whole: its device failed in it, or before it began."""
+        first, *rest = (answers[i] for i in unit)
+        if any(answer is not None for answer in rest):
+            return False
+        if first is None:
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
+            return True
+        if rest and isinstance(first, DeviceError):
+            self._fail_unit(unit, first.kind, lambda _: first.cause, first.trace)
+            return True
+        return False
+
+    def _not_answered(self, i: int, err: RayFedError | None) -> None:
+        """Handle an error in place of an answer; None: the call was not run, and is queued again."""
+        if err is None:
+            self._tries[i] -= 1
+            self._enqueue([i])
+        elif isinstance(err, ClientError):
+            self._fail(i, err, err.kind)
+        else:
+            raise err
+
+    def _fail(self, i: int, err: ClientError, kind: str) -> None:
+        if self._is_repeated(i, err, kind, lost=isinstance(err, DeviceError)):
+            self._enqueue([i])
+
+    def _fail_unit(self, unit: list[int], kind: str, cause: Callable[[int], str], trace: str) -> None:
+        """Repeat calls whose actor was lost: together once more, then one by one.
+
+        Args:
+            unit: Positions of the calls.
+            kind: Kind of the failure, as of `Event`.
+            cause: Says what happened to a call that was tried so many times.
+            trace: What is known of it.
+        """
+        again = []
+        for i in unit:
+            call = self._calls[i]
+            err = ClientError(call.client, call.sent.round, call.tag, cause(self._tries[i]), trace)
+            if self._is_repeated(i, err, kind, lost=True):
+                again.append(i)
+        if any(self._tries[i] > 1 for i in again) or len(again) < len(unit):
+            for i in again:
+                self._enqueue([i])
+        elif again:
+            self._enqueue(again)
+
+    def _is_repeated(self, i: int, err: ClientError, kind: str, lost: bool = False) -> bool:
+        """Apply the policy to a failed call: report it, and return whether it is run again.
+
+        Raises:
+            ClientError: The policy is to end the run.
+        """
+        action = action_for(self._policy, self._tries[i], lost)
+        self._pool.on_event(event_of(err, kind, action, self._tries[i]))
+        if action == "raise":
+            raise err
+        if action != "retry":
+            self._answers[i] = None
+        return action == "retry"
+
+    def _lose(self, job: Job, err: Exception) -> None:
+        """Replace the lost actor of a chunk, and repeat its chunks as the policy says."""
+        waiting = [ref for ref, other in self._running.items() if other.lane is job.lane]
+        jobs = [job, *(self._running.pop(ref) for ref in waiting)]
+        self._pool.replace(job.lane)
+        kind = "out_of_memory" if isinstance(err, exceptions.OutOfMemoryError) else "actor_lost"
+        what = f"{type(err).__name__}: {err}".splitlines()[0]
+        for unit in (unit for j in jobs for unit in j.units):
+            self._fail_unit(unit, kind, lambda tries: f"its actor was lost {tries} times; {what}", str(err))
+
+    def _recover(self, job: Job, err: exceptions.ObjectLostError) -> None:
+        """Handle an object lost with its node: calls are repeated; a lost store raises LostStoreError."""
+        job.lane.busy -= 1
+        for i in job.indices:
+            client = self._calls[i].client
+            store = self._pool.reference(client)
+            try:
+                if store is not None:
+                    ray.get(store)
+            except exceptions.ObjectLostError as lost:
+                raise LostStoreError(client) from lost
+        why = f"its answer was lost: {type(err).__name__}"
+        for unit in job.units:
+            self._fail_unit(unit, "actor_lost", lambda _: why, str(err))
+
+    def _check_timeouts(self, now: float) -> None:
+        limit = self._policy.client_timeout
+        watchdog = self._policy.watchdog
+        for lane in list(self._pool.lanes):
+            if lane.starting is not None and self._is_stuck(lane):
+                why = f"its process did not start, and made no progress for {self._patience(lane):g} s"
+                self._retire(lane, why)
+            elif limit and lane.starting is None and lane.busy and now - lane.since > limit:
+                self._time_out(lane, limit)
+        if watchdog and not self._silent and now - self._heard > watchdog:
+            self._silent = True
+            self._report_silence(watchdog)
+
+    def _patience(self, lane: Lane) -> float:
+        return self._policy.patience_for(lane.options.get("num_gpus", 0))
+
+    def _is_stuck(self, lane: Lane) -> bool:
+        """Whether an actor that is starting made no progress for longer than `patience`."""
+        up = (other.place["pid"] for other in self._pool.lanes if other.starting is None)
+        if self._progress.since(lane.since, up) <= self._patience(lane):
+            return False
+        return not ray.wait([lane.starting], timeout=0)[0]  # it may have started since
+
+    def _time_out(self, lane: Lane, limit: float) -> None:
+        """End the actor of a client that takes too long."""
+        late = self._running.pop(next(ref for ref, job in self._running.items() if job.lane is lane))
+        self._end(lane)
+        for i in late.indices:
+            call = self._calls[i]
+            cause = f"no answer within client_timeout={limit:g} s"
+            self._fail(i, ClientError(call.client, call.sent.round, call.tag, cause), "timeout")
+
+    def _end(self, lane: Lane) -> None:
+        """End an actor and start another one in its place; chunks that waited there go to any actor."""
+        waiting = [ref for ref, job in self._running.items() if job.lane is lane]
+        ray.kill(lane.actor)
+        self._pool.replace(lane)
+        for unit in (unit for ref in waiting for unit in self._running.pop(ref).units):
+            for i in unit:
+                self._tries[i] -= 1
+            self._enqueue(unit)
+
+    def _retire(self, lane: Lane, why: str) -> None:
+        self._pool.retire(lane)
+        self._pool.on_event(Event(kind="lane_lost", action="drop", message=f"{lane.name}: {why}"))
+        log.warning("continuing without actor %s: %s", lane.name, why)
+        self._free.extend(lane.own)
+        if not self._pool.lanes:
+            raise ClusterError(f"no client actor is left; the last one, {lane.name}: {why}")
+
+    def _report_silence(self, watchdog: float) -> None:
+        """Report which clients have not answered, where they run, and the stacks of their processes."""
+        jobs = {job.lane: job for job in reversed(self._running.values())}
+        awaited = {lane: [self._calls[i].client for i in job.indices] for lane, job in jobs.items()}
+        starting = [lane for lane in self._pool.lanes if lane.starting is not None]
+        event = silence(watchdog, self._calls[0] if self._calls else None, awaited, starting)
+        log.warning("%s\n%s", event.message, event.trace)
+        self._pool.on_event(event)
+
 
 SMALL = 100_000
 """Bytes below which Ray sends a result to the driver instead of keeping it in the object store."""

@@ -16,9 +16,8 @@ import torch
 
 from rayfed.devices import HOST
 from rayfed.errors import ClientError, DeviceError, StoppedError
-from rayfed.executors.failures import Policy, action_for, event_of
 from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.executor import Call, Event, Kept, Visit, units
+from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units
 from rayfed.types import Update
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from rayfed.executors.failures import Policy
-from rayfed.federation.executor import Call, Task
+from rayfed.federation.executor import Call, Policy, Task
 
 LOOK_EVERY = 2.0  # seconds between two measurements of the processes
 GROWTH = 1_000_000  # bytes of memory that count as progress: an import maps and allocates more

@@ -37,7 +37,6 @@ from rayfed.errors import (
     one_line,
     place_of,
 )
-from rayfed.executors.features import FeatureCache, FeatureFolder, feature_folder
 from rayfed.executors.grouped.passes import Group, MemberError, log_failure
 from rayfed.executors.inputs import converter
 from rayfed.federation.channel import CODED
@@ -51,7 +50,14 @@ from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.own import Network
 from rayfed.models.sharing import attach, checksum, dump, skeleton
-from rayfed.models.trunk import use_checkpointing, use_compile, use_mean_pooling
+from rayfed.models.trunk import (
+    FeatureCache,
+    FeatureFolder,
+    feature_folder,
+    use_checkpointing,
+    use_compile,
+    use_mean_pooling,
+)
 from rayfed.objective import Objective
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode

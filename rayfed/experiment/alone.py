@@ -25,11 +25,10 @@ from rayfed.record.claim import Claim
 from rayfed.record.files import write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
-from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import follow, teller
-from rayfed.terminal.fitting import fitted, terminal_width
-from rayfed.terminal.guard import STOP
+from rayfed.terminal.guard import STOP, command_line
 from rayfed.terminal.supervisor import note_advice
+from rayfed.terminal.table import fitted, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.engine.session import Session
@@ -250,8 +249,7 @@ def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> No
     from rayfed.record.readers import COMPARE
     from rayfed.report.comparison import table_of_methods
     from rayfed.report.document import document
-    from rayfed.report.run_tables import RunTables
-    from rayfed.report.table import final_table
+    from rayfed.report.table import RunTables, final_table
 
     inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
     with reading(path):

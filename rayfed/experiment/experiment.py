@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
     from rayfed.engine.session import Session
-    from rayfed.executors.failures import Policy
     from rayfed.federation.cohort import Sampling
+    from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
     from rayfed.federation.method import Method
     from rayfed.federation.privacy import PrivacyConfig

@@ -26,7 +26,7 @@ from rayfed.federation.method import METHODS
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
 from rayfed.record.readers import DamagedError, read_yaml
-from rayfed.terminal.fitting import fitted, terminal_width
+from rayfed.terminal.table import fitted, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit

@@ -18,8 +18,15 @@ import numpy as np
 from rayfed.clients import ByClient, ClientTable, Integers
 from rayfed.errors import ConfigError, unknown
 from rayfed.heterogeneity.capacity import deal_into_tiers
-from rayfed.heterogeneity.devices import Devices, Sessions, read_devices, read_sessions
-from rayfed.heterogeneity.traces import Trace, TraceEntry, read_trace
+from rayfed.heterogeneity.traces import (
+    Devices,
+    Sessions,
+    Trace,
+    TraceEntry,
+    read_devices,
+    read_sessions,
+    read_trace,
+)
 from rayfed.seeds import generator
 from rayfed.types import RESIDUAL, Broadcast, Fraction, NonNegative, Positive, num_bytes
 

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from rayfed.data.config import Resize
 from rayfed.errors import ConfigError
-from rayfed.models.blocks import BlockStack, has_uniform_blocks, validate
-from rayfed.models.clip import ClipHead
-from rayfed.models.exits import ExitHeads
+from rayfed.models.blocks import BlockStack, ExitHeads, has_uniform_blocks, validate
+from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
 from rayfed.models.prompters import GCNet
-from rayfed.models.text_side import TextSide
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 
 T = TypeVar("T", Tensor, list[Tensor])

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.clip import ImageTower
-from rayfed.models.text_side import TextSide
+from rayfed.models.clip import ImageTower, TextSide
 
 
 class CoupledPrompts(nn.Module):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from rayfed.documents import is_folder, user_folder
 from rayfed.errors import ConfigError, shown
-from rayfed.terminal.arguments import Arguments
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.guard import Arguments, guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from rayfed.documents import check_own
 from rayfed.errors import ConfigError, one_line
 from rayfed.objective import SEGMENTATION
 from rayfed.terminal.console import say, size
-from rayfed.terminal.fitting import terminal_width
-from rayfed.terminal.table import Table
+from rayfed.terminal.table import Table, terminal_width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,9 @@ from rayfed.record.files import write_text
 from rayfed.record.readers import read_bytes, reading
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.console import say
-from rayfed.terminal.fitting import terminal_width
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
-from rayfed.terminal.table import Table
+from rayfed.terminal.table import Table, terminal_width
 from rayfed.tuning.base import load
 
 BATCH = 8

@@ -10,17 +10,20 @@ from typing import Any
 
 from rayfed.config.variants import trained_otherwise
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.run_tables import KINDS, RunTables, own_tensors, scores_without
 from rayfed.report.table import (
+    KINDS,
     MODELS,
+    RunTables,
     cell_without,
     fault_notes,
     final_table,
     last_evaluated,
+    own_tensors,
     percent,
     privacy_notes,
     sample_note,
     scores_of,
+    scores_without,
     total_cost,
     total_steps,
     unevaluated_note,
@@ -58,7 +61,7 @@ class _Scored:
         scores: Rows of `clients.parquet` of that round with this metric.
         notes: Notes on missing clients and on values that are not finite.
         cost: Values of the columns `COST`, as text.
-        without: Scores with tensors put back, by kind (`rayfed.report.run_tables.scores_without`).
+        without: Scores with tensors put back, by kind (`rayfed.report.table.scores_without`).
     """
 
     name: str

@@ -23,11 +23,10 @@ from rayfed.report.method_figures import (
     sample_map,
 )
 from rayfed.report.protocols import selected
-from rayfed.report.run_tables import RunTables, span
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
-from rayfed.report.table import in_words, unit_of
+from rayfed.report.table import RunTables, in_words, span, unit_of
 from rayfed.terminal.stages import stage
 
 HELD_OUT = "report_held_out"

@@ -14,8 +14,7 @@ from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
-from rayfed.terminal.fitting import terminal_width
-from rayfed.terminal.table import Table
+from rayfed.terminal.table import Table, terminal_width
 from rayfed.tuning.base import TUNINGS
 
 ADAPTIVE = ("adam", "adamw")

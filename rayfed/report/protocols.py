@@ -21,8 +21,7 @@ from rayfed.config.variants import BASE, LOCAL_STEPS, NEW
 from rayfed.errors import count_of
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import COMPARE, read_rows
-from rayfed.report.run_tables import RunTables, own_tensors
-from rayfed.report.table import drawn_clients, last_evaluated, of_drawn, scores_of
+from rayfed.report.table import RunTables, drawn_clients, last_evaluated, of_drawn, own_tensors, scores_of
 from rayfed.terminal.table import Table
 
 MEASURES = {

@@ -29,7 +29,7 @@ from rayfed.report import style
 from rayfed.report.document import add_figure
 from rayfed.report.landscape import trained_once_more
 from rayfed.report.reopen import ReopenedRun, reopen
-from rayfed.report.run_tables import RunTables
+from rayfed.report.table import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import counted, screen_of, shown_on, stage

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.papers import MINI, PAPER
 from rayfed.errors import ConfigError
-from rayfed.terminal.arguments import Arguments, command_line
 from rayfed.terminal.console import say
-from rayfed.terminal.fitting import terminal_width
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.guard import Arguments, command_line, guarded, parser_of
 from rayfed.terminal.stages import Screen, screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
+from rayfed.terminal.table import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.reproduce.job import TableJob
@@ -97,7 +96,7 @@ def work(args: argparse.Namespace) -> None:
             found = _run(job, args)
     from rayfed.documents import to_json
     from rayfed.experiment.alone import last_words
-    from rayfed.reproduce.render import text
+    from rayfed.reproduce.results import text
 
     stream = sys.stderr if args.json else None
     say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found, terminal_width())}")

@@ -37,8 +37,7 @@ from rayfed.experiment.parts import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
 from rayfed.report.protocols import MEASURES, outcome, selected
-from rayfed.report.run_tables import RunTables, scores_without
-from rayfed.report.table import last_evaluated, scores_of, total_steps
+from rayfed.report.table import RunTables, last_evaluated, scores_of, scores_without, total_steps
 
 if TYPE_CHECKING:
     from rayfed.executors import cluster

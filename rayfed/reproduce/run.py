@@ -23,7 +23,7 @@ from rayfed.record import claim as folders
 from rayfed.record.claim import mark_of
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_json, rows_so_far
-from rayfed.reproduce import render
+from rayfed.reproduce import results
 from rayfed.reproduce.job import (
     KIND,
     MANIFEST,
@@ -172,11 +172,11 @@ def _scores(job: TableJob, cell: JobCell) -> dict[str, float]:
 def write_tables(found: Reproduction, job: TableJob) -> None:
     """Write the table in all its forms."""
     write_text(job.path / RESULT, to_json(found.as_dict(), indent=1) + "\n")
-    write_text(job.path / "table.md", render.markdown(found))
-    write_text(job.path / "table.csv", render.csv_values(found))
-    write_text(job.path / "claims.csv", render.csv_claims(found))
-    write_text(job.path / "table.tex", render.latex(found))
-    write_text(job.path / "table.html", render.page(found))
+    write_text(job.path / "table.md", results.markdown(found))
+    write_text(job.path / "table.csv", results.csv_values(found))
+    write_text(job.path / "claims.csv", results.csv_claims(found))
+    write_text(job.path / "table.tex", results.latex(found))
+    write_text(job.path / "table.html", results.page(found))
 
 
 def _check(progress: JobProgress, plans: Plans) -> None:
@@ -314,7 +314,7 @@ def _placed(plan: Plan, part: ClusterShare) -> Plan:
 def _line(progress: JobProgress, cell: JobCell, seconds: float) -> str:
     """A line about a finished cell."""
     scores = progress.finished[cell.name][1]
-    numbers = "  ".join(f"{name} {render.number(value)}" for name, value in scores.items())
+    numbers = "  ".join(f"{name} {results.number(value)}" for name, value in scores.items())
     done = f"{len(progress.finished)}/{len(progress.job.cells)}"
     return f"{done}  {cell.row}, {cell.setting}, seed {cell.seed}  {numbers}  {seconds:.0f} s"
 
@@ -325,8 +325,8 @@ def table_of(progress: JobProgress) -> Table:
 
     job = progress.job
     found = compare(job, progress.finished)
-    parts = (f"{len(progress.finished)} of {len(job.cells)} cells", render.verdicts(found), progress.stage)
-    table = Table(title=render.title_of(found), caption="; ".join(filter(None, parts)))
+    parts = (f"{len(progress.finished)} of {len(job.cells)} cells", results.verdicts(found), progress.stage)
+    table = Table(title=results.title_of(found), caption="; ".join(filter(None, parts)))
     table.add_column("setting")
     table.add_column("row")
     for measure in found.measures:
@@ -334,8 +334,8 @@ def table_of(progress: JobProgress) -> Table:
         table.add_column("paper", justify="right", style="dim")
     table.add_column("cells")
     for setting in job.settings:
-        for row, values in render.ranked_rows(found, setting):
-            cells = [text for value, _ in values for text in (render.ours(value), render.paper(value))]
+        for row, values in results.ranked_rows(found, setting):
+            cells = [text for value, _ in values for text in (results.ours(value), results.paper(value))]
             table.add_row(setting, row, *cells, _state(progress, setting, row))
     return table
 

@@ -1,15 +1,51 @@
-"""Tables of text, and the forms in which they are written: text, Markdown, HTML, LaTeX and CSV."""
+"""Tables of text and the forms in which they are written: text, Markdown, HTML, LaTeX and CSV.
+
+Text for a terminal is fitted to its width; what goes to a file or a pipe has no limit.
+"""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TextIO
 
-from rayfed.terminal.fitting import fitted
+COMMAND = "python -m "
+"""Mark of a line with a command, which stays in one piece so that it can be copied."""
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that a stream writes to (standard output by default); None: it is none."""
+    stream = stream or sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def fitted(text: str, width: int | None, hanging: int = 2) -> str:
+    """Lines wrapped between words, except those with a command.
+
+    Args:
+        text: The lines.
+        width: Letters of a line; None: no limit.
+        hanging: Spaces by which what follows is indented more than the line.
+    """
+    if width is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width or COMMAND in line:
+            lines.append(line)
+            continue
+        indent = " " * min(len(line) - len(line.lstrip()) + hanging, width // 2)
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
 
 GAP = 2  # spaces between two columns
 LEAST = 8  # letters of a column, below which a terminal breaks the lines

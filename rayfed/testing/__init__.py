@@ -18,8 +18,8 @@ from rayfed.testing.contracts import (
     check_method,
     check_reader,
     check_tuning,
+    play,
 )
-from rayfed.testing.play import play
 
 __all__ = [
     "METHOD_CHECKS",

@@ -1,18 +1,19 @@
-"""Contract tests that every method, tuning scheme and reader must pass."""
+"""Contract tests that every method, tuning scheme and reader must pass, on one small experiment."""
 
 from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,16 +21,19 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from rayfed.config.schema import build_parts, load_config
+from rayfed.config.variants import own_optimizer
 from rayfed.data import with_tokens
-from rayfed.data.preparation import prepare
+from rayfed.data.preparation import prepare as prepare_data
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.data.text import Text, Tokens
 from rayfed.engine.loop import Experiment, run_rounds
 from rayfed.engine.recorded import Keeping, record_rounds
-from rayfed.engine.setup import Setup
+from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.executor import Executor
+from rayfed.executors.wire import encode
+from rayfed.experiment.simulate import Result
+from rayfed.federation.executor import Call, Executor
 from rayfed.federation.method import check_compatible
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import TraceEntry
@@ -38,9 +42,95 @@ from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.sharing import attach, checksum, dump, skeleton
 from rayfed.objective import CLASSIFICATION, objective
-from rayfed.testing.small import DOMAINS, SMALL, WatchingExecutor, small_setup, two_actors, without_times
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, trainable
-from rayfed.types import Params
+from rayfed.types import Broadcast, Params, Update
+
+if TYPE_CHECKING:
+    import torch
+
+
+SMALL = (
+    "rounds=2",
+    "model.options={depth: 4}",
+    "model.pretrained=false",
+    "train.batch_size=4",
+    "data.partition.scheme=by_domain",
+    "data.limit=12",
+    "data.val=2",
+)
+"""Overrides of an experiment of about a second: two rounds of a small vision transformer."""
+
+DOMAINS = "data.domains=[plain,fonts,street]"
+"""Three clients of the embedded data set."""
+
+SGD = ("train.optimizer=sgd", "train.lr=0.02")
+
+
+def plain_steps(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Overrides for steps of SGD where the method brings no optimizer of its own.
+
+    Adam's step of a gradient near zero depends on how it is rounded, so that with the optimizer of a tuning
+    two ways to compute the same could not be compared.
+
+    Args:
+        overrides: Those of an experiment, which are to follow.
+    """
+    chosen = dict(text.partition("=")[::2] for text in overrides)
+    if "experiment" in chosen:
+        return ()
+    method = chosen.get("algorithm", "fedgcr")
+    return () if own_optimizer(method) else SGD
+
+
+def small_setup(*overrides: str) -> Setup:
+    """The small experiment with `plain_steps`, prepared; later overrides win.
+
+    Raises:
+        ConfigError: An override is wrong.
+    """
+    return prepare(load_config([*SMALL, *plain_steps(overrides), *overrides]))
+
+
+class WatchingExecutor(InlineExecutor):
+    """Runs calls in this process; raises AssertionError if a call has changed its message."""
+
+    def map(self, calls: Sequence[Call]) -> list[Update | None]:
+        before = [_content(call.sent) for call in calls]
+        updates = super().map(calls)
+        for call, content in zip(calls, before, strict=True):
+            assert _content(call.sent) == content, (
+                f"the message to client {call.client!r} was changed in exchange {call.tag!r}; messages are "
+                f"read-only: copy a tensor before writing into it"
+            )
+        return updates
+
+
+def _content(sent: Broadcast) -> tuple[str, bytes]:
+    """The content of a message, for exact comparison."""
+    return digest(sent.params), pickle.dumps(encode(dict(sent.shared)))
+
+
+@contextmanager
+def two_actors(setup: Setup) -> Iterator[Executor]:
+    """Two Ray actors that run clients; a cluster that is started for them ends with the block."""
+    import ray
+
+    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.connection import connection
+
+    with connection("local", num_cpus=2, num_gpus=0, dashboard=False):
+        weights = ray.put(dict(setup.weights))
+        executor = RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2)
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a round without its timings."""
+    return {name: value for name, value in row.items() if not name.startswith(("seconds", "slowest"))}
+
 
 ONE_EXAMPLE = ("data.limit=13", "data.val=0", "data.test=1", "data.partition.clients_per_domain=6")
 """A split of the embedded data in which some clients have a single training example."""
@@ -373,7 +463,7 @@ def prepares_the_same_twice(name: str, overrides: Sequence[str] = ()) -> None:
     for _ in range(2):
         with TemporaryDirectory() as folder:
             source = with_tokens(source_of(name, overrides), config, TOKENIZER)
-            digests.add(open_dataset(prepare(source, SIZES[0], Path(folder))).digest)
+            digests.add(open_dataset(prepare_data(source, SIZES[0], Path(folder))).digest)
     assert len(digests) == 1, f"{name}: the prepared data differ although the data set is the same"
 
 
@@ -399,3 +489,32 @@ def _check_range(name: str, what: str, values: NDArray[np.int64], names: int) ->
     low, high = int(values.min()), int(values.max())
     assert low >= 0, f"{name}: {what} holds {low}"
     assert high < names, f"{name}: {what} holds {high}, and there are {names} names"
+
+
+def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: bool = False) -> Result:
+    """Play one experiment in this process, with its clients on a device; nothing is shown.
+
+    The device may be one of a test: any that torch knows by its name. The rounds are recorded as in any run,
+    without figures and report. Not for `compare` and `protocol=leave_one_out`, which are several experiments.
+
+    Args:
+        overrides: Settings as on the command line. `output` names the folder; without it, the folder is a
+            new one among the temporary files of the system.
+        device: Device of the model and the batches.
+        resume: Continue after the last checkpoint in `output`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: Something in the overrides is wrong.
+        ClientError: A client failed.
+    """
+    config = load_config([*overrides, "cluster=inline"])
+    setup = prepare(config)
+    path = Path(config.output or tempfile.mkdtemp(prefix="rayfed-play-"))
+    path.mkdir(parents=True, exist_ok=True)
+    executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
+    keeping = Keeping.of(setup, config, path, resume)
+    *_, last = record_rounds(setup.experiment, executor, setup.start, keeping)
+    return Result(path, last["sha256"])

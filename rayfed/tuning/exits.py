@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.exits import ExitHeads, can_exit
+from rayfed.models.blocks import ExitHeads, can_exit
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count
 

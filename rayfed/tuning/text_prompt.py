@@ -15,7 +15,7 @@ from torch import nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.text_side import Position, TextSide
+from rayfed.models.clip import Position, TextSide
 from rayfed.tuning.base import freeze
 from rayfed.types import Count, NonNegative
 

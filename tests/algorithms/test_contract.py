@@ -8,14 +8,15 @@ from rayfed.config.schema import load_config
 from rayfed.federation.method import METHODS
 from rayfed.testing import METHOD_CHECKS
 from rayfed.testing.contracts import (
+    DOMAINS,
     ONE_EXAMPLE,
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,
     same_tensors_on_actors,
     says_what_it_is,
+    small_setup,
     survives_a_client_with_one_example,
 )
-from rayfed.testing.small import DOMAINS, small_setup
 from tests.conftest import ROOT, quickly
 
 NAMES = METHODS.names()

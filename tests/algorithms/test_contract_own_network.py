@@ -9,10 +9,10 @@ from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
 from rayfed.models.own import register
 from rayfed.testing.contracts import (
+    DOMAINS,
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,
 )
-from rayfed.testing.small import DOMAINS
 from tests.conftest import STEADY
 
 NAMES = METHODS.names()

@@ -21,7 +21,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS
 from rayfed.federation.privacy import Privacy
 from rayfed.federation.server import Server
-from rayfed.testing.small import DOMAINS, small_setup
+from rayfed.testing.contracts import DOMAINS, small_setup
 from rayfed.types import Update
 from tests.conftest import STEADY, quickly
 

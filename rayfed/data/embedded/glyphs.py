@@ -1,12 +1,12 @@
-"""Pictures of glyphs: masks of handwriting and fonts, colours and photographs, and the digits of digits-five-mini.
+"""Pictures of glyphs: handwriting and fonts, colours and photographs, and the digits of digits-five-mini.
 
 A mask is the coverage of each pixel by ink, in [0, 1]. Masks have CANVAS x CANVAS pixels with the glyph in
 the middle; `warp` returns SIDE x SIDE pixels. All random numbers are drawn from the generator that is passed.
 Images are float32 in [0, 1], shape (n, 3, SIDE, SIDE).
 
-digits-five-mini is a small substitute for Digit-Five (MNIST, MNIST-M, SVHN, SynthDigits, USPS): the ten digits
-in five domains, made in about a second. Three domains show real handwriting, each sample in exactly one domain
-and one split; two show rendered fonts.
+digits-five-mini is a small substitute for Digit-Five (MNIST, MNIST-M, SVHN, SynthDigits, USPS): the ten
+digits in five domains, made in about a second. Three domains show real handwriting, each sample in exactly
+one domain and one split; two show rendered fonts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Writes Arrow IPC files of images or tokens, which every process maps into memory.
 
-Images are not held in memory together. Arrow stores the lengths of columns before their data, but the number of images is known only after the last
-one, because some may be skipped, and writing images twice would take a good part of the time of decoding
-them. The bytes before the images have the same length for any number of images. So this length is measured
-first, the images are written after a gap of this length, and the rest of the file is written around them at
-the end.
+Images are not held in memory together. Arrow stores the lengths of columns before their data, but the number
+of images is known only after the last one, because some may be skipped, and writing images twice would take a
+good part of the time of decoding them. The bytes before the images have the same length for any number of
+images. So this length is measured first, the images are written after a gap of this length, and the rest of
+the file is written around them at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays in files: images that are read one at a time, and pickles of arrays that refuse all other objects."""
+"""Arrays in files: images that are read one at a time, and pickles that refuse all but arrays."""
 
 from __future__ import annotations
 

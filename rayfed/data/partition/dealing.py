@@ -1,8 +1,8 @@
 """Distributes the samples of a domain to clients: how many clients, parts of which sizes, and which samples.
 
-For domains of very different sizes: Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section 4.1: the domain imbalance factor (DIF) is the
-number of clients of the largest domain divided by that of the smallest. Numbers of clients and of samples
-fall geometrically.
+For domains with very different numbers of clients: Cheng et al., FedGCR, AAAI 2024 [cheng2024fedgcr], section
+4.1. The domain imbalance factor (DIF) is the number of clients of the largest domain divided by that of the
+smallest. Numbers of clients and of samples fall geometrically.
 """
 
 from __future__ import annotations

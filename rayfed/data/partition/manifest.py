@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
-from rayfed.terminal.fitting import fitted
-from rayfed.terminal.table import table_blocks
+from rayfed.terminal.table import fitted, table_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""The embedded data set intents-mini: made-up requests of 12 intents in four styles, put together from phrases.
+"""The embedded data set intents-mini: made-up requests of 12 intents in four styles of writing.
 
 The styles are domains: the same intents, written politely, in keywords, at length, or with typing errors. So
 they differ as the clients of a real service do, and what is learned in three styles can be tested in the

@@ -17,8 +17,7 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.protocols import Ties, selected
-from rayfed.report.run_tables import RunTables, scores_without
-from rayfed.report.table import MODELS, last_evaluated
+from rayfed.report.table import MODELS, RunTables, last_evaluated, scores_without
 
 if TYPE_CHECKING:
     import pyarrow as pa

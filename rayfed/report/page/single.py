@@ -50,9 +50,15 @@ from rayfed.report.page.parts import (
     shown_as,
 )
 from rayfed.report.page.run import PageRun
-from rayfed.report.run_tables import KINDS as WITHOUT_COLUMNS
-from rayfed.report.run_tables import own_tensors
-from rayfed.report.table import fault_notes, privacy_notes, selection_notes, total_cost, total_steps
+from rayfed.report.table import KINDS as WITHOUT_COLUMNS
+from rayfed.report.table import (
+    fault_notes,
+    own_tensors,
+    privacy_notes,
+    selection_notes,
+    total_cost,
+    total_steps,
+)
 from rayfed.types import Row
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {

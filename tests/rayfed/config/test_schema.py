@@ -7,7 +7,7 @@ import yaml
 
 from rayfed.config.compose import compose, folder
 from rayfed.config.schema import Config, ConfigError, build_parts, load_config, to_dict
-from rayfed.executors.failures import Policy
+from rayfed.federation.executor import Policy
 from tests.conftest import refused
 
 

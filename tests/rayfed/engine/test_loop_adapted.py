@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
 from rayfed.federation.visit import adapt, fit
-from rayfed.testing.small import small_setup, without_times
+from rayfed.testing.contracts import small_setup, without_times
 
 FEW = ("data.domains=[plain,street]", "data.partition.clients_per_domain=2", "model.options={depth: 1}")
 

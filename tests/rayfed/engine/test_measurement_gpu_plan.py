@@ -10,7 +10,7 @@ from rayfed.engine import measurement
 from rayfed.engine.measurement import CONTEXT, GpuPlans, _visit, is_measured, largest_client, resident_bytes
 from rayfed.errors import BusyError, ResourceError
 from rayfed.models.backbone import Backbone
-from rayfed.testing.small import small_setup
+from rayfed.testing.contracts import small_setup
 from tests.conftest import quickly
 from tests.pretended import TYPE, pretended
 from tests.pretended_memory import memory as allocator

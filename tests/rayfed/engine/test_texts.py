@@ -20,7 +20,7 @@ from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
 from rayfed.report.table import final_table
-from rayfed.testing.small import two_actors, without_times
+from rayfed.testing.contracts import two_actors, without_times
 from rayfed.tuning.base import load
 from tests.conftest import quickly
 from tests.rayfed.executors.grouped.test_passes_group import check_agreement

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from rayfed.engine.loop import run_rounds
-from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
-from rayfed.testing.small import small_setup
+from rayfed.federation.executor import Policy
+from rayfed.testing.contracts import small_setup
 
 
 @pytest.mark.parametrize(("group", "units"), [(1, 4), (2, 2)])

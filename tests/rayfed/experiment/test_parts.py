@@ -5,8 +5,8 @@ import yaml
 
 import rayfed
 from rayfed.errors import OutputClosedError, PartsFailedError
-from rayfed.executors.features import FeatureCache
 from rayfed.federation.params import digest
+from rayfed.models.trunk import FeatureCache
 from rayfed.record.readers import read_tensors
 from rayfed.resume import main as resume
 from rayfed.run import main

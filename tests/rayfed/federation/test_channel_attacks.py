@@ -13,7 +13,7 @@ from rayfed.federation.channel import with_attack
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.faults import FaultsConfig, check_attack
-from rayfed.testing.small import small_setup
+from rayfed.testing.contracts import small_setup
 from rayfed.types import Broadcast, Update
 from tests.rounding import limit, near
 

@@ -11,7 +11,7 @@ from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
 from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
 from rayfed.models.stacked import Stacked, stackable
-from rayfed.testing.small import small_setup
+from rayfed.testing.contracts import small_setup
 from tests.pretended import pretended
 from tests.rounding import near
 

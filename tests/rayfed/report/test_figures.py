@@ -21,7 +21,7 @@ from rayfed.report import feature_map as features
 from rayfed.report import landscape as measured
 from rayfed.report.method_figures import gap_variance, gap_variances
 from rayfed.report.reopen import reopen
-from rayfed.report.run_tables import RunTables
+from rayfed.report.table import RunTables
 from tests.rounding import Exact, equally_near, exact_numbers, near
 from tests.vectors import vector
 

@@ -7,7 +7,7 @@ import pytest
 import rayfed
 from rayfed.report import measures, slopes
 from rayfed.report.measures import measures_of
-from rayfed.report.run_tables import RunTables
+from rayfed.report.table import RunTables
 from tests.conftest import SMALL
 
 

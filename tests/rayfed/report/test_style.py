@@ -12,7 +12,7 @@ from rayfed.record.readers import read_table
 from rayfed.report import style
 from rayfed.report.figures import FIGURES, compare_runs, draw_figures
 from rayfed.report.method_figures import cluster_flow, matched_groups
-from rayfed.report.run_tables import RunTables
+from rayfed.report.table import RunTables
 from tests.conftest import ROOT, quickly
 from tests.rayfed.report.tables import DOMAINS, HELD_OUT, write_rounds, write_run
 from tests.rounding import near

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
-from rayfed.models import text_side
+from rayfed.models import clip
 from rayfed.tuning.base import load
 from rayfed.tuning.cocoop import CoCoOp
 from rayfed.tuning.text_prompt import TextPrompt
@@ -29,7 +29,7 @@ def test_each_image_has_class_prompts_of_its_own(monkeypatch):
     output = model(x)
     judge = exactly(lambda m, x: m(x), model, x)
     equally_near([torch.tensor(np.array(expected))], [output], [judge])
-    monkeypatch.setattr(text_side, "MOST_PROMPTS", 6)  # two images at a time
+    monkeypatch.setattr(clip, "MOST_PROMPTS", 6)  # two images at a time
     equally_near([output], [model(x)], [judge])
     output.square().sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in (model.text.context, *net.parameters()))

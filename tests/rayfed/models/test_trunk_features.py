@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.executors import features
-from rayfed.executors.features import FeatureCache, FeatureFolder
-from rayfed.testing.small import small_setup
+from rayfed.models import trunk
+from rayfed.models.trunk import FeatureCache, FeatureFolder
+from rayfed.testing.contracts import small_setup
 from tests.pretended import TYPE, pretended
 
 KEYS = [("a", "train", (0,)), ("b", "train", (0,)), ("c", "train", (0,))]
@@ -47,7 +47,7 @@ def test_a_file_that_is_damaged_is_not_used(tmp_path):
 
 @pytest.mark.parametrize("mapped", [0, 10**9])
 def test_a_file_is_written_whole_and_read_with_the_same_bits(mapped, tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "MAPPED", mapped)
+    monkeypatch.setattr(trunk, "MAPPED", mapped)
     folder = FeatureFolder(tmp_path / "new", SPLITS)
     value = torch.randn(2, 3)
     folder.write(KEYS[0], value)
@@ -114,20 +114,20 @@ def test_the_budget_changes_no_bit(memory, tmp_path):
 
 def test_features_that_were_computed_in_another_way_are_not_read(tmp_path, monkeypatch):
     place = (tmp_path / "data.arrow", SPLITS, torch.device("cpu"), "weights")
-    features.feature_folder(*place).write(KEYS[0], ONE)
-    assert torch.equal(features.feature_folder(*place).read(KEYS[0]), ONE)
-    monkeypatch.setattr(features, "REVISION", features.REVISION + 1)
-    assert features.feature_folder(*place).read(KEYS[0]) is None
+    trunk.feature_folder(*place).write(KEYS[0], ONE)
+    assert torch.equal(trunk.feature_folder(*place).read(KEYS[0]), ONE)
+    monkeypatch.setattr(trunk, "REVISION", trunk.REVISION + 1)
+    assert trunk.feature_folder(*place).read(KEYS[0]) is None
 
 
 def test_features_of_another_kernel_of_attention_are_not_read(tmp_path):
     place = (tmp_path / "data.arrow", SPLITS, torch.device("cpu"), "digest")
     fused = torch.backends.mha.get_fastpath_enabled()
-    features.feature_folder(*place).write(KEYS[0], ONE)
-    assert features.feature_folder(*place).read(KEYS[0]) is not None
+    trunk.feature_folder(*place).write(KEYS[0], ONE)
+    assert trunk.feature_folder(*place).read(KEYS[0]) is not None
     torch.backends.mha.set_fastpath_enabled(not fused)
     try:
-        assert features.feature_folder(*place).read(KEYS[0]) is None
+        assert trunk.feature_folder(*place).read(KEYS[0]) is None
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
@@ -138,10 +138,10 @@ def test_features_of_another_kind_of_gpu_are_not_read(other, tmp_path, monkeypat
     module = getattr(torch, TYPE)
     monkeypatch.setattr(module, "get_device_name", lambda device: "one kind", raising=False)
     with pretended():
-        features.feature_folder(*place).write(KEYS[0], ONE)
-        assert features.feature_folder(*place).read(KEYS[0]) is not None
+        trunk.feature_folder(*place).write(KEYS[0], ONE)
+        assert trunk.feature_folder(*place).read(KEYS[0]) is not None
         if other == "kind":
             monkeypatch.setattr(module, "get_device_name", lambda device: "another kind")
         else:
-            monkeypatch.setattr(features, "are_deterministic_algorithms_enabled", lambda: True)
-        assert features.feature_folder(*place).read(KEYS[0]) is None
+            monkeypatch.setattr(trunk, "are_deterministic_algorithms_enabled", lambda: True)
+        assert trunk.feature_folder(*place).read(KEYS[0]) is None

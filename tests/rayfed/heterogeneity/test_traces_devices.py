@@ -9,9 +9,9 @@ from rayfed.clients import ClientInfo, ClientTable
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.heterogeneity.devices import read_devices, read_sessions
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
-from rayfed.testing.small import DOMAINS, small_setup
+from rayfed.heterogeneity.traces import read_devices, read_sessions
+from rayfed.testing.contracts import DOMAINS, small_setup
 from rayfed.types import Broadcast
 
 TABLE = ClientTable.of({cid: ClientInfo(domain="d", num_examples=10) for cid in ("ann", "bob", "cem")})

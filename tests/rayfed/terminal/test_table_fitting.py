@@ -8,8 +8,7 @@ import pytest
 from rayfed import run, view
 from rayfed.config.catalog import catalog
 from rayfed.report.matrix import matrix_of
-from rayfed.terminal.fitting import fitted, terminal_width
-from rayfed.terminal.table import table_blocks
+from rayfed.terminal.table import fitted, table_blocks, terminal_width
 from tests.conftest import SMALL
 
 ROWS = [

@@ -15,9 +15,8 @@ from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ClientError, ClusterError, StoppedError
-from rayfed.executors.failures import Policy
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.executor import Call
+from rayfed.federation.executor import Call, Policy
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
 from tests.conftest import SMALL, STEADY, quickly

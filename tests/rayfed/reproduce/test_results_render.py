@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayfed.reproduce import render
+from rayfed.reproduce import results
 from rayfed.reproduce.results import compare
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
@@ -21,14 +21,14 @@ def found():
 
 def test_best_and_second_best_are_marked_by_the_direction_of_the_measure(found):
     avg, sigma, _ = found.measures
-    assert render.ranks(found, "dif10", avg) == {"FedGR": 1, "FedGC": 2}
-    assert render.ranks(found, "dif10", sigma) == {"none": 1, "FedGC": 2}
+    assert results.ranks(found, "dif10", avg) == {"FedGR": 1, "FedGC": 2}
+    assert results.ranks(found, "dif10", sigma) == {"none": 1, "FedGC": 2}
     tie = replace(found, values=tuple(replace(v, mean=50.0) for v in found.values))
-    assert render.ranks(tie, "dif10", avg) == {}  # nothing is better than anything
+    assert results.ranks(tie, "dif10", avg) == {}  # nothing is better than anything
 
 
 def test_markdown_has_ours_the_papers_the_difference_and_the_verdicts(found):
-    text = render.markdown(found)
+    text = results.markdown(found)
     line = next(line for line in text.splitlines() if line.startswith("| FedGR |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:5] == ["FedGR", "2", "**64.00 ± 0.00**", "63.01", "+0.99"]
@@ -42,18 +42,18 @@ def test_markdown_has_ours_the_papers_the_difference_and_the_verdicts(found):
 
 
 def test_csv_has_a_line_for_each_number_and_each_ordering(found):
-    lines = list(csv.DictReader(io.StringIO(render.csv_values(found))))
+    lines = list(csv.DictReader(io.StringIO(results.csv_values(found))))
     assert len(lines) == 4 * 3
     (line,) = [x for x in lines if (x["row"], x["measure"]) == ("none", "Avg")]
     assert (line["mean"], line["paper"], line["seeds"]) == ("61.0", "60.62", "2")
     assert line["selection"] == "the last evaluated round"
-    claims = list(csv.DictReader(io.StringIO(render.csv_claims(found))))
+    claims = list(csv.DictReader(io.StringIO(results.csv_claims(found))))
     assert len(claims) == len(found.claims) == 15
     assert {x["verdict"] for x in claims} <= {"holds", "does not hold", "not decided"}
 
 
 def test_latex_marks_and_escapes(found):
-    text = render.latex(found)
+    text = results.latex(found)
     assert r"FedGR & \textbf{64.00 $\pm$ 0.00} & 63.01 &" in text
     assert r"\underline{63.00 $\pm$ 0.00}" in text
     assert r"sigma\_type & paper" in text
@@ -68,18 +68,18 @@ def test_the_page_is_whole_escaped_and_loads_nothing(found):
         rows=("x<y",),
         values=tuple(replace(v, row="x<y") for v in found.values),
     )
-    page = render.page(bad)
+    page = results.page(bad)
     assert "<script" not in page
     assert "a &lt;script&gt; &amp; more" in page
     assert '<th scope="row">x&lt;y</th>' in page
     assert not re.search(r"(src|href|url)\s*[=(]", page)
-    whole = render.page(found)
+    whole = results.page(found)
     assert whole.count("<tr>") == 2 + 4 + len(found.claims)
     assert "<b>64.00 ± 0.00</b>" in whole
     assert "<u>63.00 ± 0.00</u>" in whole
 
 
 def test_a_terminal_sees_the_same_numbers(found):
-    text = render.text(found)
+    text = results.text(found)
     assert "64.00 ± 0.00" in text
     assert "FedGC before FedGR" in text
