@@ -1,4 +1,4 @@
-"""The repeated blocks of a backbone, any of which can be left out, and classifiers between them (early exits)."""
+"""The repeated blocks of a backbone, any of which can be left out, and classifiers between them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The embedded data set prostate-mini: volumes with a gland, a bladder above and a rectum below it.
 
 Synthetic prostate MRI of six sites; the shapes are not anatomical. The data set is a segmentation problem of
-the same form as Fed-Prostate, with differences between sites (contrast, noise, brightness of the coil, size of
-the gland), which runs without a download.
+the same form as Fed-Prostate, with differences between sites (contrast, noise, brightness of the coil, size
+of the gland), which runs without a download.
 """
 
 from __future__ import annotations
