@@ -262,6 +262,31 @@ def set_deterministic(device: torch.device, wanted: Deterministic) -> None:
         torch.use_deterministic_algorithms(on)
 
 
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """Put the settings of torch that a run chooses for its process back after the block.
+
+    These are the number of threads, the precision of products, deterministic kernels and the kinds of
+    attention. A run in a user's process, such as a notebook, must not change what follows it there.
+    """
+    threads = torch.get_num_threads()
+    products = torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    tf32, attention = torch.backends.cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
+    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(products)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cuda.enable_cudnn_sdp(attention)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+
+
 def _module(device: torch.device) -> Any:
     """The module of torch for a type of device, such as torch.cuda; None: there is none."""
     return getattr(torch, device.type, None)

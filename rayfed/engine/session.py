@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config.schema import ClusterConfig, Config
+from rayfed.devices import settings_restored
 from rayfed.engine.loop import Experiment
 from rayfed.engine.measurement import GpuPlans, inline_device
 from rayfed.engine.recorded import Keeping, Watch, record_rounds
@@ -430,8 +431,9 @@ def launch(
         device, small = inline_device(setup, config.cluster)
         if small:
             notify(small)
-        executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-        yield from record_rounds(setup.experiment, executor, setup.start, keeping)
+        with settings_restored():
+            executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
+            yield from record_rounds(setup.experiment, executor, setup.start, keeping)
     else:
         with nullcontext(session) if session else Session() as own:
             yield from own.rows(setup, config, keeping, notify)

@@ -125,6 +125,25 @@ def test_what_stays_at_a_client_is_in_its_personal_model():
         run.personal("c 9")
 
 
+def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
+    """Threads, kernels and random numbers of a notebook are its own, also after a run with other settings."""
+    experiment = own(cluster={"executor": "inline", "threads": 1}, deterministic=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    threads = torch.get_num_threads()
+    torch.manual_seed(5)
+    try:
+        experiment.run()
+        assert torch.get_num_threads() == threads
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.equal(torch.rand(3), drawn)
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(False)
+
+
 def test_rounds_can_be_followed_and_left():
     rows = list(own())
     assert [row["round"] for row in rows] == [1, 2]
