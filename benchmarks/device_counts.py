@@ -9,7 +9,7 @@ import tempfile
 
 from benchmarks.gpu_check import ROOT, TINY, replaced
 from rayfed.federation.method import METHODS
-from rayfed.testing import contracts
+from rayfed.testing import play
 from tests.pretended import pretended
 
 PAGE = ROOT / "benchmarks" / "results" / "device_counts.md"
@@ -26,7 +26,7 @@ def counts(name: str, *overrides: str) -> tuple[int, int, int]:
     for rounds in ROUNDS:
         with tempfile.TemporaryDirectory() as folder, pretended() as device:
             settings = [*TINY, "evaluation.every=0", f"algorithm={name}", f"rounds={rounds}"]
-            contracts([*settings, f"output={folder}", *overrides], device.name)
+            play([*settings, f"output={folder}", *overrides], device.name)
             found.append((device.counts.down, device.counts.up, device.counts.waits))
     return tuple(after - before for before, after in zip(*found, strict=True))  # type: ignore[return-value]
 

@@ -12,7 +12,7 @@ import torch
 from rayfed.errors import ClientError
 from rayfed.federation.local import Local
 from rayfed.federation.method import METHODS
-from rayfed.testing import contracts
+from rayfed.testing import play
 from tests.conftest import STEADY, quickly
 from tests.fake_cuda import fake_cuda
 from tests.matrix import TINY, fitting, of_kind
@@ -38,7 +38,7 @@ def step(overrides, folder, cache):
     """Play one round; assert that it computed on the device, and read there only what it may."""
     settings = [*overrides, "rounds=1", f"data.cache={cache}"]
     with fake_cuda() as noted:
-        contracts(settings, "cuda:0")
+        play(settings, "cuda:0")
     assert noted.operations > 100
     assert noted.reads <= READS.keys()
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rayfed.testing import contracts
+from rayfed.testing import play
 from tests.conftest import SMALL
 from tests.rounding import FILE, equally_near, exact_play, limit, near, printed
 
@@ -75,9 +75,9 @@ def test_a_comparison_writes_its_share_of_the_limit(tmp_path, monkeypatch):
 
 def test_an_experiment_can_be_played_in_float64(tmp_path, cache):
     settings = [*SMALL, "rounds=1", f"data.cache={cache}"]
-    usual = contracts([*settings, f"output={tmp_path / 'usual'}"]).params
+    usual = play([*settings, f"output={tmp_path / 'usual'}"]).params
     with exact_play():
-        exact = contracts([*settings, f"output={tmp_path / 'exact'}"]).params
+        exact = play([*settings, f"output={tmp_path / 'exact'}"]).params
     assert {value.dtype for value in exact.values()} == {torch.float64}
     equally_near(usual, usual, exact)  # fails where the judge is of another case
     assert any(not torch.equal(exact[n].float(), v) for n, v in usual.items())

@@ -7,7 +7,7 @@ import pytest
 
 import rayfed
 from rayfed.experiment.simulate import Result
-from rayfed.testing import contracts
+from rayfed.testing import play
 from tests.gallery import Gallery
 from tests.rounding import exact_play
 
@@ -60,6 +60,6 @@ def exact(tmp_path: Path, cache: Path) -> Callable[..., Result]:
     def run(algorithm: str, *overrides: str) -> Result:
         places = (f"data.cache={cache}", f"output={tmp_path / f'exact{next(made)}'}")
         with exact_play():
-            return contracts([f"algorithm={algorithm}", *SHORT, *places, *overrides])
+            return play([f"algorithm={algorithm}", *SHORT, *places, *overrides])
 
     return run

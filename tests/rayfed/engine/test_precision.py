@@ -8,7 +8,7 @@ import torch
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.method import METHODS
-from rayfed.testing import contracts
+from rayfed.testing import play
 from rayfed.testing.contracts import small_setup
 from tests.conftest import quickly
 from tests.rounding import near
@@ -129,7 +129,7 @@ def test_the_default_experiment_scores_in_bfloat16_as_in_fp32(cache):
     """Mean over three seeds within 1.5 points."""
     means = [
         sum(
-            contracts([f"seed={seed}", f"train.precision={kind}", f"data.cache={cache}"]).metrics["accuracy"]
+            play([f"seed={seed}", f"train.precision={kind}", f"data.cache={cache}"]).metrics["accuracy"]
             for seed in range(3)
         )
         / 3

@@ -19,7 +19,7 @@ from rayfed.federation.server import STEP, Server
 from rayfed.record.readers import read_yaml
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.table import privacy_notes
-from rayfed.testing import contracts
+from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample
 from tests.rounding import near
@@ -31,7 +31,7 @@ SHORT = [
 
 
 def run(path, *more):
-    done = contracts([*SHORT, *more, f"output={path}"])
+    done = play([*SHORT, *more, f"output={path}"])
     rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     return done.sha256, rows[-1]
 
@@ -70,8 +70,8 @@ def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_its
 def test_a_run_is_continued_with_what_top_k_did_not_send(tmp_path):
     sparse = "channel=[{top_k: 0.1},int8]"
     whole = run(tmp_path / "whole", sparse)[0]
-    contracts([*SHORT, sparse, "rounds=1", f"output={tmp_path / 'part'}"])
-    assert contracts([*SHORT, sparse, f"output={tmp_path / 'part'}"], resume=True).sha256 == whole
+    play([*SHORT, sparse, "rounds=1", f"output={tmp_path / 'part'}"])
+    assert play([*SHORT, sparse, f"output={tmp_path / 'part'}"], resume=True).sha256 == whole
 
 
 class Diverged(Local):
@@ -156,5 +156,5 @@ def test_poisson_draws_each_client_with_the_same_probability():
 )
 def test_a_wrong_channel_is_one_line(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        contracts([*SHORT, *settings, f"output={tmp_path}"])
+        play([*SHORT, *settings, f"output={tmp_path}"])
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from rayfed.devices import same_draws, set_deterministic
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS
-from rayfed.testing import contracts
+from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import ROOT, STEADY, quickly
 from tests.conftest import SMALL as SMALL_OF_RUN
@@ -61,7 +61,7 @@ def played(overrides, tmp_path, cache, device=None, draws_as_cpu=False, **option
     """The result and the counts of an experiment, on the CPU or on the pretended device."""
     settings = [*overrides, f"data.cache={cache}", f"output={tmp_path / (device or 'cpu')}"]
     with pretended(draws_as_cpu) if device else nullcontext():
-        return contracts(settings, f"{device}:0" if device else "cpu", **options), vars(COUNTS).copy()
+        return play(settings, f"{device}:0" if device else "cpu", **options), vars(COUNTS).copy()
 
 
 def scores(run):
@@ -259,7 +259,7 @@ def test_the_workspace_is_fixed_before_the_first_product(cache, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     settings = [*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"]
     with pretended() as device, Products() as products:
-        contracts(settings, device.name)
+        play(settings, device.name)
     assert products.workspaces
     assert set(products.workspaces) == {":4096:8"}
 
@@ -283,7 +283,7 @@ def test_no_method_moves_a_tensor_itself():
 def test_play_writes_the_run_of_the_command(tmp_path, cache, small):
     fast = ("algorithm=fedprox", "rounds=1")
     run = small(*fast)
-    again = contracts([*SMALL_OF_RUN, *fast, f"data.cache={cache}", f"output={tmp_path / 'played'}"])
+    again = play([*SMALL_OF_RUN, *fast, f"data.cache={cache}", f"output={tmp_path / 'played'}"])
     assert again.sha256 == run.sha256
     assert load_file(again.path / "model" / "params.safetensors").keys() == run.params.keys()
     assert again.metrics["accuracy"] == run.metrics["accuracy"]
@@ -292,15 +292,15 @@ def test_play_writes_the_run_of_the_command(tmp_path, cache, small):
 def test_a_device_needs_no_index(tmp_path, cache):
     settings = [*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"]
     with pretended() as device:
-        one = contracts([*settings, f"output={tmp_path / 'a'}"], torch.device(TYPE))
+        one = play([*settings, f"output={tmp_path / 'a'}"], torch.device(TYPE))
         down = device.counts.down
-        other = contracts([*settings, f"output={tmp_path / 'b'}"], f"{TYPE}:0")
+        other = play([*settings, f"output={tmp_path / 'b'}"], f"{TYPE}:0")
     assert one.sha256 == other.sha256
     assert device.counts.down == 2 * down
 
 
 def test_play_makes_a_folder_of_its_own(cache):
-    result = contracts([*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"])
+    result = play([*TINY, "algorithm=fedavg", "rounds=1", f"data.cache={cache}"])
     assert result.path.is_dir()
     assert len(result.history) == 1
 
