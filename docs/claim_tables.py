@@ -19,6 +19,7 @@ their difference.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -40,7 +41,7 @@ Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 def collect(job: Path) -> Path:
     """Write the scores of a job of `rayfed.reproduce` to a file of this folder, named after its table.
 
-    A setting with a cell that is not finished is left out.
+    A setting with a cell that is not finished keeps the scores that the file has of it.
 
     Args:
         job: Folder of the job.
@@ -50,16 +51,23 @@ def collect(job: Path) -> Path:
     """
     found = json.loads((job / "reproduction.json").read_text())
     file = FOLDER / f"{found['experiment'].rpartition('/')[2]}.csv"
+    lines: dict[str, list[list[str]]] = {}
+    if file.exists():
+        with file.open(newline="") as stream:
+            for line in csv.reader(stream):
+                lines.setdefault(line[0], []).append(line)
+    for setting in found["settings"]:
+        cells = [cell for cell in found["cells"] if cell["setting"] == setting]
+        if all(cell["scores"] for cell in cells):
+            ordered = sorted(cells, key=lambda cell: (found["rows"].index(cell["row"]), cell["seed"]))
+            lines[setting] = [
+                [setting, cell["row"], str(cell["seed"]), measure, f"{value:.6g}"]
+                for cell in ordered
+                for measure, value in cell["scores"].items()
+            ]
+    lines.pop(COLUMNS[0], None)
     with file.open("w", newline="") as stream:
-        lines = csv.writer(stream, lineterminator="\n")
-        lines.writerow(COLUMNS)
-        for setting in found["settings"]:
-            cells = [cell for cell in found["cells"] if cell["setting"] == setting]
-            if not all(cell["scores"] for cell in cells):
-                continue
-            for cell in sorted(cells, key=lambda cell: (found["rows"].index(cell["row"]), cell["seed"])):
-                for measure, value in cell["scores"].items():
-                    lines.writerow([setting, cell["row"], cell["seed"], measure, f"{value:.6g}"])
+        csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *itertools.chain(*lines.values())])
     return file
 
 

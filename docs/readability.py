@@ -28,6 +28,8 @@ DIALECT = re.compile(r"\b(beside|of its own|of their own|somebody|nobody)\b", re
 """Words that pages avoid, because readers stumble over them."""
 WRITTEN_BY_PROGRAMS = ("figures.md", "results/")
 """Pages of docs/ that no person writes, by the beginning of their path."""
+MADE = re.compile(r"(<!-- results [^>]+-->).*?<!-- /results -->", re.DOTALL)
+"""Tables that `docs.generate.results` writes into a page."""
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INDENTED_BLOCK = re.compile(r"(?<=\n\n)(?:(?: {4,}|\t)\S.*\n)+")
@@ -93,8 +95,8 @@ def _by_hand(page: Path) -> bool:
 
 
 def length(page: Path) -> int:
-    """The number of words of a page, with its tables and its code."""
-    return words(COMMENT.sub("", page.read_text(encoding="utf-8")))
+    """The number of words of a page, with its code and with those tables that no program writes."""
+    return words(COMMENT.sub("", MADE.sub("", page.read_text(encoding="utf-8"))))
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

@@ -174,6 +174,8 @@ class Config:
             nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
             all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
             others in its compare/<name>; one table and one figure show all.
+        equal_steps: Methods of `compare` that would train less often than the first one make more passes
+            (`train.epochs`), so that all train on as many batches.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse kernels whose results differ from run to run; auto: on a GPU (docs/gpu.md).
         protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
@@ -210,6 +212,7 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
+    equal_steps: bool = False
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: Deterministic = "auto"
     protocol: ProtocolName = "single"

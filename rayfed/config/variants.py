@@ -209,7 +209,13 @@ def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
         model_of=trained.output,
     )
     off: dict[str, Any] = {"channel": (), "privacy": PrivacyConfig(), "faults": FaultsConfig()}
-    off |= {"capacity": None, "clients_per_round": "all", "sampling": "uniform", "rounds": 1}
+    off |= {
+        "equal_steps": False,
+        "capacity": None,
+        "clients_per_round": "all",
+        "sampling": "uniform",
+        "rounds": 1,
+    }
     return part(trained, path, name, data=data, evaluation=evaluation, **off)
 
 
@@ -233,7 +239,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         if (trained := config.evaluation.model_of) is not None:  # its own run, inside that of the main method
             scored = replace(config.evaluation, model_of=str(Path(trained) / "compare" / name))
             changes["evaluation"] = plain(scored)
-        found[name] = with_method(config, name, compare=(), rounds=rounds, **changes)
+        found[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
         compatible_parts(found[name])
     return found
 

@@ -286,6 +286,26 @@ class _Played:
     state: ServerState
 
 
+def batches_a_step(setup: Setup) -> float:
+    """Training batches that a client takes for each step of `train`; 0: the method trains nothing.
+
+    The client with the fewest examples trains once, in this process: a method may take two batches for a
+    step, or train two models.
+
+    Raises:
+        RayFedError: The client failed.
+    """
+    experiment, world = setup.experiment, setup.world
+    if not experiment.server.trains:
+        return 0.0
+    cid = min(experiment.clients, key=lambda name: experiment.clients[name].num_examples)
+    lane = _Lane(world, world.weights(), Policy(watchdog=None), torch.device(HOST))
+    state = replace(experiment.server.start(lane.worker.start_params()), round=0)
+    cohort = _cohort_of(experiment, lane, 0, [cid])
+    experiment.server.round(state, cohort, experiment.local)
+    return cohort.ledger.steps / world.train.steps(experiment.clients[cid].num_examples)
+
+
 def _group_of(experiment: Experiment, world: World, cid: str) -> list[str]:
     """A client and the largest other ones, as many as share their passes: a device holds the rows of all."""
     every = costs(experiment, world.train)

@@ -22,6 +22,7 @@ from rayfed.engine.setup import Setup, dataset_of, prepare
 from rayfed.engine.shared import Shared
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
 from rayfed.experiment.alone import Show, last_words, report, report_folds, run_alone, tell_clients
+from rayfed.experiment.equal_steps import batches_of, factors_beside, with_passes
 from rayfed.federation.method import METHODS
 from rayfed.record import claim as folders
 from rayfed.record.files import write_text
@@ -124,8 +125,31 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
         shared = shared or Shared()
     parts = {name: make_plan(other, Path(str(other.output)), shared) for name, other in others.items()}
     setup = prepare(config, shared=shared)
+    if config.equal_steps:
+        parts = _trained_equally(config, setup, others, parts, shared)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
     return Plan(config=config, path=path, setup=setup, parts=parts)
+
+
+def _trained_equally(
+    config: Config,
+    setup: Setup,
+    others: Mapping[str, Config],
+    parts: Mapping[str, Plan],
+    shared: Shared | None,
+) -> dict[str, Plan]:
+    """The plans of the compared methods, with more passes where they would train less than the main one.
+
+    Raises:
+        ConfigError: Nothing is compared, or no whole number of passes makes them equal.
+    """
+    if not parts:
+        raise ConfigError("equal_steps: nothing is compared; add compare=[NAME], or leave out equal_steps")
+    batches = {config.algorithm: batches_of((setup,))}
+    batches |= {name: batches_of(part.setups) for name, part in parts.items()}
+    factors = factors_beside(config.algorithm, batches)
+    longer = {name: with_passes(other, name, factors[name]) for name, other in others.items()}
+    return {name: make_plan(other, Path(str(other.output)), shared) for name, other in longer.items()}
 
 
 def first_run(config: Config) -> Config:

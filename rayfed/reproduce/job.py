@@ -29,10 +29,11 @@ from rayfed.config import papers
 from rayfed.config.changes import changes
 from rayfed.config.compose import ELSE
 from rayfed.config.schema import ClusterConfig, Config
-from rayfed.documents import user_path
+from rayfed.documents import parse_value, user_path
 from rayfed.engine.shared import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
+from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.parts import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
@@ -50,6 +51,9 @@ METHOD = ("algorithm", "server", "local", "server.name", "local.name")
 """Keys that say which method a row is."""
 KIND = "job"
 """The kind of a job's folder, in its marker."""
+
+EQUAL = "equal_steps"
+"""Override of a job: rows that would train less than another one of their setting make more passes."""
 
 OWN_KEYS = {
     "experiment": "give the name of the table first, such as fedgcr/table5",
@@ -145,6 +149,7 @@ def make_job(
     if seeds is not None and seeds > MOST_SEEDS:
         raise ConfigError(f"--seeds: {seeds} is more than {MOST_SEEDS} seeds; write --seeds 3, for example")
     own, output = _split(overrides)
+    equal, of_cells = _equal_steps(own)
     path = user_path(output, "output") if output else Path("runs") / _folder_name(table, scale, own)
     count = list(table.seeds)[:seeds]
     while len(count) < (seeds or 0):
@@ -152,8 +157,10 @@ def make_job(
     pairs = _pairs(table, scale, chosen)
     _check_methods(table, pairs, own)
     cells = tuple(
-        _cell(table, scale, row, setting, seed, own, path) for seed in count for row, setting in pairs
+        _cell(table, scale, row, setting, seed, of_cells, path) for seed in count for row, setting in pairs
     )
+    if equal:
+        cells = _trained_equally(cells)
     if len({cell.name for cell in cells}) < len(cells):
         raise ConfigError(f"{experiment}: two of its rows or settings differ in signs only; rename one")
     rows = dict.fromkeys(row for row, _ in pairs)
@@ -223,6 +230,32 @@ def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
         else:
             own.append(f"{key}={value}")
     return tuple(sorted(own)), output
+
+
+def _equal_steps(overrides: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
+    """Tell whether all rows train equally often (`equal_steps=true`), and the overrides of the cells."""
+    mine = [text for text in overrides if text.startswith(f"{EQUAL}=")]
+    wanted = [parse_value(EQUAL, text.partition("=")[2]) for text in mine]
+    if not all(isinstance(value, bool) for value in wanted):
+        raise ConfigError(f"{EQUAL}: {shown(wanted[-1])} is neither true nor false")
+    return wanted[-1:] == [True], tuple(text for text in overrides if text not in mine)
+
+
+def _trained_equally(cells: Sequence[JobCell]) -> tuple[JobCell, ...]:
+    """The cells, with more passes where another row of their setting trains more often.
+
+    Rows are compared with the first seed; the other seeds train by the same numbers of passes.
+    """
+    plans = Plans()
+    first = [cell for cell in cells if cell.seed == cells[0].seed]
+    factors: dict[tuple[str, str], int] = {}
+    for setting in dict.fromkeys(cell.setting for cell in first):
+        mine = {cell.row: batches_of(plans.of(cell).setups) for cell in first if cell.setting == setting}
+        factors |= {(setting, row): factor for row, factor in passes(mine).items()}
+    return tuple(
+        replace(cell, config=with_passes(cell.config, cell.row, factors[cell.setting, cell.row]))
+        for cell in cells
+    )
 
 
 def _check_methods(

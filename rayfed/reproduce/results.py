@@ -333,11 +333,9 @@ def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
         if trained and max(trained.values()) > MUCH * min(trained.values()):
             most = max(trained, key=lambda name: trained[name])
             least = min(trained, key=lambda name: trained[name])
-            where = f"{job.table.name}/mini" if job.scale == papers.MINI else job.table.name
             yield (
                 f"{setting}: {most} trains on {trained[most] / trained[least]:.1f} times as many examples as "
-                f"{least}; for equal steps, give the other rows more passes: rayfed run experiment={where} "
-                f"row='{least}' train.epochs=N"
+                f"{least}; equal_steps=true lets the other rows make more passes"
             )
 
 

@@ -103,8 +103,8 @@ SURFACE = (
         "rounds",
         "seed",
     ),
-    *("clients_per_round", "sampling", "channel", "privacy", "capacity", "compare", "faults"),
-    *("deterministic", "protocol"),
+    *("clients_per_round", "sampling", "channel", "privacy", "capacity", "compare", "equal_steps"),
+    *("faults", "deterministic", "protocol"),
     *("checkpoint", "failures", "on_nonfinite", "tensorboard", "figures", "report", "trackers"),
     *("output", "overwrite"),
 )

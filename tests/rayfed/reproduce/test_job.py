@@ -105,3 +105,21 @@ def test_an_option_that_rows_set_is_theirs_and_others_may_be_set():
     with pytest.raises(ConfigError, match=r"^local\.lambda_mode: row 'FedGCR'"):
         make_job("fedgcr/authors", "paper", 1, overrides=["local.lambda_mode=paper"])
     assert make_job("fedra/table3", "mini", 1, overrides=["server.weighting=uniform"]).cells
+
+
+EQUALLY = ("equal_steps=true", "cluster=inline", "data.limit=24", "data.domains=[plain,fonts]")
+
+
+def test_rows_that_train_less_make_more_passes(cache):
+    """FFT-GP takes two batches for a step, and zero-shot trains nothing."""
+    chosen = ["FFT-GP", "FedCLIP", "Zero-shot"]
+    place = f"data.cache={cache}"
+    job = make_job("fft_gp/table5", "mini", 2, chosen, [*EQUALLY, place])
+    epochs = {(cell.row, cell.seed): cell.config.train.epochs for cell in job.cells}
+    assert epochs == {(row, seed): 1 + (row == "FedCLIP") for row in chosen for seed in (0, 1)}
+    assert "equal_steps=true" in job.overrides
+    plain = make_job("fft_gp/table5", "mini", 2, chosen, [*EQUALLY[1:], place, "equal_steps=false"])
+    assert {cell.config.train.epochs for cell in plain.cells} == {1}
+    assert plain.path != job.path
+    with pytest.raises(ConfigError, match=r"^equal_steps: 'often' is neither true nor false"):
+        make_job("fft_gp/table5", "mini", 1, chosen, ["equal_steps=often"])

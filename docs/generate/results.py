@@ -1,0 +1,179 @@
+"""Writes the tables of docs/results.md from the files of benchmarks/results.
+
+    python -m docs.generate.results
+
+A file says what it shows in lines below its facts. A line may go on in the next ones, indented:
+
+    - Reproduced: statement of a paper | what was found here
+    - Finding: question | answer | another file
+    - Speed: question | answer
+
+A third part names further files, relative to this one and separated by commas. The tables stand between
+comments, `<!-- results Speed -->` and `<!-- /results -->`. `<!-- results methods: SETTING -->` is the table
+of one setting of which_method.json, which `benchmarks.which_method` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rayfed.reproduce.results import judge
+
+DOCS = Path(__file__).resolve().parent.parent
+PAGE = DOCS / "results.md"
+EVIDENCE = DOCS.parent / "benchmarks" / "results"
+METHODS = "which_method.json"
+BASE = "fedavg"
+"""Method to which all others are compared."""
+BLOCK = re.compile(r"(<!-- results ([^>]+?) -->\n).*?(<!-- /results -->)", re.DOTALL)
+HEADS = {
+    "Reproduced": ("statement of a paper", "here", "evidence"),
+    "Finding": ("question", "answer", "evidence"),
+    "Speed": ("question", "answer", "measured in"),
+}
+"""Titles of the columns by kind of line."""
+LINE = re.compile(rf"^- ({'|'.join(HEADS)}): (.+(?:\n  .+)*)", re.MULTILINE)
+LEVEL = 0.05
+
+
+def page(text: str, evidence: Path = EVIDENCE) -> str:
+    """The text of the page with all its tables written anew.
+
+    Raises:
+        KeyError: There is no such table.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        kind, _, setting = found[2].partition(": ")
+        table = methods(setting, evidence) if kind == "methods" else statements(kind, evidence)
+        return found[1] + table + found[3]
+
+    return BLOCK.sub(block, text)
+
+
+def statements(kind: str, evidence: Path = EVIDENCE) -> str:
+    """The table of all lines of a kind, with links to their files.
+
+    Raises:
+        KeyError: There is no such kind.
+    """
+    heads = HEADS[kind]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|"]
+    for file in sorted(evidence.rglob("*.md")):
+        for name, text in LINE.findall(file.read_text(encoding="utf-8")):
+            if name == kind:
+                what, found, *more = re.sub(r"\n +", " ", text).split(" | ")
+                others = [file.parent / path.strip() for path in ", ".join(more).split(",") if path.strip()]
+                links = ", ".join(link(each) for each in (file, *others))
+                lines.append(f"| {_moved(what, file)} | {_moved(found, file)} | {links} |")
+    return "\n".join(lines) + "\n"
+
+
+def link(file: Path) -> str:
+    """A link from a page of docs/ to a file, named after it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    return f"[{file.stem.replace('_', ' ')}]({os.path.relpath(file, DOCS)})"
+
+
+def _moved(text: str, file: Path) -> str:
+    """A text of a file with its relative links as they are from docs/."""
+    return re.sub(r"\]\(([^):#]+)", lambda m: f"]({os.path.relpath(file.parent / m[1], DOCS)}", text)
+
+
+def methods(setting: str, evidence: Path = EVIDENCE) -> str:
+    """The table of a setting: scores, cost and the difference to FedAvg of every method, best mean first.
+
+    In brackets is the p of a two-sided paired t-test over the seeds, corrected by Holm for the number of
+    methods. Methods that are better or worse by more than chance are in bold.
+
+    Raises:
+        KeyError: The setting was not run.
+    """
+    found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))[setting]
+    rows = _by_method(found["rows"])
+    tests = holm({name: judge(_differences(rows, name))[1] for name in rows if name != BASE})
+    ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
+    lines = [
+        f"| method | mean | worst client | spread | - {BASE} | MB | seconds | steps |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in ranked:
+        mine = rows[name]
+        shown = [_percent(mine, "mean"), _percent(mine, "worst client"), _percent(mine, "spread")]
+        shown += [_difference(_differences(rows, name), tests.get(name)) if name != BASE else ""]
+        shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", f"{_mean(mine, 'seconds'):,.0f}"]
+        shown += [f"{_mean(mine, 'steps'):,.0f}"]
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", *_facts(found, tests)]) + "\n"
+
+
+def _facts(found: Mapping[str, Any], tests: Mapping[str, float | None]) -> Iterator[str]:
+    """Sentences below a table of methods."""
+    seeds = ", ".join(map(str, found["seeds"]))
+    shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
+    names = ", ".join(f"`{name}`" for name in shown)
+    larger = (
+        f"Larger than chance are the differences of {names}."
+        if shown
+        else ("No difference to FedAvg is larger than chance.")
+    )
+    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds. {larger}"
+    yield f"`{found['command']}`, commit {found['commit']}, {found['processor']}, {found['date']}."
+
+
+def _by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Mapping[str, Any]]]:
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["method"], {})[row["seed"]] = row
+    return found
+
+
+def _differences(rows: Mapping[str, Mapping[int, Mapping[str, Any]]], name: str) -> list[float]:
+    """Mean of a method minus that of FedAvg by seed, in points."""
+    mine, base = rows[name], rows[BASE]
+    return [100 * (mine[seed]["mean"] - base[seed]["mean"]) for seed in sorted(mine.keys() & base.keys())]
+
+
+def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
+    """P of several tests, corrected by Holm [holm1979]; one without p counts as a test that shows nothing.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    found: dict[str, float | None] = dict.fromkeys(tests)
+    most = 0.0
+    ranked = sorted((p, name) for name, p in tests.items() if p is not None)
+    for place, (p, name) in enumerate(ranked):
+        most = max(most, min(1.0, (len(tests) - place) * p))
+        found[name] = most
+    return found
+
+
+def _difference(differences: Sequence[float], p: float | None) -> str:
+    shown = "p -" if p is None else "p < 0.001" if p < 0.001 else f"p {p:.3f}"
+    text = f"{fmean(differences):+.1f} ({shown})"
+    return f"**{text}**" if p is not None and p < LEVEL else text
+
+
+def _percent(seeds: Mapping[int, Mapping[str, Any]], key: str) -> str:
+    values = [100 * row[key] for row in seeds.values()]
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def _mean(seeds: Mapping[int, Mapping[str, Any]], key: str) -> float:
+    return fmean(row[key] for row in seeds.values())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
