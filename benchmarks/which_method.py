@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rayfed.doctor.output import machine
-
+from rayfed.config.catalog import listed
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
+from rayfed.doctor.diagnosis import machine
 from rayfed.documents import to_json
 from rayfed.errors import ConfigError, one_line
 from rayfed.federation.method import METHODS
@@ -85,15 +85,25 @@ def configs(
     fixed = [text.format(**given) for text in SETTINGS[setting]]
     found, refused = {}, {}
     plans = Plans()
+    own = {each.name: each.brings["tuning"] for each in listed("algorithm") if "tuning" in each.brings}
     for name in methods:
         try:
             config = load_config([*COMMON, *fixed, f"algorithm={name}", *overrides])
+            _check_own(name, own.get(name), config)
             compatible_parts(config)
             plans.of(_cell(name, setting, 0, config, Path("unused")))
             found[name] = config
         except ConfigError as err:
             refused[name] = one_line(err)
     return found, refused
+
+
+def _check_own(name: str, own: str | None, config: Config) -> None:
+    """Refuse a method that trains nothing, or whose own tuning, if any, is another one."""
+    if not METHODS.load(name).server.trains:
+        raise ConfigError(f"algorithm: {name} trains nothing")
+    if own not in (None, config.tuning["name"]):
+        raise ConfigError(f"tuning: {name} is made for tuning={own}")
 
 
 def job_of(setting: str, found: Mapping[str, Config], seeds: int, folder: Path) -> TableJob:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 from rayfed.reproduce.results import judge
 
@@ -39,7 +39,11 @@ HEADS = {
 }
 """Titles of the columns by kind of line."""
 LINE = re.compile(rf"^- ({'|'.join(HEADS)}): (.+(?:\n  .+)*)", re.MULTILINE)
+Rows: TypeAlias = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Scores and cost of each run, by method and seed."""
 LEVEL = 0.05
+SAME = 1e-9
+"""Points within which differences are equal, but for rounding."""
 
 
 def page(text: str, evidence: Path = EVIDENCE) -> str:
@@ -95,14 +99,14 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     """The table of a setting: scores, cost and the difference to FedAvg of every method, best mean first.
 
     In brackets is the p of a two-sided paired t-test over the seeds, corrected by Holm for the number of
-    methods. Methods that are better or worse by more than chance are in bold.
+    methods, unless it is 1. Differences larger than chance are in bold.
 
     Raises:
         KeyError: The setting was not run.
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))[setting]
     rows = _by_method(found["rows"])
-    tests = holm({name: judge(_differences(rows, name))[1] for name in rows if name != BASE})
+    tests = holm({name: pvalue(_differences(rows, name)) for name in rows if name != BASE})
     ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
     lines = [
         f"| method | mean | worst client | spread | - {BASE} | MB | seconds | steps |",
@@ -115,21 +119,23 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
         shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", f"{_mean(mine, 'seconds'):,.0f}"]
         shown += [f"{_mean(mine, 'steps'):,.0f}"]
         lines.append(f"| `{name}` | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *_facts(found, tests)]) + "\n"
+    return "\n".join([*lines, "", *_facts(found, rows, tests)]) + "\n"
 
 
-def _facts(found: Mapping[str, Any], tests: Mapping[str, float | None]) -> Iterator[str]:
+def _facts(found: Mapping[str, Any], rows: Rows, tests: Mapping[str, float | None]) -> Iterator[str]:
     """Sentences below a table of methods."""
     seeds = ", ".join(map(str, found["seeds"]))
     shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
-    names = ", ".join(f"`{name}`" for name in shown)
-    larger = (
-        f"Larger than chance are the differences of {names}."
-        if shown
-        else ("No difference to FedAvg is larger than chance.")
-    )
-    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds. {larger}"
+    larger = f"Larger than chance: {_names(shown)}." if shown else "No difference is larger than chance."
+    alike = [name for name in tests if not any(_differences(rows, name))]
+    same = f" The same scores as `{BASE}` in every seed: {_names(alike)}." if alike else ""
+    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds. {larger}{same}"
+    yield ""
     yield f"`{found['command']}`, commit {found['commit']}, {found['processor']}, {found['date']}."
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Mapping[str, Any]]]:
@@ -139,10 +145,21 @@ def _by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Mapping
     return found
 
 
-def _differences(rows: Mapping[str, Mapping[int, Mapping[str, Any]]], name: str) -> list[float]:
+def _differences(rows: Rows, name: str) -> list[float]:
     """Mean of a method minus that of FedAvg by seed, in points."""
     mine, base = rows[name], rows[BASE]
     return [100 * (mine[seed]["mean"] - base[seed]["mean"]) for seed in sorted(mine.keys() & base.keys())]
+
+
+def pvalue(differences: Sequence[float]) -> float | None:
+    """Probability, by a two-sided paired t-test over seeds, of differences as large as these by chance.
+
+    Scores of few examples take few values, so that the differences of two seeds are often equal by chance.
+    None: there are fewer than three, or all are equal.
+    """
+    if len(differences) < 3 or max(differences) - min(differences) < SAME:
+        return None
+    return judge(differences)[1]
 
 
 def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -161,9 +178,11 @@ def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def _difference(differences: Sequence[float], p: float | None) -> str:
-    shown = "p -" if p is None else "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-    text = f"{fmean(differences):+.1f} ({shown})"
-    return f"**{text}**" if p is not None and p < LEVEL else text
+    text = f"{fmean(differences):+.1f}"
+    if p is None or p >= 0.9995:
+        return text
+    text += " (p < 0.001)" if p < 0.001 else f" (p {p:.3f})"
+    return f"**{text}**" if p < LEVEL else text
 
 
 def _percent(seeds: Mapping[int, Mapping[str, Any]], key: str) -> str:

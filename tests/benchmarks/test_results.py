@@ -99,26 +99,35 @@ def test_tests_are_corrected_by_holm():
 
 
 def test_a_table_of_methods_has_means_costs_and_corrected_differences(tmp_path):
-    """Differences of b are 10 and 10.2 points: t = 101, one degree of freedom, p = 0.0063, two tests."""
+    """Differences of b are 10, 10 and 10.3 points: t = 101, two degrees of freedom, p = 0.0001."""
+    means = {"fedavg": (0.5, 0.6, 0.5), "b": (0.6, 0.7, 0.603), "c": (0.5, 0.58, 0.5), "d": (0.5, 0.6, 0.5)}
     rows = [
         {"method": name, "seed": seed, "mean": mean, "worst client": mean / 2, "spread": 0.1}
         | {"bytes": 2_000_000, "seconds": 10 * (seed + 1), "steps": 40}
-        for name, means in {"fedavg": (0.5, 0.6), "b": (0.6, 0.702), "c": (0.5, 0.58)}.items()
-        for seed, mean in enumerate(means)
+        for name, each in means.items()
+        for seed, mean in enumerate(each)
     ]
-    facts = {"command": "x", "commit": "0123abc", "processor": "y", "date": "z", "seeds": [0, 1]}
+    facts = {"command": "x", "commit": "0123abc", "processor": "y", "date": "z", "seeds": [0, 1, 2]}
     facts |= {"clients": 5, "rounds": 10, "rows": rows}
     (tmp_path / results.METHODS).write_text(json.dumps({"s": facts}))
     assert results.methods("s", tmp_path).splitlines() == [
         "| method | mean | worst client | spread | - fedavg | MB | seconds | steps |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
-        "| `b` | 65.1 ± 7.2 | 32.5 ± 3.6 | 10.0 ± 0.0 | **+10.1 (p 0.013)** | 2.0 | 15 | 40 |",
-        "| `fedavg` | 55.0 ± 7.1 | 27.5 ± 3.5 | 10.0 ± 0.0 |  | 2.0 | 15 | 40 |",
-        "| `c` | 54.0 ± 5.7 | 27.0 ± 2.8 | 10.0 ± 0.0 | -1.0 (p 0.500) | 2.0 | 15 | 40 |",
+        "| `b` | 63.4 ± 5.7 | 31.7 ± 2.8 | 10.0 ± 0.0 | **+10.1 (p < 0.001)** | 2.0 | 20 | 40 |",
+        "| `fedavg` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 |  | 2.0 | 20 | 40 |",
+        "| `d` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.0 | 2.0 | 20 | 40 |",
+        "| `c` | 52.7 ± 4.6 | 26.3 ± 2.3 | 10.0 ± 0.0 | -0.7 (p 0.845) | 2.0 | 20 | 40 |",
         "",
-        "Seeds 0, 1, 5 clients, 10 rounds. Larger than chance are the differences of `b`.",
+        "Seeds 0, 1, 2, 5 clients, 10 rounds. Larger than chance: `b`. "
+        "The same scores as `fedavg` in every seed: `d`.",
+        "",
         "`x`, commit 0123abc, y, z.",
     ]
+
+
+@pytest.mark.parametrize("differences", [[], [3.0, 4.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_equal_or_few_differences_have_no_test(differences):
+    assert results.pvalue(differences) is None
 
 
 def test_every_measurement_is_cited_by_a_page():

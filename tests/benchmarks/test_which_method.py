@@ -18,13 +18,14 @@ TINY = (
 )
 TINY = (*TINY, "tuning.rank=2", "capacity=[4,3,2,2,1]")
 SETTING = "unequal devices"
+TRIED = ("fedavg", "fedra", "ditto", "fedgcr", "zero_shot", "promptfl")
 
 
 def call(tmp_path, cache, *more):
     which_method.main(
         ["--setting", SETTING, "--seeds", "2", "--folder", str(tmp_path / "runs")]
         + ["--file", str(tmp_path / results.METHODS)]
-        + [f"--method={name}" for name in ("fedavg", "fedra", "ditto", "fedgcr")]
+        + [f"--method={name}" for name in TRIED]
         + [*TINY, f"data.cache={cache}", *more]
     )
     return json.loads((tmp_path / results.METHODS).read_text())[SETTING]
@@ -37,7 +38,9 @@ def test_it_writes_every_method_and_seed_and_repeats_nothing(tmp_path, cache, ca
     ran = {row["method"] for row in found["rows"]}
     assert {"fedavg", "fedra"} <= ran
     assert "fedgcr" in found["refused"]  # its groups need prompts of GC-Net
-    assert ran | found["refused"].keys() == {"fedavg", "fedra", "ditto", "fedgcr"}
+    assert found["refused"]["zero_shot"] == "algorithm: zero_shot trains nothing"
+    assert found["refused"]["promptfl"] == "tuning: promptfl is made for tuning=text_prompt"
+    assert ran | found["refused"].keys() == {*TRIED}
     assert sorted((row["method"], row["seed"]) for row in found["rows"]) == sorted(
         (name, seed) for name in ran for seed in (0, 1)
     )
