@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.columns import numbers
 from rayfed.data.formats import arrow_file
 from rayfed.data.text import Inputs, Targets
 from rayfed.documents import parse_json
@@ -112,10 +113,10 @@ def _check_batch(batch: Any, about: dict[str, Any]) -> None:
         batch.column(name).validate(full=True)
     labels = [("label", "classes")] if about.get("task", CLASSIFICATION) in CLASSES else []
     for column, names in (*labels, ("domain", "domains")):
-        values = batch.column(column).to_numpy()
+        values = numbers(batch.column(column))
         if values.min() < 0 or values.max() >= len(about[names]):
             raise ValueError(f"a {column} is outside of its {len(about[names])} {names}")
-    if batch.column("test").to_numpy().max() > 1:
+    if numbers(batch.column("test")).max() > 1:
         raise ValueError("a test flag is neither 0 nor 1")
 
 
@@ -134,9 +135,9 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         classes=tuple(about["classes"]),
         domains=tuple(about["domains"]),
         images=inputs,
-        labels=batch.column("label").to_numpy(),
-        domain=batch.column("domain").to_numpy(),
-        test=batch.column("test").to_numpy().view(np.bool_),
+        labels=numbers(batch.column("label")),
+        domain=numbers(batch.column("domain")),
+        test=numbers(batch.column("test")).view(np.bool_),
         digest=about["digest"],
         skipped=int(about["skipped"]),
         size=about["size"],
@@ -146,6 +147,6 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         task=task,
         grouped=bool(about.get("grouped")),
         owner_column=batch.column("owner") if "owner" in batch.schema.names else None,
-        splits=batch.column("split").to_numpy() if "split" in batch.schema.names else None,
+        splits=numbers(batch.column("split")) if "split" in batch.schema.names else None,
         own=bool(own),
     )

@@ -6,8 +6,10 @@ Its gradients are computed in one piece or added up over parts; its optimizers a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -101,10 +103,31 @@ def make_optimizer(
         # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
         rest["foreach"] = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
     rest["weight_decay"] = config.weight_decay
+    kind = _without_compiler(KINDS[config.optimizer])
     if config.optimizer == "sgd":
-        return torch.optim.SGD(params, momentum=config.momentum, **rest)
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        return kind(params, momentum=config.momentum, **rest)
     return kind(params, betas=config.betas, eps=config.eps, **rest)
+
+
+KINDS: Mapping[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+"""Optimizers of torch by their names in the config."""
+
+
+@cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The same optimizer without the marks that keep torch.compile out of it.
+
+    These import the compiler when an optimizer is first made, in every process, which takes a second. The
+    functions that torch marked are the same: what wraps them is left out.
+    """
+    marked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in marked}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**bare, "step": step})
 
 
 def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:

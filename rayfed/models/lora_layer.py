@@ -1,18 +1,26 @@
-"""A linear layer with a LoRA adapter, in fewer operations than PEFT's, for one client or for several at once.
+"""Layers with a LoRA adapter: the start values, outputs and names of tensors of PEFT.
+
+PEFT itself imports transformers, which takes a process four times as long as everything else before its first
+batch, and a linear layer is computed here in fewer operations, for one client or for several at once.
 
 Letters in shapes: K clients, m rows of a client, r rank.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
 from rayfed.models.stacked import Stacked
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+ADAPTED = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
+"""Types of layers that can be adapted."""
 
 ADAPTER = "default"
 """PEFT's name of the only adapter of a layer."""
@@ -109,8 +117,59 @@ def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
     return torch.bmm(low.mT, own).mul_(scale).mT.contiguous()
 
 
-class AdaptedLinear(Linear):
-    """A linear layer of PEFT whose only adapter is a product of two factors, y = W x + b + scale B A x.
+class AdaptedLayer(nn.Module):
+    """A layer and a product of two factors that is added to it.
+
+    Attributes:
+        base_layer: The layer.
+        r: Rank of the factors, by the name of the adapter.
+        scaling: alpha / rank, by the name of the adapter.
+    """
+
+    def __init__(self, base_layer: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.r = {ADAPTER: rank}
+        self.scaling = {ADAPTER: alpha / rank}
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the layer, for those who read it, such as torch's encoder layers."""
+        return self.base_layer.weight  # type: ignore[return-value]  # every adapted layer has one
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the layer, which an embedding does not have."""
+        return getattr(self.base_layer, "bias", None)
+
+    def _place(self, factors: nn.Module) -> nn.Module:
+        """Move factors to the device and the type of the layer."""
+        return factors.to(self.weight.device, self.weight.dtype)
+
+
+class _Multiplied(AdaptedLayer):
+    """A layer whose factors are layers of their own, so that its input is multiplied with A, then with B."""
+
+    def __init__(
+        self, base_layer: nn.Module, rank: int, alpha: float, dropout: float, a: nn.Module, b: nn.Module
+    ) -> None:
+        super().__init__(base_layer, rank, alpha)
+        self.lora_dropout = nn.ModuleDict({ADAPTER: nn.Dropout(dropout) if dropout else nn.Identity()})
+        nn.init.kaiming_uniform_(a.weight, a=math.sqrt(5))  # type: ignore[arg-type]
+        nn.init.zeros_(b.weight)  # type: ignore[arg-type]
+        self.lora_A = nn.ModuleDict({ADAPTER: self._place(a)})
+        self.lora_B = nn.ModuleDict({ADAPTER: self._place(b)})
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Output of the layer. Args: x: its input; args, kwargs: other arguments of the layer."""
+        result: Tensor = self.base_layer(x, *args, **kwargs)
+        first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
+        low = self.lora_dropout[ADAPTER](x.to(first.weight.dtype))  # type: ignore[arg-type]
+        return (result + second(first(low)) * self.scaling[ADAPTER]).to(result.dtype)
+
+
+class AdaptedLinear(_Multiplied):
+    """A linear layer whose only adapter is a product of two factors, y = W x + b + scale B A x.
 
     For one client the values in float32 on a CPU are those of PEFT to the bit: what is left out is its choice
     among adapters in every pass, and a product with a scale of 1. In mixed precision and on other devices the
@@ -119,21 +178,26 @@ class AdaptedLinear(Linear):
     products of all of them are added at once.
     """
 
+    def __init__(self, base_layer: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
+        a = nn.Linear(base_layer.in_features, rank, bias=False)
+        b = nn.Linear(rank, base_layer.out_features, bias=False)
+        super().__init__(base_layer, rank, alpha, dropout, a, b)
+        self.in_features, self.out_features = base_layer.in_features, base_layer.out_features
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Output of the layer.
 
         Args:
             x: Rows (B, ..., d_in); those of K clients where both factors are `Stacked`.
-            *args: Handed on to PEFT.
-            **kwargs: Handed on to PEFT.
+            *args: Other arguments of the layer.
+            **kwargs: Other arguments of the layer.
         """
         first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
         a: Any = first.weight
-        plain = isinstance(second, nn.Linear) and not (args or kwargs or self.disable_adapters or self.merged)
+        plain = isinstance(second, nn.Linear) and not (args or kwargs)
         mixed = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # which no meta device has
         if not plain or (x.dtype != a.dtype and not mixed):
-            output: Tensor = super().forward(x, *args, **kwargs)
-            return output
+            return super().forward(x, *args, **kwargs)
         layer: Any = self.base_layer
         if mixed:
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -157,6 +221,72 @@ class AdaptedLinear(Linear):
             return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)
+
+
+class AdaptedConvolution(_Multiplied):
+    """A convolution to whose output B * (A * x) is added: A as large as its kernel, B of size 1.
+
+    A has rank r as its number of channels. Unlike PEFT, A is as dilated as the layer.
+    """
+
+    def __init__(self, base_layer: Any, rank: int, alpha: float, dropout: float) -> None:
+        kind, own = type(base_layer), base_layer
+        one = (1,) * len(own.kernel_size)
+        place = {"dilation": own.dilation, "bias": False}
+        a = kind(own.in_channels, rank, own.kernel_size, own.stride, own.padding, **place)
+        b = kind(rank, own.out_channels, one, one, groups=own.groups, bias=False)
+        super().__init__(base_layer, rank, alpha, dropout, a, b)
+
+
+class AdaptedEmbedding(AdaptedLayer):
+    """An embedding to whose output scale B A[:, i] is added; A has shape (r, N), B (D, r).
+
+    A starts as zero and B with random values, as in PEFT, which drops nothing out here.
+    """
+
+    def __init__(self, base_layer: nn.Embedding, rank: int, alpha: float, dropout: float) -> None:
+        super().__init__(base_layer, rank, alpha)
+        a = torch.randn(rank, base_layer.num_embeddings)
+        b = nn.init.normal_(torch.randn(base_layer.embedding_dim, rank))  # PEFT draws twice, too
+        self.lora_embedding_A = self._place(nn.ParameterDict({ADAPTER: nn.Parameter(a.zero_())}))
+        self.lora_embedding_B = self._place(nn.ParameterDict({ADAPTER: nn.Parameter(b)}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of the layer. Args: x: numbers of rows, shape (B, ...)."""
+        layer: Any = self.base_layer
+        result: Tensor = layer(x)
+        a, b = self.lora_embedding_A[ADAPTER], self.lora_embedding_B[ADAPTER]
+        rest = layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
+        added = F.embedding(x, a.T, layer.padding_idx, *rest) @ b.T * self.scaling[ADAPTER]
+        if (factor := getattr(layer, "embed_scale", None)) is not None:  # some layers scale their rows
+            added = added * factor
+        return (result + added).to(result.dtype)
+
+
+def adapt(net: nn.Module, pattern: str, rank: int, alpha: float, dropout: float) -> None:
+    """Put an adapter into every layer whose whole name a regular expression matches.
+
+    Args:
+        net: The network, whose layers of the types `ADAPTED` are replaced.
+        pattern: The regular expression.
+        rank: Rank of the factors.
+        alpha: The products are multiplied by alpha / rank.
+        dropout: Dropout probability of the input of the factors.
+    """
+    found = {name: module for name, module in net.named_modules() if isinstance(module, ADAPTED)}
+    for name, layer in found.items():
+        if re.fullmatch(pattern, name):
+            kind: Any = next(adapted for known, adapted in _KINDS if isinstance(layer, known))
+            with layer.weight.device if layer.weight.is_meta else torch.device("cpu"):
+                net.set_submodule(name, kind(layer, rank, alpha, dropout))
+
+
+_KINDS = (
+    (nn.Embedding, AdaptedEmbedding),
+    (nn.Linear, AdaptedLinear),
+    (CONVOLUTIONS, AdaptedConvolution),
+)
+"""Layers and their adapted form."""
 
 
 def _is_frozen(layer: nn.Module) -> bool:

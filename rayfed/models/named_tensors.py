@@ -58,7 +58,7 @@ def _adapts(layer: nn.Module) -> bool:
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 """Attribute name of the residual matrix of an adapted layer."""
 
-_ADAPTER = re.compile(r"\.(lora_[AB])\.[^.]+(\.last)?\.weight$")
+_ADAPTER = re.compile(r"\.(lora_(?:embedding_)?[AB])\.[^.]+(?:(?:\.last)?\.weight)?$")
 _IA3 = re.compile(r"\.(ia3_l)\.[^.]+$")
 _CORE = re.compile(r"\.lora_B\.[^.]+\.core\.weight$")
 

@@ -41,8 +41,10 @@ class _NoStartValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in INITIALIZERS and args[0].is_meta:
-            return args[0]
+        if func in INITIALIZERS or getattr(func, "__module__", "") == nn.init.__name__:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
         return func(*args, **(kwargs or {}))
 
 

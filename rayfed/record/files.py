@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfed import columns
 from rayfed.errors import StorageError
 from rayfed.record.ownership import make_folder, note, temporary
 
@@ -122,10 +123,8 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
-    columns = dict.fromkeys(key for row in rows for key in row)
-    return pa.table({key: [row.get(key) for row in rows] for key in columns})
+    names = dict.fromkeys(key for row in rows for key in row)
+    return columns.table({key: [row.get(key) for row in rows] for key in names})
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -153,7 +152,7 @@ def growing_table(path: Path, schema: pa.Schema, place: int = 0) -> Iterator[Cal
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    waiting = [schema.empty_table()]
+    waiting = [pa.Table.from_batches([], schema)]
     count = 0
 
     def write() -> None:

@@ -193,10 +193,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of a Parquet file, or only some of its columns."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _opened(path):  # it may be no file
-        return pq.read_table(path, columns=columns)
+    with _opened(path) as file, pq.ParquetFile(file) as found:  # its `read_table` imports pandas
+        names = found.schema_arrow.names
+        if missing := [name for name in columns or () if name not in names]:
+            raise pa.ArrowInvalid(f"there is no column {missing[0]!r} among {', '.join(names)}")
+        return found.read(columns)
 
 
 def read_footer(path: Path) -> pq.FileMetaData:

@@ -317,10 +317,8 @@ def unevaluated_note(config: Mapping[str, Any], finished: int) -> Iterator[str]:
 
 def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
     """Rows of clients.parquet of one round; for a run that is not finished, from its history."""
-    import pyarrow.parquet as pq
-
     file = folder / "clients.parquet"
-    every = pq.read_table(file).to_pylist() if file.exists() else []
+    every = read_parquet(file).to_pylist() if file.exists() else []
     now = [score for score in every if score["round"] == round]
     return now or (History(folder).entry(round) or {"tables": {}})["tables"].get("clients", [])
 
@@ -502,9 +500,7 @@ MODELS = ("global", "personal")
 
 def test_counts(folder: Path) -> dict[str, int]:
     """Number of test examples of each client that has some of its own, from the manifest."""
-    import pyarrow.parquet as pq
-
-    manifest = pq.read_table(folder / "partition.parquet", columns=["client", "split"]).to_pylist()
+    manifest = read_parquet(folder / "partition.parquet", ["client", "split"]).to_pylist()
     return dict(Counter(row["client"] for row in manifest if row["split"] == "test"))
 
 
@@ -524,9 +520,7 @@ def _examples(folder: Path) -> str:
 
 def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
     """Numbers of clients, training and test examples of each domain, as text, from the manifest."""
-    import pyarrow.parquet as pq
-
-    manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()
+    manifest = read_parquet(folder / "partition.parquet", ["domain", "client", "split"]).to_pylist()
     drawn = drawn_clients(folder)
     counts: dict[str, tuple[set[str], list[int]]] = {}
     for row in manifest:

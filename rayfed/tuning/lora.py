@@ -7,12 +7,11 @@ does. The update is never merged into W.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -23,14 +22,14 @@ from torch import Tensor, nn
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.language import SITES, LibraryNames
+from rayfed.models.lora_layer import ADAPTED, CONVOLUTIONS, AdaptedLinear, adapt
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.tuning.base import freeze
 from rayfed.tuning.sites import LAST, called_layers, chosen_layers, exactly, in_every_block, named_layers
 from rayfed.types import Count, Positive
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-ADAPTED = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
-"""Types of layers that PEFT adapts."""
+LEAVES = (".lora_A", ".lora_B", ".lora_embedding_A", ".lora_embedding_B")
+"""Ends of the global names of factors."""
 
 STEM = r"patch_embed\.proj"
 """Name of the patch embedding, as a regular expression."""
@@ -82,23 +81,10 @@ class Lora:
     core_start: Literal["gradient", "random"] = "gradient"
 
     def apply(self, model: Backbone) -> Backbone:
-        with torch.device("cpu"):  # some versions compute while they are imported: `skeleton` has no values
-            from peft import LoraConfig, inject_adapter_in_model
-
-            from rayfed.models.lora_layer import AdaptedLinear
-
         targets = self.pattern(model)
         self._check_rank(model, targets)
-        config = LoraConfig(
-            r=self.rank,
-            lora_alpha=self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]  # floats work
-            lora_dropout=self.dropout,
-            target_modules=targets,
-        )
-        config._register_custom_module({nn.Linear: AdaptedLinear})
         freeze(model, self.train_head)
-        on_meta = model.head.weight.is_meta
-        inject_adapter_in_model(config, model.net, low_cpu_mem_usage=on_meta)
+        adapt(model.net, targets, self.rank, self._alpha, self.dropout)
         for name, parameter in model.net.named_parameters():
             if self.freeze_a and ".lora_A." in name:
                 parameter.requires_grad_(False)
@@ -126,38 +112,45 @@ class Lora:
         Returns:
             The contents of adapter_config.json and adapter_model.safetensors, by name of the file.
         """
-        from peft import LoraConfig
         from safetensors.torch import save
 
-        factors = {n: v.contiguous() for n, v in params.items() if n.endswith((".lora_A", ".lora_B"))}
+        factors = {n: v.contiguous() for n, v in params.items() if n.endswith(LEAVES)}
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
             return {}
-        of_library: dict[str, Any] = {}
+        about: dict[str, Any] = {
+            "peft_type": "LORA",
+            "task_type": None,
+            "base_model_name_or_path": model_name,
+            "inference_mode": True,
+            "r": self.rank,
+            "lora_alpha": self._alpha,
+            "lora_dropout": self.dropout,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "modules_to_save": None,
+        }
         if names is not None:
-            model_name = names.model
-            of_library = {"task_type": names.task, "fan_in_fan_out": names.transposed}
+            about |= {"base_model_name_or_path": names.model, "task_type": names.task}
+            about["fan_in_fan_out"] = names.transposed
             layers = [names.of(layer) for layer in layers]
             heads = {n: v.contiguous() for n, v in params.items() if n.startswith("head.")}
             if heads:
-                of_library["modules_to_save"] = names.saved
-        config = LoraConfig(
-            base_model_name_or_path=model_name,
-            r=self.rank,
-            lora_alpha=self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]  # floats work
-            lora_dropout=self.dropout,
-            target_modules="|".join(map(re.escape, layers)),
-            inference_mode=True,
-            **of_library,
-        )
+                about["modules_to_save"] = names.saved
+        about["target_modules"] = "|".join(map(re.escape, layers))
         place = (lambda name: name) if names is None else names.of
-        named = {f"base_model.model.{place(name)}.weight": value for name, value in factors.items()}
+        leaf = {name: "" if "_embedding_" in name else ".weight" for name in factors}
+        named = {f"base_model.model.{place(name)}{leaf[name]}": value for name, value in factors.items()}
         if names is not None:
             named |= {f"base_model.model.{names.of(name)}": value for name, value in heads.items()}
-        with TemporaryDirectory() as folder:  # PEFT returns its own form of the config to a folder only
-            config.save_pretrained(folder)
-            found = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
-        return {**found, "adapter_model.safetensors": save(named, metadata={"format": "pt"})}
+        return {
+            "adapter_config.json": json.dumps(about, indent=2, sort_keys=True).encode(),
+            "adapter_model.safetensors": save(named, metadata={"format": "pt"}),
+        }
+
+    @property
+    def _alpha(self) -> float:
+        return self.rank if self.alpha is None else self.alpha
 
     def pattern(self, model: Backbone) -> str:
         """A regular expression that matches the full names of the adapted layers.
@@ -200,9 +193,7 @@ class Lora:
 
 def _adapted(model: Backbone) -> list[Any]:
     """The adapted linear layers; adapted convolutions are left out, because a residual is a matrix."""
-    from peft.tuners.lora.layer import Linear
-
-    return [module for module in model.net.modules() if isinstance(module, Linear)]
+    return [module for module in model.net.modules() if isinstance(module, AdaptedLinear)]
 
 
 def _add_residual(layer: Any) -> None:

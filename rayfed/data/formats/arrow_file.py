@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.columns import column
 from rayfed.data.text import Inputs, Targets, Tokens
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _write_around(
 
     kind = schema.field("image").type
     arrays = [pa.FixedSizeBinaryArray.from_buffers(kind, images.size // kind.byte_width, [None, images])]
-    arrays += [pa.array(columns[name], schema.field(name).type) for name in schema.names[1:]]
+    arrays += [column(columns[name], str(schema.field(name).type)) for name in schema.names[1:]]
     sink = _SkippingFile(file, images.address)
     with pa.PythonFile(sink, "w") as stream, pa.ipc.new_file(stream, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))

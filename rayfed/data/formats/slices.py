@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 MEAN = 128
 """Grey level of the mean intensity of a volume."""
@@ -43,8 +42,8 @@ class Volume:
         mask = self.mask[:, :, place]
         if mask.shape == (size, size):
             return around, mask
-        channels = [_resized(around[:, :, c], size, Image.Resampling.BILINEAR) for c in range(3)]
-        return np.stack(channels, axis=-1), _resized(mask, size, Image.Resampling.NEAREST)
+        channels = [_resized(around[:, :, c], size, "BILINEAR") for c in range(3)]
+        return np.stack(channels, axis=-1), _resized(mask, size, "NEAREST")
 
 
 def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
@@ -79,5 +78,8 @@ def usable_slices(mask: NDArray[Any]) -> list[int]:
     return [int(place) for place in np.flatnonzero(present) if 0 < place < mask.shape[2] - 1]
 
 
-def _resized(plane: NDArray[np.uint8], size: int, how: Image.Resampling) -> NDArray[np.uint8]:
-    return np.asarray(Image.fromarray(np.ascontiguousarray(plane)).resize((size, size), how))
+def _resized(plane: NDArray[np.uint8], size: int, how: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(plane))
+    return np.asarray(image.resize((size, size), Image.Resampling[how]))

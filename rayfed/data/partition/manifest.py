@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfed.columns import column, repeated, table
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
 from rayfed.terminal.table import fitted, table_blocks
@@ -181,22 +182,18 @@ def to_table(partition: Partition, dataset: Dataset) -> pa.Table:
     `client` is empty for samples that belong to no client: official test splits, held-out domains, and the
     samples from which a virtual population draws.
     """
-    import pyarrow as pa
-
     clients, splits, arrays = zip(*partition.pieces(), strict=True)
     index = np.concatenate(arrays)
-
-    def per_sample(names: Sequence[str]) -> NDArray[np.object_]:
-        return np.repeat(np.array(names, dtype=object), [len(array) for array in arrays])
-
-    return pa.table(
+    piece = np.repeat(np.arange(len(arrays)), [len(array) for array in arrays])
+    rows = column(index, "int64")
+    return table(
         {
-            "key": dataset.key_column.take(pa.array(index)),
-            "index": pa.array(index, pa.int64()),
-            "label": pa.array(dataset.labels[index], pa.int64()),
-            "domain": pa.array(np.array(dataset.domains, dtype=object)[dataset.domain[index]], pa.string()),
-            "client": pa.array(per_sample(clients), pa.string()),
-            "split": pa.array(per_sample(splits), pa.string()),
+            "key": dataset.key_column.take(rows),
+            "index": rows,
+            "label": column(dataset.labels[index], "int64"),
+            "domain": repeated(dataset.domains, dataset.domain[index]),
+            "client": repeated(clients, piece),
+            "split": repeated(splits, piece),
         }
     )
 

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from rayfed.engine import memory
 from rayfed.engine.memory import step_operations
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
@@ -66,3 +68,18 @@ def test_counting_leaves_no_gradient_behind():
     step_operations(model, True)
     assert all(p.grad is None for p in model.parameters())
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"), [("vit", Lora()), ("vit", Full()), ("mixer", Lora()), ("resnet", Full())]
+)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_zeros_and_no_values_give_the_count_of_torchs_own_counter(kind, scheme, keeps, monkeypatch):
+    model = tuned(kind, scheme)
+    with_zeros = step_operations(model, keeps)
+    monkeypatch.setattr(memory, "SMALL", 0)
+    assert step_operations(model, keeps) == with_zeros
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        model(model.sample(2)).sum().backward()
+    assert keeps or counter.get_total_flops() == 2 * with_zeros[1]

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rayfed.engine.memory import step_operations
 from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
-from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank
+from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank, adapt
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.contracts import small_setup
 from tests.pretended import pretended
@@ -59,10 +59,8 @@ class Operations(TorchDispatchMode):
 
 def one_layer(dropout, dtype):
     net = torch.nn.Sequential(torch.nn.Linear(64, 32))
-    options = LoraConfig(r=4, lora_alpha=6, lora_dropout=dropout, target_modules=["0"])
-    options._register_custom_module({torch.nn.Linear: AdaptedLinear})
     torch.manual_seed(0)
-    inject_adapter_in_model(options, net)
+    adapt(net, "0", 4, 6, dropout)
     torch.nn.init.normal_(net[0].lora_B["default"].weight)
     net[0].base_layer.to(dtype)
     return net[0].train()
@@ -74,7 +72,7 @@ def test_mixed_precision_casts_the_factors_and_never_the_input(dropout, monkeypa
     x = torch.randn(2, 9, 64).bfloat16().requires_grad_()
     leaves = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
     results = []
-    for used in (AdaptedLinear.forward, Linear.forward):
+    for used in (AdaptedLinear.forward, forward_of_peft):
         monkeypatch.setattr(AdaptedLinear, "forward", used)
         torch.manual_seed(1)
         with Operations(x.numel()) as noted:
@@ -127,8 +125,80 @@ def test_a_device_adds_the_products_in_place(shape):
             near(mine.detach().inner, theirs.detach(), LONGEST)
 
 
+def forward_of_peft(layer, x):
+    """Output of PEFT's own layer with the parts of one of ours."""
+    rank, scale = layer.r["default"], layer.scaling["default"]
+    options = LoraConfig(r=rank, lora_alpha=scale * rank)
+    with torch.random.fork_rng(devices=[]):
+        theirs = Linear(layer.base_layer, "default", options, r=rank, lora_alpha=scale * rank)
+    theirs.scaling = layer.scaling
+    for name in ("lora_A", "lora_B", "lora_dropout"):
+        setattr(theirs, name, getattr(layer, name))
+    return theirs(x)
+
+
 def with_peft(monkeypatch):
-    monkeypatch.setattr(AdaptedLinear, "forward", Linear.forward)
+    monkeypatch.setattr(AdaptedLinear, "forward", forward_of_peft)
+
+
+class EveryLayer(torch.nn.Module):
+    """Has every type of layer that can be adapted, one of them in a list."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.words = nn.Embedding(11, 12, padding_idx=0)
+        self.line = nn.Conv1d(12, 6, 3, padding=1)
+        self.plane = nn.Conv2d(6, 8, 3, stride=2, groups=2)
+        self.space = nn.Conv3d(1, 2, (1, 2, 2))
+        self.last = nn.ModuleList([nn.Linear(2 * 8, 5, bias=False)])
+
+    def forward(self, x):
+        found = self.line(self.words(x).mT)  # (B, 6, 9)
+        found = self.plane(found[..., None].expand(-1, -1, -1, 9))
+        return self.last[0](self.space(found[:, None]).mean((3, 4)).flatten(1))
+
+
+ALL = r"words|line|plane|space|last\.0"
+
+
+@pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_layers_of_every_type_start_and_train_as_those_of_peft(dtype):
+    torch.manual_seed(0)
+    ours, theirs = EveryLayer().to(dtype), EveryLayer()
+    theirs.load_state_dict(ours.state_dict())
+    theirs.to(dtype)
+    torch.manual_seed(1)
+    adapt(ours, ALL, 4, 6, 0.2)
+    torch.manual_seed(1)
+    inject_adapter_in_model(LoraConfig(r=4, lora_alpha=6, lora_dropout=0.2, target_modules=ALL), theirs)
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+    x = torch.randint(0, 11, (3, 9))
+    found = []
+    for net in (ours, theirs):
+        factors = {n: p for n, p in net.named_parameters() if "lora_" in n}
+        assert len(factors) == 2 * 5
+        rng = torch.Generator().manual_seed(2)
+        start = [p.detach().clone() for p in factors.values()]
+        for p in factors.values():
+            p.data += torch.randn(p.shape, generator=rng, dtype=p.dtype) / 4
+        with torch.enable_grad():
+            found.append([*start, *outputs_and_gradients(net.train(), x, [*factors.values()])])
+    assert [v.dtype for v in found[0]] == [v.dtype for v in found[1]]
+    assert all(map(torch.equal, *found))
+    assert ours.last[0].weight is ours.last[0].base_layer.weight
+
+
+def test_a_dilated_convolution_can_be_adapted():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, dilation=2))
+    x = torch.randn(2, 3, 9, 9)
+    before = net(x)
+    adapt(net, "0", 2, 2, 0)
+    assert torch.equal(net(x), before)
+    torch.nn.init.normal_(net[0].lora_B["default"].weight)
+    assert net(x).shape == before.shape
+    assert not torch.equal(net(x), before)
 
 
 @pytest.mark.parametrize(
