@@ -1,4 +1,4 @@
-"""Columns of Arrow made and read through their buffers.
+"""Columns of Arrow, made and read through their buffers.
 
 Arrow's own conversions import pandas when they are first used, in every process, which takes longer than the
 rest of Arrow.

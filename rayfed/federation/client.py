@@ -103,7 +103,7 @@ def make_optimizer(
         # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
         rest["foreach"] = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
     rest["weight_decay"] = config.weight_decay
-    kind = _without_compiler(KINDS[config.optimizer])
+    kind = _without_compiler(config.optimizer)
     if config.optimizer == "sgd":
         return kind(params, momentum=config.momentum, **rest)
     return kind(params, betas=config.betas, eps=config.eps, **rest)
@@ -118,12 +118,13 @@ KINDS: Mapping[str, type[torch.optim.Optimizer]] = {
 
 
 @cache
-def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """The same optimizer without the marks that keep torch.compile out of it.
+def _without_compiler(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """An optimizer without the marks that keep torch.compile out of it.
 
     These import the compiler when an optimizer is first made, in every process, which takes a second. The
     functions that torch marked are the same: what wraps them is left out.
     """
+    kind = KINDS[name]
     marked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     bare = {name: inspect.unwrap(getattr(kind, name)) for name in marked}
     step = torch.no_grad()(inspect.unwrap(kind.step))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ from rayfed.models.stacked import Stacked
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ADAPTED = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
 """Types of layers that can be adapted."""
+
+M = TypeVar("M", bound=nn.Module)
 
 ADAPTER = "default"
 """PEFT's name of the only adapter of a layer."""
@@ -142,7 +144,7 @@ class AdaptedLayer(nn.Module):
         """The bias of the layer, which an embedding does not have."""
         return getattr(self.base_layer, "bias", None)
 
-    def _place(self, factors: nn.Module) -> nn.Module:
+    def _place(self, factors: M) -> M:
         """Move factors to the device and the type of the layer."""
         return factors.to(self.weight.device, self.weight.dtype)
 
