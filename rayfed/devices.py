@@ -280,7 +280,8 @@ def settings_restored() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
-        torch.use_deterministic_algorithms(deterministic)
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
+            torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cuda.enable_cudnn_sdp(attention)
