@@ -24,7 +24,8 @@ WARM_UP = 2
 def seconds(overrides: list[str], rounds: int, folder: Path) -> list[float]:
     """Between the ends of rounds, after the first ones; the first of these is without a checkpoint."""
     config = load_config([*overrides, f"rounds={rounds + WARM_UP + 1}", "checkpoint.every=2"])
-    ends = [time.perf_counter() for row in launch(prepare(config), config, folder) if "round" in row]
+    with launch(prepare(config), config, folder) as rows:
+        ends = [time.perf_counter() for row in rows if "round" in row]
     return [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)][:rounds]
 
 

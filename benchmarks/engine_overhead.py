@@ -19,6 +19,7 @@ import os
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ class Engine:
             ]
         )
         (cache / "run" / "model").mkdir(parents=True)
-        self.rows = launch(prepare(config), config, cache / "run")
+        self.held = ExitStack()
+        self.rows = self.held.enter_context(launch(prepare(config), config, cache / "run"))
         self.processes: list[psutil.Process] = []
 
     def round(self) -> float:
@@ -175,6 +177,7 @@ class Engine:
             process.resume()
         for _ in self.rows:
             pass
+        self.held.close()
 
 
 def write_images(folder: Path, images: Any, labels: Any) -> None:

@@ -508,7 +508,8 @@ def shared(overrides: Sequence[str]) -> Row:
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         config = load_config([*overrides, "cluster.dashboard=false", f"output={folder}"])
-        *rounds, last = launch(prepare(config), config, Path(folder), said.append)
+        with launch(prepare(config), config, Path(folder), said.append) as rows:
+            *rounds, last = rows
     row = {"seconds_per_round": round(rounds[-1]["seconds"], 3), "sha256": last["sha256"]}
     return row | {"said": [text for text in said if not text.startswith("actors ready")]}
 

@@ -44,14 +44,15 @@ def seconds(overrides: list[str], folder: Path, on: bool) -> tuple[float, float]
     began = time.perf_counter()
     setup = prepare(config)
     first = 0.0
-    for row in launch(setup, config, folder):
-        if row.get("round") == 1:
-            first = time.perf_counter()
-            if on:
-                threading.Thread(target=scrape, args=(ended,), daemon=True).start()
-        if "sha256" in row:
-            ended.set()
-            rounds = time.perf_counter() - first
+    with launch(setup, config, folder) as rows:
+        for row in rows:
+            if row.get("round") == 1:
+                first = time.perf_counter()
+                if on:
+                    threading.Thread(target=scrape, args=(ended,), daemon=True).start()
+            if "sha256" in row:
+                ended.set()
+                rounds = time.perf_counter() - first
     return rounds, time.perf_counter() - began
 
 

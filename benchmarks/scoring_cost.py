@@ -79,10 +79,11 @@ def main() -> None:
         rows = []
         cpu = []
         ended = []
-        for row in launch(setup, config, folder / "run"):
-            rows.append(row)
-            cpu.append(cpu_seconds())
-            ended.append(time.perf_counter())
+        with launch(setup, config, folder / "run") as found:
+            for row in found:
+                rows.append(row)
+                cpu.append(cpu_seconds())
+                ended.append(time.perf_counter())
         rounds = args.rounds + 1  # after the rows of rounds there is one with the digest
     whole = [after - before for before, after in itertools.pairwise(ended[:rounds])]
     training = [row["seconds_training"] for row in rows[1:rounds]]

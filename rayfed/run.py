@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.guard import ending, parser_of
 from rayfed.terminal.stages import screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
 
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--list", action="store_true", help="list every method, tuning, model, data set and experiment"
     )
     args = parser.parse_args(argv)
-    return guarded(lambda: work(args), args.debug, "nothing was written; run the command again")
+    with ending(args.debug, "nothing was written; run the command again") as end:
+        work(args)
+    return end.code
 
 
 def work(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
-from rayfed.terminal.console import follow, say, teller
+from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.table import terminal_width
 
@@ -48,7 +48,11 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     rounds = planned(path)
     with reading(path):
         json_of = path if as_json else None
-        seen = list(follow(_rows(path, rounds, following), rounds, as_json, json_of))
+        seen = []
+        with showing(rounds, as_json, json_of) as show:
+            for row in _rows(path, rounds, following):
+                show(row)
+                seen.append(row)
         if last_evaluated(seen) and not as_json:
             say("\n" + final_table(path).text(terminal_width()))
     if not is_finished(path, seen, rounds):

@@ -1,9 +1,17 @@
 """docs/architecture.md describes the packages as they are."""
 
 import importlib.util
+import json
 import re
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
 
-from tests.conftest import ROOT
+import pytest
+
+from rayfed import Method, Server
+from rayfed.run import main
+from tests.conftest import ROOT, SMALL
 
 spec = importlib.util.spec_from_file_location("layers", ROOT / "docs" / "layers.py")
 layers = importlib.util.module_from_spec(spec)
@@ -30,6 +38,71 @@ def test_the_steps_of_a_run_are_functions_of_the_files_named():
     steps = re.findall(r"^(\w+) +(rayfed/[\w/]+\.py) ", text, flags=re.MULTILINE)
     assert "run_rounds" in dict(steps)
     assert [step for step in steps if f"def {step[0]}(" not in (ROOT / step[1]).read_text()] == []
+
+
+def calls():
+    """Functions of rayfed that are being executed, from the outermost one, with their files."""
+    files = [(frame.name, Path(frame.filename)) for frame in traceback.extract_stack()]
+    return [[name, f.relative_to(ROOT).as_posix()] for name, f in files if (ROOT / "rayfed") in f.parents]
+
+
+@dataclass(frozen=True)
+class Tracing(Server):
+    """Writes into `file` who called `aggregate`."""
+
+    file: str = ""
+
+    def aggregate(self, state, cohort, updates):
+        Path(self.file).write_text(json.dumps(calls()))
+        return super().aggregate(state, cohort, updates)
+
+
+TRACING = Method(server=Tracing)
+
+
+def traced(tmp_path, cache, *more):
+    """The calls of a run by the command line as the process with the method's server half sees them."""
+    options = [*SMALL, f"data.cache={cache}", f"output={tmp_path / 'run'}", *more]
+    method = [f"algorithm={__name__}:TRACING", f"server.file={tmp_path / 'calls.json'}"]
+    assert main([*options, *method, "--quiet"]) == 0
+    return json.loads((tmp_path / "calls.json").read_text())
+
+
+def steps_of_the_page():
+    """Functions, their files, and where they run, as the page lists them."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    return [
+        list(step) for step in re.findall(r"^(\w+) +(rayfed/[\w/]+\.py) +(.*)$", text, flags=re.MULTILINE)
+    ]
+
+
+def test_the_steps_of_a_run_are_the_calls_of_a_run_in_one_process(tmp_path, cache):
+    listed = [step[:2] for step in steps_of_the_page() if not step[2].startswith("on Ray")]
+    found = traced(tmp_path, cache, "cluster=inline")
+    assert found[found.index(["main", "rayfed/run.py"]) :] == listed
+    assert len(listed) == 8
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.steady
+def test_the_steps_of_a_run_are_the_calls_of_a_run_on_ray(tmp_path, cache, ray_cluster, monkeypatch):
+    from rayfed.executors.connection import Health
+
+    waits = []
+    wait = Health.wait
+
+    def waiting(*args, **kwargs):
+        waits.append(calls())
+        return wait(*args, **kwargs)
+
+    monkeypatch.setattr(Health, "wait", waiting)
+    there = traced(tmp_path, cache, "cluster.executor=ray", "cluster.actors=1")
+    rows = [found for found in waits if found[-2:-1] == [["rows", "rayfed/engine/session.py"]]]
+    here = rows[-1][rows[-1].index(["main", "rayfed/run.py"]) :]
+    listed = [step[:2] for step in steps_of_the_page()]
+    assert here + there == listed
+    assert len(listed) <= 13
 
 
 def test_every_path_that_the_page_names_exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -298,15 +298,14 @@ def run_rounds(
     for r in range(first, experiment.rounds):
         started = time.perf_counter()
         cohort = make_cohort(experiment, executor, r, state.virtual_time)
-        state = advance(experiment, replace(state, round=r), cohort)
+        state = replace(state, round=r)
+        after = None
+        if cohort.ids:
+            with suppress(NobodyAnsweredError), arithmetic_of(experiment.server, r):
+                after = experiment.server.round(state, cohort, experiment.local)
+        state = closed(experiment, state, cohort, after)
         trained = time.perf_counter()
-        scores: dict[str, Evaluation] = {}
-        if is_due(experiment.evaluate_every, r, experiment.rounds):
-            scores["global"] = score_global(experiment, cohort, state)
-            if experiment.adapting:
-                scores["adapted"] = score_adapted(experiment.adapting, experiment.local, cohort, state)
-            if experiment.validate:
-                cohort.measure(**validation(experiment, cohort, state))
+        scores = scores_of(experiment, cohort, state)
         if own := personal(own, cohort.ledger.scores, experiment.clients):
             scores["personal"] = own
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
@@ -327,29 +326,50 @@ def run_rounds(
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
 
 
-def advance(experiment: Experiment, state: ServerState, cohort: Cohort) -> ServerState:
-    """The state after a round.
+def scores_of(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
+    """Scores of the models of the server after a round, by name; empty: they are not due."""
+    scores: dict[str, Evaluation] = {}
+    if is_due(experiment.evaluate_every, cohort.round, experiment.rounds):
+        scores["global"] = score_global(experiment, cohort, state)
+        if experiment.adapting:
+            scores["adapted"] = score_adapted(experiment.adapting, experiment.local, cohort, state)
+        if experiment.validate:
+            cohort.measure(**validation(experiment, cohort, state))
+    return scores
+
+
+@contextmanager
+def arithmetic_of(server: Server, round: int) -> Iterator[None]:
+    """Errors of arithmetic in the block become those of the server's hyperparameters.
+
+    Raises:
+        ServerError: There was one.
+    """
+    try:
+        yield
+    except ArithmeticError as err:
+        keys = ", ".join(f"server.{k}={v}" for k, v in vars(server).items() if type(v) in (int, float))
+        raise ServerError(
+            f"round {round + 1}: the server's arithmetic failed ({type(err).__name__}: "
+            f"{one_line(err)}); choose smaller values of {keys or 'train.lr'}, or a smaller train.lr"
+        ) from err
+
+
+def closed(
+    experiment: Experiment, state: ServerState, cohort: Cohort, after: ServerState | None
+) -> ServerState:
+    """The state after a round, with its virtual time.
 
     Where no client is available or none answers, only the virtual clock changes. If the channel has noise,
     the server gets the parameters with it as the mean; otherwise the round would tell that nobody was drawn.
 
-    Raises:
-        ServerError: The server's arithmetic failed.
+    Args:
+        experiment: The experiment.
+        state: State of the server before the round.
+        cohort: Clients of the round.
+        after: What `Server.round` returned; None: no client is available, or none answered.
     """
-    after = None
-    if cohort.ids:
-        try:
-            after = experiment.server.round(state, cohort, experiment.local)
-        except NobodyAnsweredError:
-            pass
-        except ArithmeticError as err:
-            values = vars(experiment.server).items()
-            keys = ", ".join(f"server.{k}={v}" for k, v in values if type(v) in (int, float))
-            raise ServerError(
-                f"round {cohort.round + 1}: the server's arithmetic failed ({type(err).__name__}: "
-                f"{one_line(err)}); choose smaller values of {keys or 'train.lr'}, or a smaller train.lr"
-            ) from err
-    elif cohort.faults is not None:
+    if not cohort.ids and cohort.faults is not None:
         cohort.ledger.seconds += cohort.faults.wait
     if after is None:
         after = state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
 from rayfed.objects import records
-from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, Saved, restore
+from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
@@ -135,7 +135,7 @@ def record_rounds(
     start: Params,
     keeping: Keeping,
     watch: Watch | None = None,
-) -> Iterator[Row]:
+) -> Generator[Row, None, None]:
     """Run all rounds and record each one when it is finished.
 
     If the run ends early, all finished rounds are on disk, with a checkpoint of the last one. If stores of
@@ -171,54 +171,61 @@ def record_rounds(
     executor.on_event = note
     with folder.locked():
         resume = keeping.resume
+        every = keeping.every or experiment.rounds
         for _ in range(1 + MOST_RESTARTS):
             saved = checkpoints.load(start, folder.history.complete) if resume else None
             folder.begin(saved.state.round + 1 if saved else 0)
             restore(saved.stores if saved else keeping.stores, executor)
+            keeper = _Keeper(checkpoints, executor, keeping, folder.history)
+            state, personal = (saved.state, saved.personal) if saved else (None, {})
+            visits: list[Visit] = []
+            executor.on_visit = visits.append
             try:
-                keeper = _Keeper(checkpoints, executor, keeping, folder.history)
-                yield from _record_since(saved, experiment, executor, start, folder, keeper, watch)
+                with _saved_early(keeper, folder):
+                    for done in run_rounds(experiment, executor, start, state, personal):
+                        done, row = _recorded(done, keeper, folder, visits, watch)
+                        state = done.state
+                        keeper.finished(done, is_due(every, state.round, experiment.rounds))
+                        yield row
+                    folder.write_without(
+                        None if state is None else score_without(experiment, executor, state)
+                    )
+                    params = start if state is None else state.params
+                    digest = folder.finish(params, keeping.files(params) if keeping.files else None)
             except LostStoreError as err:
                 log.warning("%s; going back to the last checkpoint", err)
                 note(Event(kind="store_lost", action="restart", client=err.client, message=str(err)))
                 resume = True
             else:
+                yield {"sha256": digest}
                 return
         raise ClusterError(f"the stores of clients were lost {1 + MOST_RESTARTS} times; giving up")
 
 
-def _record_since(
-    saved: Saved | None,
-    experiment: Experiment,
-    executor: Executor,
-    start: Params,
-    folder: RunFolder,
-    keeper: _Keeper,
-    watch: Watch | None,
-) -> Iterator[Row]:
-    """Run and record the rounds after a checkpoint, or all rounds if `saved` is None."""
-    params = saved.state.params if saved else start
-    state = saved.state if saved else None
-    personal = saved.personal if saved else {}
-    visits: list[Visit] = []
-    executor.on_visit = visits.append
+def _recorded(
+    done: Round, keeper: _Keeper, folder: RunFolder, visits: list[Visit], watch: Watch | None
+) -> tuple[Round, Row]:
+    """Write a finished round into the folder.
+
+    Returns:
+        The round as it was written, and its row with what is only shown: the slowest client.
+    """
+    executor = keeper.executor
+    found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
+    done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
+    seen = slowest(visits)
+    folder.add(done)
+    if watch is not None:
+        watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
+    visits.clear()
+    return done, {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
+
+
+@contextmanager
+def _saved_early(keeper: _Keeper, folder: RunFolder) -> Iterator[None]:
+    """Where the block is left early, save the last finished round and write the tables."""
     try:
-        for done in run_rounds(experiment, executor, start, state, personal):
-            found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
-            done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
-            seen = slowest(visits)
-            state, params = done.state, done.state.params
-            folder.add(done)
-            if watch is not None:
-                watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
-            visits.clear()
-            keeper.finished(
-                done, is_due(keeper.keeping.every or experiment.rounds, done.state.round, experiment.rounds)
-            )
-            yield {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
-        folder.write_without(None if state is None else score_without(experiment, executor, state))
-        files = keeper.keeping.files
-        digest = folder.finish(params, files(params) if files is not None else None)
+        yield
     except BaseException:
         # Errors of saving must not hide the first error; a store may have been lost with its node.
         with suppress(StorageError, LostStoreError):
@@ -226,7 +233,6 @@ def _record_since(
         with suppress(StorageError):
             folder.write_tables()
         raise
-    yield {"sha256": digest}
 
 
 def _checked(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,9 @@ class Session:
         with reserved(plan, cluster.connect_timeout, link.health):
             pass
 
-    def rows(self, setup: Setup, config: Config, keeping: Keeping, notify: Notify) -> Iterator[Row]:
+    def rows(
+        self, setup: Setup, config: Config, keeping: Keeping, notify: Notify
+    ) -> Generator[Row, None, None]:
         """Run and record an experiment on Ray.
 
         Args:
@@ -203,40 +205,46 @@ class Session:
             RayFedError: What the driver raised.
             ClusterError: The driver or all client actors were lost.
         """
+        from rayfed.executors.metrics import labels_of
+        from rayfed.executors.wire import pack
+
         link = self._connected(config.cluster)
+        name = keeping.path.name
+        labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
+        with self._ended_by_errors(link.health):
+            again = self._place(setup, config, name, notify, link)
+            with self._stopped_early(link.health):
+                began = time.perf_counter()
+                given = (setup.experiment, setup.world, [self._reference(setup)], self._named)
+                start = self._driver.start.options(num_returns="streaming")
+                _wait_for_actors(
+                    start.remote(*given, config.failures, labels), len(self._named), again, link.health
+                )
+                if not again:
+                    notify(f"actors ready after {time.perf_counter() - began:.1f} s")
+                rows = self._driver.rounds.options(num_returns="streaming")
+                yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
+
+    @contextmanager
+    def _ended_by_errors(self, health: Health) -> Iterator[None]:
+        """Any error in the block ends the actors; those of Ray become errors of RayFed."""
         try:
-            with _as_own_errors(link.health):
-                yield from self._rows(setup, config, keeping, notify, link)
+            with _as_own_errors(health):
+                yield
         except BaseException:
             self._end_actors()
             raise
 
-    def _rows(
-        self, setup: Setup, config: Config, keeping: Keeping, notify: Notify, link: Connection
-    ) -> Iterator[Row]:
+    @contextmanager
+    def _stopped_early(self, health: Health) -> Iterator[None]:
+        """Where the block is left early, the driver ends its exchange and saves the last finished round."""
         import ray
 
-        from rayfed.executors.metrics import labels_of
-        from rayfed.executors.wire import pack
-
-        name = keeping.path.name
-        labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
-        again = self._place(setup, config, name, notify, link)
         try:
-            began = time.perf_counter()
-            given = (setup.experiment, setup.world, [self._reference(setup)], self._named)
-            start = self._driver.start.options(num_returns="streaming")
-            _wait_for_actors(
-                start.remote(*given, config.failures, labels), len(self._named), again, link.health
-            )
-            if not again:
-                notify(f"actors ready after {time.perf_counter() - began:.1f} s")
-            rows = self._driver.rounds.options(num_returns="streaming")
-            yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
+            yield
         except (KeyboardInterrupt, GeneratorExit):
-            # The driver ends the running exchange and saves the last finished round.
             with suppress(ray.exceptions.RayError, ClusterError):
-                link.health.wait(self._driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
+                health.wait(self._driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
             raise
 
     def _connected(self, cluster: ClusterConfig) -> Connection:
@@ -397,6 +405,7 @@ def _start_driver(name: str, space: str) -> Any:
     )
 
 
+@contextmanager
 def launch(
     setup: Setup,
     config: Config,
@@ -405,8 +414,8 @@ def launch(
     resume: bool = False,
     claim: str = "",
     session: Session | None = None,
-) -> Generator[Row, None, None]:
-    """Run and record an experiment in this process or on Ray, as the config says.
+) -> Iterator[Iterator[Row]]:
+    """While the block runs, run and record an experiment in this process or on Ray, as the config says.
 
     Args:
         setup: The experiment, prepared from `config`.
@@ -419,7 +428,7 @@ def launch(
             run has its own.
 
     Yields:
-        One row per round, then a row with the digest of the final tensors.
+        An iterator: one row per round, then a row with the digest of the final tensors.
 
     Raises:
         ConfigError: The cluster does not answer or cannot hold the actors.
@@ -433,7 +442,11 @@ def launch(
             notify(small)
         with settings_restored():
             executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-            yield from record_rounds(setup.experiment, executor, setup.start, keeping)
+            with closing(record_rounds(setup.experiment, executor, setup.start, keeping)) as rows:
+                yield rows
     else:
-        with nullcontext(session) if session else Session() as own:
-            yield from own.rows(setup, config, keeping, notify)
+        with (
+            nullcontext(session) if session else Session() as own,
+            closing(own.rows(setup, config, keeping, notify)) as rows,
+        ):
+            yield rows

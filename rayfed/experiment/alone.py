@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from rayfed.record.claim import Claim
 from rayfed.record.files import write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
-from rayfed.terminal.console import follow, teller
+from rayfed.terminal.console import showing, teller
 from rayfed.terminal.guard import STOP, command_line
 from rayfed.terminal.supervisor import note_advice
 from rayfed.terminal.table import fitted, terminal_width
@@ -180,6 +180,8 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     Raises:
         RayFedError: The run failed; its finished rounds are on disk.
     """
+    from rayfed.engine.session import launch
+
     began = time.perf_counter()
     path = claim.path
     if (trained := config.evaluation.model_of) is not None:
@@ -190,34 +192,28 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
         claim.take_over()
     else:
         begin(config, setup, claim, show.about_clients(setup.partition.digest), resume)
-        digest = _launch(config, setup, claim, show, resume, session)
+        note_advice(advice(path, show))
+        rows_of = path if show.as_json else None
+        try:
+            with (
+                showing(config.rounds, show.quiet, rows_of) as show_row,
+                launch(setup, config, path, show.tell, resume, claim.token, session) as rows,
+            ):
+                for row in rows:
+                    show_row(row)
+                    digest = row.get("sha256", digest)
+                    note_advice(advice(path, show))
+                    _raise_if_asked_to_stop()
+            _raise_if_asked_to_stop()
+        except ConfigError:
+            if not (path / ROWS).exists():  # nothing ran, so the same output can be used again
+                claim.discard()
+            raise
+        except (RayFedError, KeyboardInterrupt) as err:
+            err.add_note(advice(path, show))  # the end of the line that the user sees
+            raise
     if show.whole is not None:
         show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
-    return digest
-
-
-def _launch(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool, session: Session) -> str:
-    """Launch the experiment and show its rounds; returns the digest of the final tensors."""
-    from rayfed.engine.session import launch
-
-    path = claim.path
-    digest = ""
-    shown = path if show.as_json else None
-    note_advice(advice(path, show))
-    try:
-        with closing(launch(setup, config, path, show.tell, resume, claim.token, session)) as rounds:
-            for row in follow(rounds, config.rounds, show.quiet, shown):
-                digest = row.get("sha256", digest)
-                note_advice(advice(path, show))
-                _raise_if_asked_to_stop()
-        _raise_if_asked_to_stop()
-    except ConfigError:
-        if not (path / ROWS).exists():  # nothing ran, so the same output can be used again
-            claim.discard()
-        raise
-    except (RayFedError, KeyboardInterrupt) as err:
-        err.add_note(advice(path, show))  # the end of the line that the user sees
-        raise
     return digest
 
 

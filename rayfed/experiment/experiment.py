@@ -6,7 +6,7 @@ import atexit
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -201,7 +201,7 @@ class Experiment:
             with folders.claim(path, folders.look(path)) as claim:
                 begin(config, plan.setup, claim, lambda _: None, resume=False)
                 session = session_of(config)
-                with closing(launch(plan.setup, config, path, claim=claim.token, session=session)) as rows:
+                with launch(plan.setup, config, path, claim=claim.token, session=session) as rows:
                     for row in rows:
                         if "round" in row:
                             yield row

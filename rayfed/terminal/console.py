@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -85,39 +86,44 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def follow(
-    rows: Iterable[Row], rounds: int, quiet: bool = False, json_of: Path | None = None
-) -> Iterator[Row]:
-    """Show each row of a run, and yield it.
+@contextmanager
+def showing(rounds: int, quiet: bool = False, json_of: Path | None = None) -> Iterator[Callable[[Row], None]]:
+    """While the block runs, show rows of a run, on a terminal below a progress bar.
 
     Args:
-        rows: Rows of rounds, and last the row with the digest.
         rounds: Number of planned rounds.
         quiet: Show no text.
         json_of: Folder of the run; every row is written to standard output as a JSON object, with this folder
             under the key `run`. None: no JSON.
+
+    Yields:
+        A function that shows a row: of a round, or the last one with the digest. It logs a warning if values
+        of the round are not finite.
     """
-    rows = map(_warned, rows)
-    if not quiet and json_of is None and sys.stdout.isatty():
-        yield from _bar(rows, rounds)
-        return
     tell = teller(quiet, json_of is not None)
-    for row in rows:
+
+    def show(row: Row) -> None:
+        _warn(row)
         if json_of is not None:
             say(json.dumps({"run": str(json_of), **row}, allow_nan=False))
         if "round" in row:
             tell(line(row, rounds))
-        yield row
+
+    if quiet or json_of is not None or not sys.stdout.isatty():
+        yield show
+    else:
+        with _bar(rounds) as show_above:
+            yield show_above
 
 
-def _warned(row: Row) -> Row:
-    """Log a warning if values of the round are not finite; returns the row."""
+def _warn(row: Row) -> None:
+    """Log a warning if values of the round are not finite."""
     if NONFINITE in row:
         log.warning("round %d: %s; %s", row["round"], row[NONFINITE], ADVICE)
-    return row
 
 
-def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
+@contextmanager
+def _bar(rounds: int) -> Iterator[Callable[[Row], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -126,12 +132,15 @@ def _bar(rows: Iterable[Row], rounds: int) -> Iterator[Row]:
     # A new console, because rich's shared one keeps the width that the terminal had at its first use.
     with Progress(*columns, console=Console(), transient=True) as progress:
         task = progress.add_task("starting", total=rounds)
+
+        def show(row: Row) -> None:
+            _warn(row)
+            if "round" in row:
+                progress.console.print(line(row, rounds, progress.console.width), highlight=False)
+                progress.update(task, completed=row["round"], description=headline(row, rounds))
+
         with shown_on(Screen(lambda text: progress.update(task, description=text), live=True)):
-            for row in rows:
-                if "round" in row:
-                    progress.console.print(line(row, rounds, progress.console.width), highlight=False)
-                    progress.update(task, completed=row["round"], description=headline(row, rounds))
-                yield row
+            yield show
 
 
 def headline(row: Row, rounds: int) -> str:

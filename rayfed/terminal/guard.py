@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError, one_line, shown
@@ -175,31 +176,41 @@ def parser_of(command: str, usage: str) -> Arguments:
     return parser
 
 
-def guarded(
-    work: Callable[[], int | None], debug: bool = False, interrupted: str = "nothing was changed"
-) -> int:
-    """Run the work of a command.
+@dataclass
+class Ending:
+    """The end of a command.
+
+    Attributes:
+        code: Its exit code.
+    """
+
+    code: int = 0
+
+
+@contextmanager
+def ending(debug: bool = False, interrupted: str = "nothing was changed") -> Iterator[Ending]:
+    """While the block runs, errors and signals end it with one line on standard error and an exit code.
 
     Args:
-        work: Does the work; returns the exit code, or None for 0.
         debug: Also show the traceback of a RayFedError.
         interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command and the exception has no notes.
 
-    Returns:
-        The exit code: that of `work`, 1 for a failure, 2 for bad input, 130 after an interruption, 141 if
-        nobody reads the output any more. In these cases one line on standard error gives the reason; in the
-        last one only if a run ended with it.
+    Yields:
+        The end, whose exit code is set after the block: 1 for a failure, 2 for bad input, 130 after an
+        interruption, 141 if nobody reads the output any more. In these cases one line gives the reason; in
+        the last one only if a run ended with it.
     """
+    end = Ending()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Log()])
     # Threads of OpenMP that wait in a loop slow each other down when processes share cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with stoppable():
-            return work() or 0
+            yield end
     except OutputClosedError as err:
         if notes := getattr(err, "__notes__", ()):  # a run has ended with it
             say("; ".join([f"error: {one_line(err)}", *notes]), sys.stderr)
-        return CLOSED
+        end.code = CLOSED
     except RayFedError as err:
         trace = err.trace if isinstance(err, ClientError) else ""
         if debug:
@@ -209,12 +220,27 @@ def guarded(
         elif trace:
             err.add_note("--debug shows the traceback")
         say("; ".join([f"error: {one_line(err)}", *getattr(err, "__notes__", ())]), sys.stderr)
-        return 2 if isinstance(err, ConfigError) else 1
+        end.code = 2 if isinstance(err, ConfigError) else 1
     except KeyboardInterrupt as err:
         say("; ".join(["interrupted", *(getattr(err, "__notes__", ()) or [interrupted])]), sys.stderr)
-        return 130
+        end.code = 130
     finally:
         forget_command()
+
+
+def guarded(
+    work: Callable[[], int | None], debug: bool = False, interrupted: str = "nothing was changed"
+) -> int:
+    """Run the work of a command in `ending`, and return its exit code.
+
+    Args:
+        work: Does the work; returns the exit code, or None for 0.
+        debug: As of `ending`.
+        interrupted: As of `ending`.
+    """
+    with ending(debug, interrupted) as end:
+        end.code = work() or 0
+    return end.code
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from rayfed.clients import ClientTable
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Experiment, advance, make_cohort
+from rayfed.engine.loop import Experiment, closed, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.channel import Channel, leave
@@ -82,10 +82,16 @@ def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
     for round in range(2):
         for ids in ((), (*experiment.clients,)[:1], (*experiment.clients,)):
             cohort = replace(make_cohort(experiment, executor, round), ids=ids)
-            after = advance(experiment, replace(state, round=round), cohort)
+            after = advanced(experiment, replace(state, round=round), cohort)
             still = [n for n, v in after.params.items() if torch.equal(v, state.params[n])]
             assert not still, f"round {round + 1} of {ids or 'nobody'} leaves {still[0]} as it was"
         state = after
+
+
+def advanced(experiment, state, cohort):
+    """The state after a round of these clients."""
+    after = experiment.server.round(state, cohort, experiment.local) if cohort.ids else None
+    return closed(experiment, state, cohort, after)
 
 
 CLIENTS = ClientTable.of({cid: ClientInfo(domain="d", num_examples=1) for cid in ("a", "b", "target")})
@@ -145,7 +151,7 @@ def traces(server, channel, names, clients, rate, rounds):
         state = server.start(START)
         for round in range(rounds):
             cohort = make_cohort(experiment, executor, round)
-            after = advance(experiment, replace(state, round=round), cohort)
+            after = advanced(experiment, replace(state, round=round), cohort)
             moves = {n: after.params[n] - state.params[n] for n in NAMES}
             seen[trial, 0] += float(moves["head.weight"][0])
             seen[trial, 1] += any(not move.any() for move in moves.values())

@@ -1,5 +1,7 @@
 """A run that ends too early says what is kept, and what can be done about it."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from rayfed import run
@@ -14,15 +16,19 @@ def stopped(tmp_path, cache, monkeypatch, capsys):
     original = session.launch
 
     def stop(rounds, *overrides):
-        def interrupted(*args):
-            for row in original(*args):
+        def until(rows):
+            for row in rows:
                 if row.get("round", rounds) == rounds:
                     raise KeyboardInterrupt
                 yield row
 
+        @contextmanager
+        def interrupted(*args):
+            with original(*args) as rows:
+                yield until(rows)
+
         def at_once(*args):
             raise KeyboardInterrupt
-            yield
 
         with monkeypatch.context() as patch:
             patch.setattr(session, "launch", interrupted if rounds else at_once)

@@ -19,7 +19,7 @@ from rayfed.federation.method import Method
 from rayfed.federation.server import Server
 from rayfed.record.trackers import scalars
 from rayfed.run import main
-from rayfed.terminal.console import follow
+from rayfed.terminal.console import showing
 from rayfed.types import ServerState
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
@@ -172,7 +172,8 @@ def test_a_round_is_shown_without_a_loss(capsys):
         "bytes_down": 1,
         "seconds": 1.0,
     }
-    list(follow([row], 1))
+    with showing(1) as show:
+        show(row)
     assert "loss not finite" in capsys.readouterr().out
 
 

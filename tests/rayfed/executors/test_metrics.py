@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -86,11 +86,11 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
     options = ["algorithm=fedgr", "rounds=3", "clients_per_round=10", "data.partition.scheme=by_domain"]
     options += [f"data.cache={cache}", "model.options={depth: 1}", "model.pretrained=false"]
     options += ["evaluation.every=3", "evaluation.validation=true", "cluster.actors=1"]
-    runs, paths = [], [tmp_path / "few", tmp_path / "many"]
+    held, runs, paths = ExitStack(), [], [tmp_path / "few", tmp_path / "many"]
     for path, clients in zip(paths, (2, 200), strict=True):
         config = load_config([*options, f"data.partition.clients_per_domain={clients}"])
         (path / "model").mkdir(parents=True)
-        runs.append(launch(prepare(config), config, path))
+        runs.append(held.enter_context(launch(prepare(config), config, path)))
     try:
         rows = [[next(run) for _ in range(3)] for run in runs]
         asked = {name for name, _ in queried()} - {f"ray_{name}" for name in ONLY_ON_GPU}
@@ -104,8 +104,7 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
                 break
             time.sleep(1)
     finally:
-        for run in runs:
-            run.close()
+        held.close()
     assert few.keys() == many.keys()
     tasks = {dict(labels)["Name"] for name, labels in found if name == "ray_tasks"}
     assert {"fit", "report"} <= tasks

@@ -9,7 +9,7 @@ import rich
 from rayfed import resume, run
 from rayfed.engine.recorded import slowest
 from rayfed.federation.executor import Visit
-from rayfed.terminal.console import follow, headline, line
+from rayfed.terminal.console import headline, line, showing
 from tests.conftest import SMALL
 
 ROW = {
@@ -61,7 +61,9 @@ def test_a_line_and_the_progress_bar_name_the_worst_and_the_slowest(monkeypatch)
     monkeypatch.setenv("TERM", "xterm")
     rich.get_console()  # made before, when the terminal was narrower
     monkeypatch.setenv("COLUMNS", "150")
-    assert list(follow([ROW, {"sha256": "x"}], 9)) == [ROW, {"sha256": "x"}]
+    with showing(9) as show:
+        show(ROW)
+        show({"sha256": "x"})
     assert line(ROW, 9) in terminal.getvalue()
     assert headline(ROW, 9) in terminal.getvalue()
 

@@ -4,7 +4,7 @@ import io
 import logging
 
 from rayfed.terminal import stages
-from rayfed.terminal.console import follow, say
+from rayfed.terminal.console import say, showing
 from rayfed.terminal.guard import _Log, guarded
 from rayfed.terminal.stages import counted, screen_of, shown_on, stage
 
@@ -72,12 +72,9 @@ def test_before_the_first_round_the_progress_bar_says_what_begins(monkeypatch):
     terminal = a_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "150")
 
-    def rows():
+    with shown_on(screen_of()), showing(3) as show:
         stage("starting Ray on this machine")
-        yield {"sha256": "x"}
-
-    with shown_on(screen_of()):
-        assert list(follow(rows(), 3)) == [{"sha256": "x"}]
+        show({"sha256": "x"})
     assert "starting Ray on this machine" in terminal.getvalue()
 
 
