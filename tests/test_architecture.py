@@ -62,7 +62,7 @@ TRACING = Method(server=Tracing)
 
 def traced(tmp_path, cache, *more):
     """The calls of a run by the command line as the process with the method's server half sees them."""
-    options = [*SMALL, f"data.cache={cache}", f"output={tmp_path / 'run'}", *more]
+    options = [*SMALL[1:], f"data.cache={cache}", f"output={tmp_path / 'run'}", *more]
     method = [f"algorithm={__name__}:TRACING", f"server.file={tmp_path / 'calls.json'}"]
     assert main([*options, *method, "--quiet"]) == 0
     return json.loads((tmp_path / "calls.json").read_text())

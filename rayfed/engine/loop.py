@@ -19,8 +19,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line
 from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
-from rayfed.federation.channel import OPEN, Channel
-from rayfed.federation.cohort import Cohort, Cost, Ledger, Sampling
+from rayfed.federation.cohort import Cohort, Cost, Federation, Ledger, Sampling
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy import Privacy
@@ -219,16 +218,13 @@ def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: Serve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Federation):
     """Everything the loop needs except an executor and initial values; together they determine all results.
 
     Attributes:
         server: Server half of the method.
         local: Client half of the method.
-        clients: Facts about every client, by id, in the order in which updates are summed.
         sets: Test sets, each scored once per evaluation.
-        seed: Seed of the experiment.
-        rounds: Total number of rounds.
         clients_per_round: Number of clients in a cohort; not used where `sampling` is one_per_domain.
         sampling: How cohorts are drawn: `clients_per_round` uniformly, each client independently with the
             same probability (poisson), or one client of each domain.
@@ -236,16 +232,9 @@ class Experiment:
         evaluate_every: Score the global model in every n-th round and in the last one; 0: never.
         validate: What else the global model is scored on: the validation splits of these clients or sets,
             each with the number of clients that it counts for.
-        depth: Number of blocks of the backbone.
         capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
-        ranks: Rank of the LoRA adapters of each client, by id; empty: that of the tuning for all.
-        block_bytes: Size of the frozen weights of each block in bytes.
-        faults: Faults to inject; None: no faults.
-        group: Number of clients that share their passes in training.
         packs: Small test sets that are scored in shared batches.
-        channel: What happens to answers between training and the sum.
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
-        cost: Floating-point operations and trained numbers of a visit; None: they are not counted.
         adapting: Clients that never train and are also scored after a few local steps; None: there are none.
         parts: Start values of the trained tensors of each kind, with which the final model is scored again;
             empty where the whole network is trained; None: it is not scored again.
@@ -253,25 +242,15 @@ class Experiment:
 
     server: Server
     local: Local
-    clients: ClientTable
     sets: tuple[EvaluationSet, ...]
-    seed: int
-    rounds: int
     clients_per_round: int
     sampling: Sampling = "uniform"
     rates: tuple[float, ...] = ()
     evaluate_every: int = 1
     validate: Mapping[str, int] = field(default_factory=dict)
-    depth: int = 0
     capacity: Mapping[str, int] | None = None
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    block_bytes: tuple[int, ...] = ()
-    faults: Faults | None = None
-    group: int = 1
     packs: tuple[Pack, ...] = ()
-    channel: Channel = OPEN
     privacy: Privacy | None = None
-    cost: Cost | None = None
     adapting: Adaptation | None = None
     parts: Mapping[str, Params] | None = None
 
@@ -411,21 +390,8 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int, time: fl
     capacity = experiment.capacity
     if capacity is None:
         capacity = draw_capacities(ids, experiment.depth, experiment.seed, round)
-    return Cohort(
-        round=round,
-        ids=ids,
-        clients=experiment.clients,
-        seed=experiment.seed,
-        rounds=experiment.rounds,
-        depth=experiment.depth,
-        capacity=capacity,
-        executor=executor,
-        ranks=experiment.ranks,
-        block_bytes=experiment.block_bytes,
-        faults=faults,
-        group=experiment.group,
-        channel=experiment.channel,
-        cost=experiment.cost,
+    return Cohort.of_round(
+        experiment, round=round, ids=ids, capacity=capacity, executor=executor, faults=faults
     )
 
 

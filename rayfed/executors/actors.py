@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.client_actor import ClientActor
-from rayfed.executors.lane import Job, Lane, Pace, Pool, Slot, StartProgress, WireCall
+from rayfed.executors.lane import Job, Lane, Pace, StartProgress, WireCall
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.executors.worker import World
 from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units
@@ -42,23 +43,23 @@ class Outbox:
         self._refs: dict[int, Any] = {}
         self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
 
-    def message(self, call: Call, store: Any, slot: Callable[[Any], Slot]) -> WireCall:
+    def message(self, call: Call, store: Any, place: Callable[[Any], int]) -> WireCall:
         """The message for a call.
 
         Args:
             call: The call.
             store: Reference of the client's store; None: it keeps nothing.
-            slot: Makes a reference an argument of the remote call.
+            place: Makes a reference an argument of the remote call; returns its place among these.
         """
         sent = call.sent
-        shared = {
-            k: slot(self._reference(v, encode)) if num_bytes(v) > SHARED_BY_REFERENCE else encode(v)
-            for k, v in sent.shared.items()
-        }
-        params = slot(self._reference(sent.params, pack))
-        home = slot(store) if store is not None else None
-        held = (sent.round, sent.blocks, sent.rank)
-        return WireCall(call.client, call.task, call.tag, *held, params, shared, home)
+        large = {k for k, v in sent.shared.items() if num_bytes(v) > SHARED_BY_REFERENCE}
+        small = {k: None if k in large else encode(v) for k, v in sent.shared.items()}
+        return WireCall(
+            call=replace(call, sent=replace(sent, params={}, shared=small)),
+            params=place(self._reference(sent.params, pack)),
+            shared={k: place(self._reference(sent.shared[k], encode)) for k in small if k in large},
+            store=None if store is None else place(store),
+        )
 
     def _reference(self, value: Any, encoder: Callable[[Any], Any]) -> Any:
         if id(value) not in self._refs:
@@ -139,7 +140,7 @@ LOST = (
 class Exchange:
     """Distributes calls in chunks, the longest calls first and in smaller chunks towards the end."""
 
-    def __init__(self, calls: Sequence[Call], pool: Pool) -> None:
+    def __init__(self, calls: Sequence[Call], pool: LaneExecutor) -> None:
         self._calls = calls
         self._pool = pool
         self._policy = pool.policy
@@ -214,27 +215,27 @@ class Exchange:
 
     def _submit(self, lane: Lane, chunk: list[list[int]]) -> None:
         args: list[Any] = []
-        slots: dict[Any, Slot] = {}
+        places: dict[Any, int] = {}
 
-        def slot(ref: Any) -> Slot:
-            if ref not in slots:
-                slots[ref] = Slot(len(args))
+        def place(ref: Any) -> int:
+            if ref not in places:
+                places[ref] = len(args)
                 args.append(ref)
-            return slots[ref]
+            return places[ref]
 
-        wire = [[self._message(i, slot) for i in unit] for unit in chunk]
+        wire = [[self._message(i, place) for i in unit] for unit in chunk]
         # The name of the task in Ray's dashboard. Ray keeps about ten time series for each name ever used.
-        run = lane.actor.run.options(num_returns=1 + sum(map(len, chunk)), name=wire[0][0].tag)
+        run = lane.actor.run.options(num_returns=1 + sum(map(len, chunk)), name=self._calls[chunk[0][0]].tag)
         returns: list[Any] = run.remote(wire, *args)
         self._running[returns[0]] = Job(lane, chunk, returns[1:], time.monotonic())
         if not lane.busy:
             lane.since = time.monotonic()
         lane.busy += 1
 
-    def _message(self, i: int, slot: Callable[[Any], Slot]) -> WireCall:
+    def _message(self, i: int, place: Callable[[Any], int]) -> WireCall:
         self._tries[i] += 1
         call = self._calls[i]
-        return self._outbox.message(call, self._pool.reference(call.client), slot)
+        return self._outbox.message(call, self._pool.reference(call.client), place)
 
     def _wait(self) -> None:
         """Handle the next finished chunk or started actor, if there is one, and check the timeouts."""

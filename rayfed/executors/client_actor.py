@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,12 +27,12 @@ import torch
 
 from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
-from rayfed.executors.lane import Slot, WireCall
+from rayfed.executors.lane import WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
 from rayfed.executors.worker import Weights, Worker, World, is_out_of_memory, out_of_memory
 from rayfed.federation.executor import Call
-from rayfed.types import Broadcast, Params, Update, num_bytes
+from rayfed.types import Params, Update, num_bytes
 
 PAUSE = 10.0  # seconds between two times, which take milliseconds each
 
@@ -259,14 +260,13 @@ class Received:
 
     def call(self, wire: WireCall) -> Call:
         """The call that was sent."""
-        slot = wire.params.index
-        if slot not in self._params:
-            self._params[slot] = unpack(self._args[slot])
-        shared = {k: self._args[v.index] if isinstance(v, Slot) else v for k, v in wire.shared.items()}
-        held: dict[str, Any] = {"blocks": wire.blocks, "rank": wire.rank}
-        sent = Broadcast(round=wire.round, params=self._params[slot], shared=decode(shared), **held)
-        return Call(wire.client, wire.task, wire.tag, sent)
+        if wire.params not in self._params:
+            self._params[wire.params] = unpack(self._args[wire.params])
+        sent = wire.call.sent
+        shared = {k: self._args[wire.shared[k]] if k in wire.shared else v for k, v in sent.shared.items()}
+        sent = replace(sent, params=self._params[wire.params], shared=decode(shared))
+        return replace(wire.call, sent=sent)
 
     def store(self, wire: WireCall) -> dict[str, Any]:
         """A new copy of the client's store."""
-        return dict(decode(self._args[wire.store.index], copy=True)) if wire.store else {}
+        return {} if wire.store is None else dict(decode(self._args[wire.store], copy=True))

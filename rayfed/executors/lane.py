@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from rayfed.federation.executor import Call, Policy, Task
+from rayfed.federation.executor import Call
 
 LOOK_EVERY = 2.0  # seconds between two measurements of the processes
 GROWTH = 1_000_000  # bytes of memory that count as progress: an import maps and allocates more
@@ -173,25 +173,20 @@ class _Fit:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Index of an argument of the remote call; Ray replaces the argument by a value of its object store."""
-
-    index: int
-
-
-@dataclass(frozen=True)
 class WireCall:
-    """A call whose large parts are arguments of the remote call."""
+    """A call whose large parts are arguments of the remote call, by their place among these.
 
-    client: str
-    task: Task
-    tag: str
-    round: int
-    blocks: tuple[int, ...] | None
-    rank: int | None
-    params: Slot
-    shared: dict[str, Any]
-    store: Slot | None
+    Attributes:
+        call: The call, without parameters and without large values of `shared`.
+        params: Place of the parameters.
+        shared: Places of the large values of `shared`, by name.
+        store: Place of the client's store; None: it keeps nothing.
+    """
+
+    call: Call
+    params: int
+    shared: Mapping[str, int]
+    store: int | None
 
 
 def namespace() -> str:
@@ -246,23 +241,6 @@ class Lane:
         self.starting = up
         self.since = time.monotonic()
         self.busy = 0
-
-
-class Pool(Protocol):
-    """The part of an executor that an exchange uses."""
-
-    policy: Policy
-    pace: Pace
-    lanes: list[Lane]
-    home: dict[str, Lane]
-    stopped: Any
-    on_event: Any
-    on_visit: Any
-
-    def replace(self, lane: Lane) -> None: ...
-    def retire(self, lane: Lane) -> None: ...
-    def reference(self, client: str) -> Any: ...
-    def keep(self, client: str, reference: Any, size: int) -> None: ...
 
 
 @dataclass(frozen=True)

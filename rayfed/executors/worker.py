@@ -572,12 +572,14 @@ class Worker:
         return done
 
     def _answer(self, call: Call, client: Client, sent: Broadcast) -> Update:
-        """Run the task of a call, check the shapes of its answer, and keep what stays at the client."""
+        """Run the task of a call, check the shapes of its answer, and let it leave the client."""
         update = call.task(client, sent)
-        metrics = {**update.metrics, **client.metrics()}
-        update = replace(update, metrics=metrics, steps=client.steps, rows=client.rows)
         check_shapes(update, self._start)
-        return keep_own(update, client)
+        update = keep_own(update, client)
+        for leave in call.leaves:
+            update = leave(client, sent, update)
+        metrics = {**update.metrics, **client.metrics()}
+        return replace(update, metrics=metrics, steps=client.steps, rows=client.rows)
 
     def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
         """Values of all tensors that calls may change, at the start of a call."""

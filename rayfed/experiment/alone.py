@@ -201,7 +201,7 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
             ):
                 for row in rows:
                     show_row(row)
-                    digest = row.get("sha256", digest)
+                    digest = str(row.get("sha256", digest))
                     note_advice(advice(path, show))
                     _raise_if_asked_to_stop()
             _raise_if_asked_to_stop()

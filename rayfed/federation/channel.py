@@ -22,8 +22,7 @@ from torch import Tensor
 
 from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Task
-from rayfed.federation.stays import keep_own
+from rayfed.federation.executor import Leave, Task
 from rayfed.heterogeneity.faults import HONEST, Attack
 from rayfed.seeds import derive
 from rayfed.types import (
@@ -182,9 +181,10 @@ class Channel:
         """Whether the server adds noise to the mean."""
         return self.noise > 0 and not self.at_client
 
-    def wrap(self, task: Task) -> Task:
-        """The task of the training exchange whose answer goes through the channel."""
-        return partial(_through, task=task, channel=self) if self.changes else task
+    @property
+    def leaves(self) -> tuple[Leave, ...]:
+        """The client's side of the channel, as of `Call`."""
+        return (partial(leave, self),) if self.changes else ()
 
     def receive(self, sent: Broadcast, update: Update) -> Update:
         """The answer as the server uses it: with the values of a compressed change added to those it sent.
@@ -266,11 +266,6 @@ def _check_order(names: Sequence[str]) -> None:
         raise ConfigError(f"channel: clip after {names[0]} would change compressed values; list clip first")
     if "int8" in names and "fp16" in names[names.index("int8") :]:
         raise ConfigError("channel: fp16 after int8 would need more bytes, not less; leave fp16 out")
-
-
-def _through(client: Client, sent: Broadcast, task: Task, channel: Channel) -> Update:
-    """Task: run another task, and send its answer through the channel."""
-    return leave(channel, client, sent, keep_own(task(client, sent), client))
 
 
 @torch.no_grad()
@@ -360,24 +355,30 @@ def _compressed(channel: Channel, client: Client, sent: Broadcast, update: Updat
     return replace(update, params=params, extra={**update.extra, CODED: coded})
 
 
-def with_attack(task: Task, attack: Attack, scale: float) -> Task:
-    """The task of the training exchange as a client with this attack runs it.
+def with_attack(task: Task, attack: Attack, scale: float) -> tuple[Task, tuple[Leave, ...]]:
+    """The training exchange as a client with this attack runs it: its task, and what changes its answer.
 
     Args:
         task: The task of honest clients.
         attack: What the client does (`faults.attack`).
         scale: Strength of the attack (`faults.attack_scale`).
     """
-    return task if attack == HONEST else partial(_attack, task=task, attack=attack, scale=scale)
-
-
-def _attack(client: Client, sent: Broadcast, task: Task, attack: Attack, scale: float) -> Update:
-    """Task: run another task as an attacker."""
+    if attack == HONEST:
+        return task, ()
     if attack == "labels":
-        last = client.model.num_classes - 1
-        client.data = replace(client.data, relabel=lambda y: last - y)
-        return task(client, sent)
-    update = keep_own(task(client, sent), client)
+        return partial(_relabelled, task=task), ()
+    return task, (partial(_attack, attack, scale),)
+
+
+def _relabelled(client: Client, sent: Broadcast, task: Task) -> Update:
+    """Task: run another task on labels that are counted from the other end."""
+    last = client.model.num_classes - 1
+    client.data = replace(client.data, relabel=lambda y: last - y)
+    return task(client, sent)
+
+
+def _attack(attack: Attack, scale: float, client: Client, sent: Broadcast, update: Update) -> Update:
+    """The answer of an attacker in place of the one of its task."""
     own = [n for n, value in update.params.items() if value.is_floating_point() and not is_statistic(n)]
     start = {n: sent.params[n] if n in sent.params else torch.zeros_like(update.params[n]) for n in own}
     if attack == "sign_flip":

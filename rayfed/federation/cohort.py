@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.channel import OPEN, Channel, with_attack
-from rayfed.federation.executor import Call, Executor, Task
+from rayfed.federation.executor import Call, Executor, Leave, Task
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
@@ -69,7 +69,7 @@ class Cost:
         return Load(step=step, row=row, trained=trained)
 
 
-__all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Ledger", "Sampling", "task_name"]
+__all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Federation", "Ledger", "Sampling", "task_name"]
 
 Sampling: TypeAlias = Literal["uniform", "poisson", "one_per_domain"]
 """The ways in which the clients of a round are drawn."""
@@ -122,42 +122,62 @@ class Ledger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """Clients taking part in a round. `run` is the only way a server reaches them.
+class Federation:
+    """What the rounds of an experiment share: its clients, what they can hold, and what happens to them.
 
     Attributes:
-        round: Round index, from 0.
-        ids: Ids of the clients of this round, in the order in which updates are summed.
-        clients: All clients of the experiment, by id, in that order.
+        clients: All clients of the experiment, by id, in the order in which updates are summed.
         seed: Seed of the experiment, for `rayfed.seeds.derive`.
         rounds: Planned number of rounds.
         depth: Number of backbone blocks; 0: the backbone has no uniform blocks.
-        capacity: Number of blocks each client can hold in this round, by id.
         ranks: Rank of the LoRA adapters of each client, by id; empty: that of the tuning for all.
         block_bytes: Size of the frozen weights of each block in bytes, for methods that send them.
-        executor: Runs the calls.
-        ledger: Collects traffic, tables and metrics of the round.
         faults: Injected faults (`rayfed.heterogeneity.faults`); None: no faults and no virtual clock.
         group: Number of clients that share their passes in the training exchange.
         channel: What happens to the answers of the training exchange on their way to the server.
         cost: What the visits of the training exchange cost; None: it is not counted.
     """
 
-    round: int
-    ids: tuple[str, ...]
     clients: ClientTable
     seed: int
     rounds: int
-    depth: int
-    capacity: Mapping[str, int]
-    executor: Executor
+    depth: int = 0
     ranks: Mapping[str, int] = field(default_factory=dict)
     block_bytes: tuple[int, ...] = ()
-    ledger: Ledger = field(default_factory=Ledger)
     faults: Faults | None = None
     group: int = 1
     channel: Channel = OPEN
     cost: Cost | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort(Federation):
+    """Clients taking part in a round. `run` is the only way a server reaches them.
+
+    Attributes:
+        round: Round index, from 0.
+        ids: Ids of the clients of this round, in the order in which updates are summed.
+        capacity: Number of blocks each client can hold in this round, by id.
+        executor: Runs the calls.
+        ledger: Collects traffic, tables and metrics of the round.
+    """
+
+    round: int
+    ids: tuple[str, ...]
+    capacity: Mapping[str, int]
+    executor: Executor
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @classmethod
+    def of_round(cls, whole: Federation, **of_round: Any) -> Cohort:
+        """The clients of a round of an experiment.
+
+        Args:
+            whole: The experiment.
+            of_round: The fields of this class, and those of the experiment that differ in this round.
+        """
+        shared = {one.name: getattr(whole, one.name) for one in fields(Federation)}
+        return cls(**{**shared, **of_round})
 
     @property
     def all_ids(self) -> tuple[str, ...]:
@@ -242,7 +262,7 @@ class Cohort:
             raise KeyError(f"messages for clients outside the cohort of round {self.round + 1}: {outside}")
         gone = set(self.ledger.missing)
         called = [cid for cid in self.ids if cid in each and cid not in gone]
-        calls = [self._call(cid, self._task(cid, task, tag), tag, each[cid]) for cid in called]
+        calls = [self._call(cid, task, tag, each[cid]) for cid in called]
         answers = self._answers(calls, lasts)
         for call in calls:
             row = {"exchange": tag, "client": call.client, "down": call.sent.num_bytes(), "up": 0}
@@ -265,21 +285,20 @@ class Cohort:
             answers = self.channel.with_noise(held, answers)
         return list(answers.values())
 
-    def _task(self, cid: str, task: Task, tag: str) -> Task:
-        """The task as this client runs it; in training its answer passes its attack, then the channel."""
-        if tag != TRAINING:
-            return task
-        if self.faults is not None:
-            profile = self.faults.profiles[cid]
-            task = with_attack(task, profile.attack, profile.attack_scale)
-        return self.channel.wrap(task)
-
     def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:
+        """The call of a client; in training its answer passes its attack, then the channel."""
+        leaves: tuple[Leave, ...] = ()
+        if tag == TRAINING and self.faults is not None:
+            profile = self.faults.profiles[cid]
+            task, leaves = with_attack(task, profile.attack, profile.attack_scale)
+        if tag == TRAINING:
+            leaves += self.channel.leaves
         info = self.clients.get(cid)
         sent = replace(sent, rank=self.ranks[cid]) if cid in self.ranks else sent
         examples = float(info.num_examples) if info else 1.0
         group = self.group if tag == TRAINING else 1
-        return Call(cid, task, tag, sent, examples, self._share(sent), self._seconds(cid, sent, tag), group)
+        seconds = self._seconds(cid, sent, tag)
+        return Call(cid, task, tag, sent, examples, self._share(sent), seconds, group, leaves)
 
     def _count_cost(self, call: Call) -> None:
         if self.cost is not None and call.tag == TRAINING:

@@ -15,6 +15,9 @@ from rayfed.types import Broadcast, Positive, Update
 Task: TypeAlias = Callable[[Client, Broadcast], Update]
 """Work that a client does in an exchange: from the client and the message it received to its answer."""
 
+Leave: TypeAlias = Callable[[Client, Broadcast, Update], Update]
+"""Changes the answer of a client to a message as it leaves the client, such as an attack or compression."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -29,6 +32,7 @@ class Call:
         share: Share of the blocks of the backbone that it holds, for the same.
         seconds: Duration on the virtual clock in seconds, transfers included.
         group: Largest number of calls of the exchange that share their passes (`units`).
+        leaves: Run one after the other on the answer as it leaves the client, after what stays was kept.
     """
 
     client: str
@@ -39,6 +43,7 @@ class Call:
     share: float = 1.0
     seconds: float = 0.0
     group: int = 1
+    leaves: tuple[Leave, ...] = ()
 
     @property
     def cost(self) -> float:

@@ -82,8 +82,6 @@ def add_own(sent: Broadcast, stays: Collection[str], values: Params) -> Broadcas
 def keep_own(update: Update, client: Client) -> Update:
     """The answer as it leaves the client: at its rank, and without what stays, which its store keeps.
 
-    An answer that has left already is not changed.
-
     Args:
         update: Answer of the client's code.
         client: The client; its store is changed in place.

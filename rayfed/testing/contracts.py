@@ -266,7 +266,7 @@ def _record(
     executor = InlineExecutor(setup.world, setup.weights)
     running = record_rounds(experiment, executor, setup.start, Keeping(path=path, domains={}, resume=resume))
     rows = [without_times(row) for row in islice(running, rounds)]
-    running.close()  # type: ignore[attr-defined]  # a generator
+    running.close()
     return rows
 
 

@@ -12,6 +12,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.channel import with_attack
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.params import digest
+from rayfed.federation.stays import keep_own
 from rayfed.heterogeneity.faults import FaultsConfig, check_attack
 from rayfed.testing.contracts import small_setup
 from rayfed.types import Broadcast, Update
@@ -69,7 +70,10 @@ def answer(attack, scale, rank=None):
     def task(client, sent):
         return Update(client="c", params=trained, num_examples=1, extra={"x": torch.ones(1)})
 
-    return with_attack(task, attack, scale)(FakeClient(rank), sent)
+    same, (attacked,) = with_attack(task, attack, scale)
+    assert same is task
+    client = FakeClient(rank)
+    return attacked(client, sent, keep_own(task(client, sent), client))
 
 
 def test_a_flipped_sign_is_the_negative_change():
@@ -95,7 +99,7 @@ def test_an_honest_client_runs_the_task_itself():
     def task(client, sent):
         raise NotImplementedError
 
-    assert with_attack(task, "none", 1.0) is task
+    assert with_attack(task, "none", 1.0) == (task, ())
 
 
 @pytest.mark.parametrize("group", [1, 3])
