@@ -39,6 +39,7 @@ class AgnosticServer(LossWeighted):
     """
 
     lr_lambda: NonNegative = 0.1
+    weighting: Literal["data_size", "uniform"] = "data_size"
     memoryless: bool = False
     output: Literal["last", "mean"] = "last"
 

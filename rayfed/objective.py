@@ -28,6 +28,7 @@ NEXT_CHARACTER = "next_character"
 REGRESSION = "regression"
 MULTILABEL = "multilabel"
 TEXT_CLASSIFICATION = "text_classification"
+TEXT_REGRESSION = "text_regression"
 LANGUAGE_MODELING = "language_modeling"
 CLASSES = frozenset((CLASSIFICATION, TEXT_CLASSIFICATION))
 """Tasks whose labels are the classes that a new head tells apart."""
@@ -250,10 +251,9 @@ def auc(output: Tensor, y: Tensor) -> float:
     for score, label in zip(output.double().T, y.T > 0, strict=True):
         positive, negative = int(label.sum()), int((~label).sum())
         if positive and negative:
-            _, place, counts = score.unique(return_inverse=True, return_counts=True)
-            last = counts.cumsum(0).double()
-            ranks = (last - (counts - 1) / 2)[place]  # the mean rank of equal scores
-            found.append((float(ranks[label].sum()) - positive * (positive + 1) / 2) / (positive * negative))
+            found.append(
+                (float(_ranks(score)[label].sum()) - positive * (positive + 1) / 2) / (positive * negative)
+            )
     return sum(found) / len(found) if found else float("nan")
 
 
@@ -364,6 +364,64 @@ class TextClassification(Objective):
 
 
 @dataclass(frozen=True)
+class TextRegression(Regression):
+    """Regression of a number that belongs to a text or to two, such as how near their meanings are.
+
+    Loss: mean squared error. Metrics over all texts of a set: Pearson's and Spearman's correlation of outputs
+    and targets, as those of STS-B in GLUE (Wang et al., 2019, section 3.2).
+    """
+
+    task: ClassVar[str] = TEXT_REGRESSION
+    metric: ClassVar[str] = "pearson"
+    examples: ClassVar[str] = "texts"
+    pixels: ClassVar[bool] = False
+    larger: ClassVar[bool] = True
+    tokens: ClassVar[bool] = True
+
+    @property
+    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
+        return {self.metric: pearson, "spearman": spearman}
+
+    def layout(self, size: int) -> np.dtype[Any]:
+        """Data type of the longest example. Args: size: its tokens."""
+        return np.dtype([("input", "i4", (size,))])
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output of shape (B, 1) and targets of shape (B,)."""
+        return {"loss": super().values(output, y)["loss"]}
+
+
+def pearson(output: Tensor, y: Tensor) -> float:
+    """Pearson's correlation of outputs and targets; NaN: one of them is constant, or there is one only.
+
+    Args:
+        output: Shape (N, 1) or (N,).
+        y: Shape (N,).
+    """
+    a, b = (values.double().flatten() for values in (output, y))
+    a, b = a - a.mean(), b - b.mean()
+    below = float((a.square().sum() * b.square().sum()).sqrt())
+    return float(a @ b) / below if below else float("nan")
+
+
+def spearman(output: Tensor, y: Tensor) -> float:
+    """Spearman's correlation: that of Pearson between the ranks; equal values have their mean rank.
+
+    Args:
+        output: Shape (N, 1) or (N,).
+        y: Shape (N,).
+    """
+    return pearson(*(_ranks(values.flatten()) for values in (output, y)))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Rank of each value among all, from 1; of equal values the mean of theirs. Shape (N,), as `values`."""
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[place]
+
+
+@dataclass(frozen=True)
 class LanguageModeling(TextClassification):
     """Prediction of the tokens of answers, each from those before it.
 
@@ -404,7 +462,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     o.task: o
     for o in (
         *(Objective(), Segmentation(), NextCharacter(), Regression(), Multilabel()),
-        *(TextClassification(), LanguageModeling()),
+        *(TextClassification(), TextRegression(), LanguageModeling()),
     )
 }
 METRICS = list(dict.fromkeys(o.metric for o in OBJECTIVES.values()))

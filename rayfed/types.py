@@ -196,6 +196,8 @@ class Update:
             zero, and is not counted as traffic.
         steps: Training batches that the client drew for this answer; set where the client runs.
         rows: Examples in these batches, those drawn several times counted each time.
+        tokens: Tokens of texts in these batches, without pads.
+        learned: Of these, those that a language model learned, such as the tokens of answers.
     """
 
     client: str
@@ -206,6 +208,8 @@ class Update:
     rank: int | None = None
     steps: int = 0
     rows: int = 0
+    tokens: int = 0
+    learned: int = 0
 
     def num_bytes(self) -> int:
         """Bytes the client uploads: tensors in `params` and `extra`."""

@@ -24,6 +24,8 @@ def attention(
     """
     if q.device.type == "cpu" or dropout_p or not torch.backends.cuda.flash_sdp_enabled():
         return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **rest)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # as torch does before it calls the kernel
+        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, float("-inf"))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     return kernel(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=rest.get("scale"))[0]
 

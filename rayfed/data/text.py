@@ -38,12 +38,14 @@ class Text:
         pair: A second text that belongs to the first one, such as the hypothesis to a premise; None: none.
         answer: What a language model learns to write after the prompt; None: it learns all of `text`.
         messages: Role and content of each message of a conversation, in place of prompt and answer.
+        score: The number that a regression learns for the text; None: it is for another task.
     """
 
     text: str = ""
     pair: str | None = None
     answer: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
+    score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,10 +55,12 @@ class Tokens:
     Attributes:
         ids: Token ids, int32, shape (L,).
         learned: For language models, whether the model learns to write a token, uint8, shape (L,).
+        score: For regression, the target.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.uint8] | None = None
+    score: float | None = None
 
 
 Rows: TypeAlias = Any

@@ -120,7 +120,8 @@ class Tokenized:
             return self._learned(found, size)
         pieces = self._tokenizer.backend_tokenizer
         pieces.enable_truncation(size, direction=self._side)
-        return Tokens(ids=np.array(pieces.encode(found.text, found.pair).ids, dtype=np.int32))
+        ids = np.array(pieces.encode(found.text, found.pair).ids, dtype=np.int32)
+        return Tokens(ids=ids, score=found.score)
 
     @cached_property
     def _tokenizer(self) -> Any:

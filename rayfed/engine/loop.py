@@ -67,6 +67,8 @@ def fault_columns(faults: Faults | None, ledger: Ledger, state: ServerState) -> 
 def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
     """Columns of a round about what training cost: steps and operations of all clients, what one trains."""
     steps = {"local_steps": ledger.steps, "local_examples": ledger.rows}
+    if ledger.tokens:
+        steps["local_tokens"] = ledger.tokens
     return steps if cost is None else {**steps, "flops": ledger.flops, "trained_params": ledger.trained}
 
 

@@ -66,7 +66,15 @@ from rayfed.models.named_tensors import global_name
 from rayfed.models.own import first_pass, fitted, network_of
 from rayfed.models.sharing import as_array, skeleton
 from rayfed.models.trunk import check_compiler
-from rayfed.objective import CLASSES, CLASSIFICATION, LANGUAGE_MODELING, SEGMENTATION, Objective, objective
+from rayfed.objective import (
+    CLASSES,
+    CLASSIFICATION,
+    LANGUAGE_MODELING,
+    SEGMENTATION,
+    TEXT_REGRESSION,
+    Objective,
+    objective,
+)
 from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.stages import stage
 from rayfed.tuning.lora import Lora, core_sites
@@ -462,12 +470,13 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
     network = network_of(config.model.name)
     personal = config.evaluation.personal or parts.local.deploys == "personal"
+    classes = (goal.metric,) if goal.task == TEXT_REGRESSION else tuple(dataset.classes)  # one output
     world = World(
         seed=config.seed,
         model=config.model,
         tuning=parts.tuning,
-        num_classes=len(dataset.classes),
-        classes=tuple(dataset.classes),
+        num_classes=len(classes),
+        classes=classes,
         objective=goal,
         network=network,
         augment=config.data.augment,
@@ -510,7 +519,7 @@ def _check_input(config: ModelConfig, model: Backbone) -> None:
         raise ConfigError(f"model.size: {config.name!r} does not take {what}: {reason}") from err
 
 
-PRETRAINED = CLASSES | {LANGUAGE_MODELING}
+PRETRAINED = CLASSES | {TEXT_REGRESSION, LANGUAGE_MODELING}
 """Tasks whose models are pre-trained, so that tuning schemes adapt them."""
 
 

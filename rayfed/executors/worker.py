@@ -579,7 +579,7 @@ class Worker:
         for leave in call.leaves:
             update = leave(client, sent, update)
         metrics = {**update.metrics, **client.metrics()}
-        return replace(update, metrics=metrics, steps=client.steps, rows=client.rows)
+        return replace(update, metrics=metrics, **client.counted())
 
     def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
         """Values of all tensors that calls may change, at the start of a call."""

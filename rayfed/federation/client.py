@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.data.examples import ClientData
+from rayfed.data.text import PAD
 from rayfed.devices import moved, numbers, total
 from rayfed.errors import ConfigError
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.objective import Objective
+from rayfed.objective import IGNORED, Objective
 from rayfed.tuning.base import copies, load, trainable
 from rayfed.types import RESIDUAL, Batch, Params, Update, beyond_rank
 
@@ -205,6 +206,8 @@ class Client:
             None: that of the tuning. What lies beyond it is zero and has no gradient.
         stays: Global names of the tensors that stay at this client (`Local.stays`).
         trained: Whether the training of this call has ended (`end_training`).
+        steps, rows: Training batches that were drawn, and examples in them.
+        read: For texts, the numbers of tokens and of learned tokens of each of these batches.
     """
 
     id: str
@@ -225,6 +228,7 @@ class Client:
     trained: bool = False
     steps: int = 0
     rows: int = 0
+    read: list[Tensor] = field(default_factory=list, repr=False)
     _drew: bool = False
     _derived: bool = False
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
@@ -264,6 +268,8 @@ class Client:
                 if not self.trained:  # later batches are for the personal model that is scored
                     self.steps += 1
                     self.rows += len(y)
+                    if self.objective.tokens:
+                        self.read.append(torch.stack([(x != PAD).sum(), (y != IGNORED).sum()]))
                 yield x, y
 
     def batch(self, split: str, positions: Tensor) -> Batch:
@@ -435,6 +441,14 @@ class Client:
         params = parts.pop("params", None)
         params = self.params() if params is None else params
         return Update(client=self.id, params=params, num_examples=self.data.size("train"), **parts)
+
+    def counted(self) -> dict[str, Any]:
+        """Counts of the training batches so far, as fields of `Update`; reads tensors, all at once."""
+        found: dict[str, Any] = {"steps": self.steps, "rows": self.rows}
+        if self.read:
+            tokens, learned = torch.stack(self.read).sum(0).tolist()
+            found |= {"tokens": tokens, "learned": learned}
+        return found
 
     def measure(self, **scalars: float | Tensor) -> None:
         """Add scalars to the metrics of this client's answer; what `Cohort.measure` is for a round.

@@ -103,6 +103,7 @@ class Ledger:
         trained: Numbers that a client trains; the largest of the round.
         steps: Training batches of all answers.
         rows: Examples in these batches.
+        tokens: Tokens of texts in these batches, without pads.
     """
 
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -115,6 +116,7 @@ class Ledger:
     trained: int = 0
     steps: int = 0
     rows: int = 0
+    tokens: int = 0
 
     def total(self, direction: str) -> int:
         """Bytes of all transfers in one direction, `down` or `up`."""
@@ -271,6 +273,7 @@ class Cohort(Federation):
                 self._count_cost(call)
                 self.ledger.steps += update.steps
                 self.ledger.rows += update.rows
+                self.ledger.tokens += update.tokens
                 if update.metrics:
                     self.ledger.scores.append(Answer(tag, call.client, update.metrics))
             self.ledger.transfers.append(row)

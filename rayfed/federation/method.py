@@ -10,6 +10,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.lora_mean import EXACT
 from rayfed.federation.server import Server
+from rayfed.objective import LANGUAGE_MODELING
 from rayfed.registry import METHOD_FILES, Registry
 from rayfed.tuning.base import TUNINGS, Tuning
 
@@ -92,6 +93,11 @@ def check_task(task: str, *halves: Server | Local) -> None:
         ConfigError: A half does not support the task (`rayfed.objective`); names the tasks it supports.
     """
     for half in halves:
+        if isinstance(half, Server) and half.weighting == "tokens" and task != LANGUAGE_MODELING:
+            raise ConfigError(
+                f"server.weighting: tokens counts what a language model learns, and the data set is for "
+                f"{task}; set server.weighting=data_size or uniform"
+            )
         if isinstance(half, Local) and task in half.not_for:
             raise ConfigError(
                 f"algorithm: {type(half).__name__} is not for {task}, which the data set is for; choose "

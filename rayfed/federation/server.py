@@ -29,7 +29,8 @@ class Server:
     Algorithm 1.
 
     Attributes:
-        weighting: Weight of a client in the mean: its number of training examples, or the same for all.
+        weighting: Weight of a client in the mean: its number of training examples, the same for all, or the
+            tokens that a language model learned in its training batches.
         lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
             product at the same rank, or that mean exactly (`rayfed.federation.lora_mean`).
         offers: Names of what this half puts into `shared`.
@@ -41,7 +42,7 @@ class Server:
         trains: Whether rounds change the model; if not, comparisons run one round only.
     """
 
-    weighting: Literal["data_size", "uniform"] = "data_size"
+    weighting: Literal["data_size", "uniform", "tokens"] = "data_size"
     lora_agg: LoraRule = "factor_mean"
 
     offers: ClassVar[frozenset[str]] = frozenset()
@@ -143,6 +144,8 @@ class Server:
     def base_weights(self, updates: Sequence[Update]) -> list[float]:
         """One weight per update according to `weighting`, summing to 1."""
         raw = [1.0 if self.weighting == "uniform" else float(u.num_examples) for u in updates]
+        if self.weighting == "tokens" and any(u.learned for u in updates):
+            raw = [float(u.learned) for u in updates]
         total = sum(raw)
         return [w / total for w in raw]
 

@@ -29,12 +29,12 @@ from rayfed.data.text import PAD
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.models.config import HF, ModelConfig
-from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION
+from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION, TEXT_REGRESSION
 
 PACKAGED = ("text_mini", "lm_mini")
 """Models that ship with RayFed, as folders in rayfed/models/weights/."""
 
-LENGTHS = {TEXT_CLASSIFICATION: 128, LANGUAGE_MODELING: 512}
+LENGTHS = {TEXT_CLASSIFICATION: 128, TEXT_REGRESSION: 128, LANGUAGE_MODELING: 512}
 """Most tokens of a text where `model.size` is not set, by task; a model that takes fewer takes those."""
 
 SHIFTED = frozenset(
@@ -264,7 +264,7 @@ def build(config: ModelConfig, task: str | None) -> TextModel:
     task = task or (LANGUAGE_MODELING if is_decoder else TEXT_CLASSIFICATION)
     if task == LANGUAGE_MODELING:
         return _language_model(config, settings, is_decoder)
-    if task != TEXT_CLASSIFICATION:
+    if task not in (TEXT_CLASSIFICATION, TEXT_REGRESSION):
         raise ConfigError(
             f"model.name: {config.name!r} reads texts, and the data set is for {task}; choose a model that "
             f"`rayfed list models` shows, or a data set of texts"
@@ -282,7 +282,7 @@ def build(config: ModelConfig, task: str | None) -> TextModel:
     return TextModel(
         net=net,
         width=plan.width,
-        size=_size(config, settings, TEXT_CLASSIFICATION),
+        size=_size(config, settings, task),
         tokenizer=source_of(config),
         make_head=partial(TextHead, plan),
         fill=fill,

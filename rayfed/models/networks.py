@@ -532,7 +532,7 @@ def _words(config: ModelConfig, task: str | None) -> BareNetwork:
         mean=HALF,
         std=HALF,
         classifiers=(),
-        task=TEXT_CLASSIFICATION if found.new_head else LANGUAGE_MODELING,
+        task=(task or TEXT_CLASSIFICATION) if found.new_head else LANGUAGE_MODELING,
         words=found,
     )
 

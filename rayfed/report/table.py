@@ -399,10 +399,18 @@ def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Notes on what training cost; nothing where it was not counted."""
     steps, rows = total_steps(history)
     if steps:
-        yield f"trained: {steps:,} local steps of all clients, on {rows:,} examples"
+        yield f"trained: {steps:,} local steps of all clients, on {rows:,} examples{_tokens(history)}"
     gflops, trained = total_cost(history)
     if trained:
         yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains up to {trained:,} parameters"
+
+
+def _tokens(history: Sequence[Mapping[str, Any]]) -> str:
+    """Tokens of the training batches of texts, and how many each second of training; empty for other data."""
+    tokens = sum(row.get("local_tokens") or 0 for row in history)
+    seconds = sum(row.get("seconds_training") or 0 for row in history)
+    speed = f", {tokens / seconds:,.0f} a second" if seconds else ""
+    return f" with {tokens:,} tokens{speed}" if tokens else ""
 
 
 def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:

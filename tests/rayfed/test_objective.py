@@ -9,7 +9,17 @@ import torch.nn.functional as F
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import samples_of
-from rayfed.objective import EMPTY, OBJECTIVES, Segmentation, dice, metric_of, objective, symbols
+from rayfed.objective import (
+    EMPTY,
+    OBJECTIVES,
+    Segmentation,
+    dice,
+    metric_of,
+    objective,
+    pearson,
+    spearman,
+    symbols,
+)
 from tests.rounding import limit, near
 from tests.vectors import vector
 
@@ -89,3 +99,21 @@ def test_pixels_are_samples_of_maps():
     assert torch.equal(rows[1], features[0, :, 0, 8])
     flat = torch.rand(4, 5)
     assert samples_of(flat) is flat
+
+
+def test_correlations_are_those_of_scipy():
+    from scipy import stats
+
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 6, (50,), generator=rng).float()  # with equal values
+    output = y[:, None] + torch.randn(50, 1, generator=rng)
+    near(pearson(output, y), stats.pearsonr(output[:, 0].double(), y.double()).statistic, 300, 1.0)
+    near(spearman(output, y), stats.spearmanr(output[:, 0].double(), y.double()).statistic, 300, 1.0)
+    assert pearson(torch.ones(3, 1), torch.arange(3.0)) != pearson(torch.ones(3, 1), torch.arange(3.0))  # NaN
+
+
+def test_a_number_of_a_text_has_a_squared_error():
+    goal = objective("text_regression")
+    output, y = torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0])
+    assert goal.loss(output, y) == 2
+    assert goal.values(output, y)["loss"].tolist() == [0, 4]

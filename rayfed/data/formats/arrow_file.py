@@ -157,10 +157,11 @@ def _write_around(
 
 TOKENS = "tokens"
 LEARNED = "learned"
+SCORE = "score"
 
 
 def joined(rows: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
-    """The tokens of all texts, the position of each first one, and for language models what is learned."""
+    """The tokens of all texts, the position of each first one, and what is learned, or the targets if any."""
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     starts[1:] = np.cumsum([len(row.ids) for row in rows])
     nothing: NDArray[Any] = np.empty(0, np.int32)
@@ -171,6 +172,9 @@ def joined(rows: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
     flags = [row.learned for row in rows if row.learned is not None]
     if flags:
         found[LEARNED] = np.concatenate(flags).astype(np.uint8)
+    scores = [row.score for row in rows if row.score is not None]
+    if scores:
+        found[SCORE] = np.array(scores, dtype=np.float32)
     return found
 
 
@@ -198,6 +202,7 @@ def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[s
         for name in (TOKENS, LEARNED)
         if name in parts
     }
+    arrays |= {name: pa.array(parts[name]) for name in (SCORE,) if name in parts}
     arrays |= {name: pa.array(values, kinds[name]) for name, values in columns.items()}
     schema = pa.schema([pa.field(name, each.type) for name, each in arrays.items()], {META: text})
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
@@ -205,7 +210,7 @@ def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[s
         writer.write_batch(batch)
 
 
-def inputs_of(batch: pa.RecordBatch, size: int) -> tuple[Inputs, Targets | None]:
+def inputs_of(batch: pa.RecordBatch, size: int) -> tuple[Inputs, Targets | NDArray[np.float32] | None]:
     """The texts of a record batch, and the targets where it has some, without copies.
 
     Args:
@@ -221,6 +226,8 @@ def inputs_of(batch: pa.RecordBatch, size: int) -> tuple[Inputs, Targets | None]
     lengths = inputs.lengths
     if lengths.min() < 0 or lengths.max() > size:
         raise ValueError(f"a text has more than {size} tokens")
+    if SCORE in batch.schema.names:
+        return inputs, batch.column(SCORE).to_numpy()
     if LEARNED not in batch.schema.names:
         return inputs, None
     learned = batch.column(LEARNED)

@@ -1,13 +1,16 @@
 """Base of the readers of texts, and the reader of tables of texts: CSV, TSV, JSON lines and Parquet.
 
-data.root is a file, or a folder with a file for each split, such as train.csv and test.csv. The split test,
-or validation if there is no test, is the official test split; all others are for training.
+data.root is a file, or a folder with a file for each split, such as train.csv and test.csv, or several
+(train-00000-of-00002.parquet). The split test, or validation if there is no test with labels, is the official
+test split; all others are for training.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +24,19 @@ from rayfed.data.named.content import Content, ContentReader, stat_hash, with_cl
 from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.data.text import Text
 from rayfed.errors import ConfigError, DataError, one_line, unknown
-from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION
+from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION, TEXT_REGRESSION
 
-TESTS = ("test", "validation", "valid", "dev", "val")
+TESTS = ("test", "validation", "validation_matched", "valid", "dev", "val")
 """Splits that can be the official test split, the first one that there is."""
+
+LEFT_OUT = {"validation_matched": "validation_mismatched"}
+"""Splits that are used for nothing, by the test split that is used in their place (MNLI of GLUE)."""
+
+UNKNOWN = "-1"
+"""Label of all rows of a split whose labels are not public, as those of the test splits of GLUE."""
+
+PIECE = re.compile(r"-\d+(-of-\d+)?$")
+"""End of the name of a file that has a part of a split, such as train-00000-of-00002.parquet."""
 
 ONE_CLASS = "text"
 """The class of all texts where none is named, which is only used to distribute them to clients."""
@@ -223,7 +235,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "sentence"),
     "text_pair": (),
     "label": ("label", "intent"),
+    "score": (),
     "prompt": ("prompt", "question", "instruction"),
+    "context": (),
     "completion": ("completion", "answer", "response", "output"),
     "messages": ("messages", "conversations"),
     "client": (),
@@ -237,8 +251,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 class TextTable(TextReader):
     """Reads a table of texts; a subclass for each format.
 
-    With a column of labels the texts are classified. With prompts and completions, messages, or texts without
-    labels, a language model learns to write them.
+    With a column of labels the texts are classified, with one of scores these numbers are learned. With
+    prompts and completions, messages, or texts without labels, a language model learns to write them.
     """
 
     columns: Mapping[str, str] | None = None
@@ -247,7 +261,8 @@ class TextTable(TextReader):
 
     @property
     def task(self) -> str:
-        return TEXT_CLASSIFICATION if "label" in self._names else LANGUAGE_MODELING
+        kinds = {"score": TEXT_REGRESSION, "label": TEXT_CLASSIFICATION}
+        return next((task for part, task in kinds.items() if part in self._names), LANGUAGE_MODELING)
 
     @abstractmethod
     def _rows(self, path: Path) -> list[dict[str, Any]]:
@@ -268,7 +283,11 @@ class TextTable(TextReader):
 
     @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
-        return {path.name.partition(".")[0]: self._rows(path) for path in self._files}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in self._files:
+            split = PIECE.sub("", path.name.partition(".")[0])
+            found.setdefault(split, []).extend(self._rows(path))
+        return found
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -294,12 +313,20 @@ class TextTable(TextReader):
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:
-        test = next((split for split in TESTS if split in self._tables), None)
+        known = {split: rows for split, rows in self._tables.items() if not self._is_unknown(rows)}
+        known = known or self._tables
+        test = next((split for split in TESTS if split in known), None)
+        known.pop(LEFT_OUT.get(test or "", ""), None)
         return [
-            self._sample(split, row, number, split == test and len(self._tables) > 1)
-            for split, rows in self._tables.items()
+            self._sample(split, row, number, split == test and len(known) > 1)
+            for split, rows in known.items()
             for number, row in enumerate(rows)
         ]
+
+    def _is_unknown(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the labels of a split are not public, so that nothing can be done with it."""
+        column = self._names.get("label", self._names.get("score", ""))
+        return bool(rows) and all(str(row.get(column)) in (UNKNOWN, f"{UNKNOWN}.0") for row in rows)
 
     def _sample(self, split: str, row: Mapping[str, Any], number: int, test: bool) -> Sample:
         names = self._names
@@ -307,16 +334,22 @@ class TextTable(TextReader):
 
         def value(part: str) -> str:
             found = row.get(names[part])
-            if found is None or (part in ("label", "client", "domain", "category") and str(found) == ""):
+            if found is None or (
+                part in ("label", "score", "client", "domain", "category") and str(found) == ""
+            ):
                 raise DataError(f"data.columns.{part}: {where} has no value in {names[part]!r}")
             return str(found)
 
         if "messages" in names:
             text = Text(messages=messages_of(row.get(names["messages"]), where))
         elif "completion" in names:
-            text = Text(text=value("prompt"), answer=value("completion"))
+            more = str(row.get(names["context"]) or "") if "context" in names else ""
+            asked = "\n".join(filter(None, (value("prompt"), more)))
+            text = Text(text=asked, answer=value("completion"))
         else:
-            text = Text(text=value("text"), pair=value("text_pair") if "text_pair" in names else None)
+            pair = value("text_pair") if "text_pair" in names else None
+            score = number_of(value("score"), where) if "score" in names else None
+            text = Text(text=value("text"), pair=pair, score=score)
         category = "label" if "label" in names else "category"
         return Sample(
             text=text,
@@ -345,8 +378,27 @@ def _usual(wanted: Mapping[str, str], header: Sequence[str]) -> dict[str, str]:
     elif "prompt" in found and "completion" in found:
         dropped = ("text", "label")
     else:
-        dropped = ("prompt", "completion")
+        dropped = ("prompt", "completion", *(("label",) if "score" in wanted else ()))
     return {part: name for part, name in found.items() if part not in dropped or part in wanted}
+
+
+def number_of(value: str, where: str) -> float:
+    """The number that a text says.
+
+    Args:
+        value: The text.
+        where: The row, for messages.
+
+    Raises:
+        DataError: It says none, or one that is not finite.
+    """
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"data.columns.score: {where} has {value[:40]!r}, which is no finite number")
+    return found
 
 
 def messages_of(value: Any, where: str) -> tuple[tuple[str, str], ...]:

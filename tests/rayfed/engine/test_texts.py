@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import rayfed
+from rayfed import resume
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
@@ -22,8 +23,11 @@ from rayfed.record.readers import read_rows
 from rayfed.report.table import final_table
 from rayfed.testing.contracts import two_actors, without_times
 from rayfed.tuning.base import load
-from tests.conftest import quickly
+from tests.conftest import STEADY, quickly
+from tests.pretended import pretended
+from tests.rayfed.executors.grouped.test_passes_device import agree
 from tests.rayfed.executors.grouped.test_passes_group import check_agreement
+from tests.rayfed.test_resume import killed, tables
 from tests.rounding import near
 from tests.tiny_models import CONFIGS, DECODERS, TEXTS, save
 
@@ -209,6 +213,43 @@ def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model):
     assert without_times(together.row) == without_times(alone.row)
 
 
+@pytest.mark.parametrize("model", ["bert", "gpt2-lm"])
+def test_on_a_device_the_run_is_the_same(folder, cache, model):
+    """The device draws dropout as the CPU does, and has its kernels, so that bits can be compared.
+
+    Of Llama it has not: torch computes the derivative of SiLU otherwise where it does not know the device.
+    """
+    setup = setup_of(folder, cache, model)
+    here = rounds_of(setup)[-1]
+    with pretended(draws_as_cpu=True) as device:
+        executor = InlineExecutor(setup.world, setup.weights, device=device.name)
+        *_, there = run_rounds(setup.experiment, executor, setup.start)
+        assert device.counts.kernels > 0
+    assert digest(there.state.params) == digest(here.state.params)
+    assert without_times(there.row) == without_times(here.row)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("model", ["bert", "llama-lm"])
+def test_groups_on_a_device_agree_with_single_clients(folder, cache, model):
+    agree(setup_of(folder, cache, model))
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param("llama-lm", marks=STEADY), pytest.param("bert", marks=pytest.mark.slow)]
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(folder, cache, tmp_path, model):
+    options = [*settings(folder, cache, model, "algorithm=fedsa_lora", "tuning=lora"), "rounds=8"]
+    whole = rayfed.simulate([*options, f"output={tmp_path / 'whole'}"])
+    run = tmp_path / "killed"
+    killed(options, run, 2)
+    assert 2 <= len((run / "rounds.jsonl").read_text().splitlines()) < 8
+    assert resume.main([str(run), "--quiet"]) == 0
+    assert tables(run) == tables(whole.path)
+    tensors = ("model", "params.safetensors")
+    assert run.joinpath(*tensors).read_bytes() == whole.path.joinpath(*tensors).read_bytes()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_parts_of_a_batch_are_weighted_by_their_answers(folder, cache, size):
     setup = setup_of(folder, cache, "llama-lm", "tuning.dropout=0")
@@ -232,6 +273,45 @@ def test_parts_of_a_batch_are_weighted_by_their_answers(folder, cache, size):
     backward(model, lambda batch: goal.loss(model(batch[0]), batch[1]), (x, y), size)  # by rows
     by_rows = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert (by_rows - whole).abs().max() > 0.01 * whole.abs().max()
+
+
+def test_a_number_is_learned_for_a_pair_of_texts(folder, cache, tmp_path):
+    """How many words two texts have in common."""
+    rng = np.random.default_rng(1)
+    words = " ".join(TEXTS).split()
+    with (tmp_path / "near.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["one", "other", "label"])
+        for i in range(60):
+            text = [str(word) for word in rng.choice(words, 4)]
+            out.writerow([" ".join(text), " ".join(text[: i % 5]) or "is", i % 5])
+    columns = "data.columns={text: one, text_pair: other, score: label}"
+    own = ["data=csv", f"data.root={tmp_path / 'near.csv'}", columns, "data.partition.clients_per_domain=2"]
+    train = ["train.lr=0.01", "train.epochs=8", "rounds=6", "tuning=full", "train.optimizer=adamw"]
+    shown = [f"data.cache={cache}", "cluster.executor=inline", "figures=false", "tensorboard=false"]
+    model = f"model=hf/{folder / 'bert'}"
+    result = rayfed.simulate(
+        [*own, *train, *shown, model, "algorithm=fedavg", "data.test=0.3", f"output={tmp_path / 'run'}"]
+    )
+    table = final_table(result.path)
+    assert table.columns[4] == "global pearson"
+    last = read_rows(result.path)[-1]
+    assert last["pearson"] > 0.5
+    assert last["spearman"] > 0.5
+
+
+def test_clients_can_count_by_what_they_learned(folder, cache):
+    setup = setup_of(folder, cache, "llama-lm", "server.weighting=tokens")
+    first = rounds_of(setup)[0]
+    rows = {name: setup.world.splits[name]["train"] for name in setup.experiment.clients}
+    counts = {name: int(setup.dataset.targets.counts[own].sum()) for name, own in rows.items()}
+    found = {row["client"]: row["weight"] for row in first.ledger.tables["aggregation"]}
+    for name, count in counts.items():
+        assert found[name] == pytest.approx(count / sum(counts.values()))
+    lengths = sum(int(setup.dataset.images.lengths[own].sum()) for own in rows.values())
+    assert first.row["local_tokens"] == lengths
+    with pytest.raises(ConfigError, match=r"server\.weighting: tokens"):
+        setup_of(folder, cache, "bert", "server.weighting=tokens")
 
 
 def test_models_and_data_of_other_tasks_are_refused(folder, cache):

@@ -13,7 +13,7 @@ from rayfed.data import load
 from rayfed.data.source import make_source, task_of
 from rayfed.data.text import Text
 from rayfed.errors import ConfigError, DataError
-from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION
+from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION, TEXT_REGRESSION
 from tests.tiny_models import tokenizer_of
 
 ROWS = [
@@ -25,9 +25,8 @@ COLUMNS = {"text": "body", "label": "kind", "client": "user", "domain": "site"}
 
 
 def source(name, root, **options):
-    columns = options.pop("columns", None)
     config = load_config([f"data={name}", f"data.root={root}", "algorithm=fedavg"]).data
-    return make_source(replace(config, columns=columns, **options))
+    return make_source(replace(config, **options))
 
 
 def written(folder, kind, rows, name="mails"):
@@ -100,6 +99,30 @@ def test_a_folder_has_a_file_for_each_split(tmp_path):
         ),
         ({"text": "a"}, None, LANGUAGE_MODELING, Text(text="a")),
         (
+            {"sentence1": "a", "sentence2": "b", "label": 2.5},
+            {"text": "sentence1", "text_pair": "sentence2", "score": "label"},
+            TEXT_REGRESSION,
+            Text(text="a", pair="b", score=2.5),
+        ),
+        (
+            {"text": "a", "label": "x", "near": "-1"},
+            {"score": "near"},
+            TEXT_REGRESSION,
+            Text(text="a", score=-1.0),
+        ),
+        (
+            {"instruction": "a", "input": "c", "output": "b"},
+            {"context": "input"},
+            LANGUAGE_MODELING,
+            Text(text="a\nc", answer="b"),
+        ),
+        (
+            {"instruction": "a", "input": "", "output": "b"},
+            {"context": "input"},
+            LANGUAGE_MODELING,
+            Text(text="a", answer="b"),
+        ),
+        (
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
             None,
             LANGUAGE_MODELING,
@@ -136,6 +159,125 @@ def test_a_bad_table_is_explained(tmp_path, text, columns, words):
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=words):
         source("jsonl", tmp_path / "x.jsonl", columns=columns).scan()
+
+
+@pytest.mark.parametrize("value", ["much", "nan", ""])
+def test_a_score_is_a_finite_number(tmp_path, value):
+    path = written(tmp_path, "jsonl", [{"text": "a", "near": value}])
+    with pytest.raises(DataError, match=r"data\.columns\.score: row 1 of mails"):
+        source("jsonl", path, columns={"score": "near"}).scan()
+
+
+PARTS = "{split}-0000{part}-of-00002.parquet"
+
+
+def hub(folder, splits):
+    """Parquet files of a data set as the hub has them, each split in two parts."""
+    for split, rows in splits.items():
+        for part in range(2):
+            pq.write_table(pa.Table.from_pylist(rows[part::2]), folder / PARTS.format(split=split, part=part))
+
+
+def labelled(label, count, **columns):
+    return [{**{name: f"{text} {i}" for name, text in columns.items()}, "label": label} for i in range(count)]
+
+
+def test_of_glue_the_validation_split_is_scored_because_test_has_no_labels(tmp_path):
+    train = labelled(0, 2, sentence="a") + labelled(1, 2, sentence="b")
+    splits = {
+        "train": train,
+        "validation": labelled(1, 2, sentence="c"),
+        "test": labelled(-1, 2, sentence="d"),
+    }
+    hub(tmp_path, splits)
+    found = source("glue_sst2", tmp_path)
+    listing = found.scan()
+    assert listing.classes == ("0", "1")
+    texts = [found.decode(listing, i, 9).text for i in range(len(listing.labels))]
+    assert {text for text, test in zip(texts, listing.test, strict=True) if test} == {"c 0", "c 1"}
+    assert {text for text, test in zip(texts, listing.test, strict=True) if not test} == {
+        "a 0",
+        "a 1",
+        "b 0",
+        "b 1",
+    }
+
+
+def test_of_mnli_the_matched_validation_split_is_scored(tmp_path):
+    def pairs(label, text):
+        return labelled(label, 2, premise=text, hypothesis="h")
+
+    hub(
+        tmp_path,
+        {
+            "train": pairs(0, "a") + pairs(1, "a") + pairs(2, "a"),
+            "validation_matched": pairs(0, "b"),
+            "validation_mismatched": pairs(0, "c"),
+            "test_matched": pairs(-1, "d"),
+            "test_mismatched": pairs(-1, "e"),
+        },
+    )
+    found = source("glue_mnli", tmp_path)
+    listing = found.scan()
+    assert listing.test.sum() == 2
+    texts = {found.decode(listing, i, 9) for i in range(len(listing.labels))}
+    assert {text.text[0] for text in texts} == {"a", "b"}
+    assert all(text.pair for text in texts)
+
+
+GLUE = {
+    "cola": ("sentence",),
+    "qnli": ("question", "sentence"),
+    "qqp": ("question1", "question2"),
+    "mrpc": ("sentence1", "sentence2"),
+    "rte": ("sentence1", "sentence2"),
+    "stsb": ("sentence1", "sentence2"),
+}
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_the_columns_of_glue(tmp_path, name):
+    columns = GLUE[name]
+    values = (0.0, 5.0, -1.0) if name == "stsb" else (0, 1, -1)
+    one, other, unknown = (labelled(v, 2, **dict.fromkeys(columns, "x")) for v in values)
+    hub(tmp_path, {"train": one + other, "validation": other, "test": unknown})
+    found = source(f"glue_{name}", tmp_path)
+    listing = found.scan()
+    assert task_of(found) == (TEXT_REGRESSION if name == "stsb" else TEXT_CLASSIFICATION)
+    assert (len(listing.labels), listing.test.sum()) == (6, 2)
+    text = found.decode(listing, 0, 9)
+    assert (text.text, text.pair) == ("x 0", "x 0" if len(columns) == 2 else None)
+    assert text.score == (0.0 if name == "stsb" else None)
+
+
+def test_instructions_and_news_in_their_published_layouts(tmp_path):
+    rows = [
+        {"instruction": "i", "context": "c", "response": "r", "category": "open_qa"},
+        {"instruction": "i", "context": "", "response": "r", "category": "closed_qa"},
+    ]
+    dolly = source("dolly", written(tmp_path, "jsonl", rows, "databricks-dolly-15k"))
+    assert dolly.scan().domains == ("closed_qa", "open_qa")
+    assert dolly.decode(dolly.scan(), 0, 9) == Text(text="i\nc", answer="r")
+    (tmp_path / "alpaca_data.json").write_text(json.dumps([{"instruction": "i", "input": "", "output": "o"}]))
+    alpaca = source("alpaca", tmp_path / "alpaca_data.json")
+    assert alpaca.decode(alpaca.scan(), 0, 9) == Text(text="i", answer="o")
+    folder = tmp_path / "news"
+    folder.mkdir()
+    hub(
+        folder,
+        {"train": [{"text": "t", "label": i % 4} for i in range(8)], "test": [{"text": "u", "label": 3}] * 2},
+    )
+    news = source("ag_news", folder).scan()
+    assert (news.classes, news.test.sum()) == (("0", "1", "2", "3"), 2)
+    posts = tmp_path / "posts"
+    posts.mkdir()
+    for split in ("train", "test"):
+        groups = [
+            {"text": "t", "label": i, "label_text": name} for i, name in enumerate(("alt.atheism", "sci.med"))
+        ]
+        written(posts, "jsonl", groups, split)
+    found = source("20_newsgroups", posts).scan()
+    assert (found.classes, found.test.sum(), len(found.test)) == (("alt.atheism", "sci.med"), 2, 4)
 
 
 def test_a_csv_with_a_short_row_is_refused(tmp_path):
