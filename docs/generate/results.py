@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md from the files of benchmarks/results.
+"""Writes the tables of docs/results.md and of which_method.md from the files of benchmarks/results.
 
     python -m docs.generate.results
 
@@ -10,7 +10,8 @@ A file says what it shows in lines below its facts. A line may go on in the next
 
 A third part names further files, relative to this one and separated by commas. The tables stand between
 comments, `<!-- results Speed -->` and `<!-- /results -->`. `<!-- results methods: SETTING -->` is the table
-of one setting of which_method.json, which `benchmarks.which_method` writes.
+of one setting of which_method.json, which `benchmarks.which_method` writes, and `<!-- results all methods -->`
+the table of all settings.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def page(text: str, evidence: Path = EVIDENCE) -> str:
 
     def block(found: re.Match[str]) -> str:
         kind, _, setting = found[2].partition(": ")
-        table = methods(setting, evidence) if kind == "methods" else statements(kind, evidence)
+        if kind == "methods":
+            table = methods(setting, evidence)
+        else:
+            table = summary(evidence) if kind == "all methods" else statements(kind, evidence)
         return found[1] + table + found[3]
 
     return BLOCK.sub(block, text)
@@ -106,7 +110,7 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))[setting]
     rows = _by_method(found["rows"])
-    tests = holm({name: pvalue(_differences(rows, name)) for name in rows if name != BASE})
+    tests = _corrected(rows)
     ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
     lines = [
         f"| method | mean | worst client | spread | - {BASE} | MB | seconds | steps |",
@@ -194,5 +198,38 @@ def _mean(seeds: Mapping[int, Mapping[str, Any]], key: str) -> float:
     return fmean(row[key] for row in seeds.values())
 
 
+def summary(evidence: Path = EVIDENCE) -> str:
+    """The table of all settings: the mean of FedAvg, the difference of every other method to it, and cost.
+
+    Bytes and seconds are relative to FedAvg, the means of their ratios over the settings.
+    """
+    found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))
+    every = {setting: _by_method(each["rows"]) for setting, each in found.items()}
+    tests = {setting: _corrected(rows) for setting, rows in every.items()}
+    heads = ["method", *every, "bytes", "seconds"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    names = dict.fromkeys(name for rows in every.values() for name in rows)
+    for name in sorted(names, key=lambda name: (name != BASE, name)):
+        shown = []
+        for setting, rows in every.items():
+            if name not in rows:
+                shown.append("")
+            elif name == BASE:
+                shown.append(_percent(rows[name], "mean"))
+            else:
+                shown.append(_difference(_differences(rows, name), tests[setting].get(name)))
+        there = [rows for rows in every.values() if name in rows]
+        for key in ("bytes", "seconds"):
+            shown.append(f"{fmean(_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there):.1f}")
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _corrected(rows: Rows) -> dict[str, float | None]:
+    """Corrected p by method, of its difference to FedAvg."""
+    return holm({name: pvalue(_differences(rows, name)) for name in rows if name != BASE})
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in (PAGE, EVIDENCE / "which_method.md"):
+        file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")

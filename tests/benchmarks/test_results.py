@@ -52,7 +52,8 @@ def test_files_that_are_linked_exist(file):
 
 def test_the_tables_of_the_page_of_results_are_those_of_the_files():
     """Run `python -m docs.generate.results` where this fails."""
-    assert results.page(PAGE.read_text()) == PAGE.read_text()
+    for page in (PAGE, ROOT / EVIDENCE / "which_method.md"):
+        assert results.page(page.read_text()) == page.read_text()
 
 
 def test_nothing_is_claimed_that_has_no_file():
@@ -66,7 +67,7 @@ def test_nothing_is_claimed_that_has_no_file():
     assert [
         head for head in tables if {"evidence", "measured in", "here"} & {*head.strip("| ").split(" | ")}
     ] == []
-    assert {*results.HEADS} <= {kind for _, kind, _ in results.BLOCK.findall(text)}
+    assert {kind for _, kind, _ in results.BLOCK.findall(text)} == {*results.HEADS, "all methods"}
 
 
 def test_lines_of_files_become_rows_with_links(tmp_path):
@@ -122,6 +123,27 @@ def test_a_table_of_methods_has_means_costs_and_corrected_differences(tmp_path):
         "The same scores as `fedavg` in every seed: `d`.",
         "",
         "`x`, commit 0123abc, y, z.",
+    ]
+
+
+def test_the_table_of_all_settings_has_differences_and_relative_cost(tmp_path):
+    def runs(**means):
+        return [
+            {"method": name, "seed": seed, "mean": mean + seed / 10, "worst client": 0.1, "spread": 0.1}
+            | {"bytes": size, "seconds": 2 * size, "steps": 40}
+            for name, (mean, size) in means.items()
+            for seed in (0, 1)
+        ]
+
+    settings = {"s": runs(fedavg=(0.5, 100), b=(0.4, 300)), "t": runs(c=(0.7, 50), fedavg=(0.6, 100))}
+    settings["t"] += runs(b=(0.6, 100))
+    (tmp_path / results.METHODS).write_text(json.dumps({k: {"rows": rows} for k, rows in settings.items()}))
+    assert results.summary(tmp_path).splitlines() == [
+        "| method | s | t | bytes | seconds |",
+        "|---|---:|---:|---:|---:|",
+        "| `fedavg` | 55.0 ± 7.1 | 65.0 ± 7.1 | 1.0 | 1.0 |",
+        "| `b` | -10.0 | +0.0 | 2.0 | 2.0 |",
+        "| `c` |  | +10.0 | 0.5 | 0.5 |",
     ]
 
 
