@@ -10,8 +10,8 @@ A file says what it shows in lines below its facts. A line may go on in the next
 
 A third part names further files, relative to this one and separated by commas. The tables stand between
 comments, `<!-- results Speed -->` and `<!-- /results -->`. `<!-- results methods: SETTING -->` is the table
-of one setting of which_method.json, which `benchmarks.which_method` writes, and `<!-- results all methods -->`
-the table of all settings.
+of one setting of which_method.json, which `benchmarks.which_method` writes, and
+`<!-- results all methods -->` the table of all settings.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ LINE = re.compile(rf"^- ({'|'.join(HEADS)}): (.+(?:\n  .+)*)", re.MULTILINE)
 Rows: TypeAlias = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Scores and cost of each run, by method and seed."""
 LEVEL = 0.05
+COST = ("bytes", "seconds")
 SAME = 1e-9
 """Points within which differences are equal, but for rounding."""
 
@@ -206,7 +207,7 @@ def summary(evidence: Path = EVIDENCE) -> str:
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))
     every = {setting: _by_method(each["rows"]) for setting, each in found.items()}
     tests = {setting: _corrected(rows) for setting, rows in every.items()}
-    heads = ["method", *every, "bytes", "seconds"]
+    heads = ["method", *every, *COST]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     names = dict.fromkeys(name for rows in every.values() for name in rows)
     for name in sorted(names, key=lambda name: (name != BASE, name)):
@@ -219,10 +220,20 @@ def summary(evidence: Path = EVIDENCE) -> str:
             else:
                 shown.append(_difference(_differences(rows, name), tests[setting].get(name)))
         there = [rows for rows in every.values() if name in rows]
-        for key in ("bytes", "seconds"):
-            shown.append(f"{fmean(_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there):.1f}")
+        cost = ([_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there] for key in COST)
+        shown += [f"{fmean(ratios):.1f}" for ratios in cost]
         lines.append(f"| `{name}` | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(_verdict(each, tests[each], every[each]) for each in every)]) + "\n"
+
+
+def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows) -> str:
+    """A line on the methods that are better or worse than FedAvg by more than chance in a setting."""
+    shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
+    better = [name for name in shown if fmean(_differences(rows, name)) > 0]
+    worse = [name for name in shown if name not in better]
+    return (
+        f"- {setting}: better than FedAvg {_names(better) or 'is none'}; worse {_names(worse) or 'is none'}."
+    )
 
 
 def _corrected(rows: Rows) -> dict[str, float | None]:
