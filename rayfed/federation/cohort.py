@@ -125,7 +125,7 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """Facts that the rounds of an experiment share: its clients, what they can hold, and what happens to them.
+    """Facts that the rounds of an experiment share: clients, what they can hold, and what happens to them.
 
     Attributes:
         clients: All clients of the experiment, by id, in the order in which updates are summed.
