@@ -6,7 +6,9 @@
 
 The parts, one after the other (`PARTS`):
 
-- methods: one round of every method on the CPU and on the device; the largest difference of a tensor.
+- kernels: dropout and norms in Triton against the plain forms.
+- methods: one round of every method on the CPU and on the device, which drop the same; the largest difference
+  of a tensor.
 - bits: the same tensors twice, with `deterministic`, and with streamed and resident images.
 - bf16: the device's bf16 against the CPU's.
 - settings: checkpointing, compile, parts of batches and joint passes against a run without them.
@@ -50,10 +52,13 @@ from rayfed.engine.loop import run_rounds
 from rayfed.engine.measurement import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
+from rayfed.executors import worker
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Visit
 from rayfed.federation.method import METHODS
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
+from rayfed.models.dropout import use_counted_dropout
 from rayfed.models.sharing import attach
 from rayfed.testing.contracts import SGD, plain_steps, play
 
@@ -79,6 +84,7 @@ TINY = (
     "data.domains=[plain,fonts]",
     "data.limit=6",
     "data.val=2",
+    "train.group=1",
     "tensorboard=false",
 )
 """Two clients with one batch of three images each."""
@@ -208,8 +214,8 @@ def compared(name: str, device: torch.device) -> Row:
         overrides = [*TINY, "rounds=1", f"algorithm={name}"]
         overrides += plain_steps(overrides)
         config = load_config(overrides)
-        overrides += ["tuning.dropout=0"] * ("dropout" in config.tuning)  # a device draws other numbers
-        ours, theirs = (played(overrides, where)[0] for where in (HOST, device))
+        with dropping_as_devices():
+            ours, theirs = (played(overrides, where)[0] for where in (HOST, device))
     except Exception as err:  # of any kind: a method that fails must not end the list
         return {"method": name, "difference": float("inf"), "bad": f"{type(err).__name__}: {one_line(err)}"}
     server = METHODS.load(name).server
@@ -219,6 +225,19 @@ def compared(name: str, device: torch.device) -> Row:
     bar = DIVIDED if divides else TOLERANCE
     row = {"method": name, "difference": difference(ours, theirs), "bar": bar}
     return row | too_large(row["difference"], bar)
+
+
+@contextmanager
+def dropping_as_devices() -> Iterator[None]:
+    """Let dropout on the CPU draw what it draws on a device, where clients are trained one by one."""
+    adjust = worker.adjust_trunk
+
+    def adjusted(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
+        adjust(model, train, device)
+        use_counted_dropout(model, train.checkpointing)
+
+    with patch.object(worker, "adjust_trunk", adjusted):
+        yield
 
 
 def too_large(value: float, bar: float) -> Row:
@@ -257,6 +276,61 @@ def ran(place: Place, *overrides: str) -> tuple[Mapping[str, Tensor], str]:
     return played([*LORA, *place.size, *FEW, "rounds=1", *overrides], place.device)
 
 
+def kernels(place: Place) -> Iterator[Row]:
+    """The kernels that Triton makes for CUDA against the plain forms of operations, on the device."""
+    if place.device.type != "cuda" or find_spec("triton") is None:
+        yield {"skipped": "Triton makes kernels for CUDA only, where it is installed"}
+        return
+    yield from forms(place.device)
+
+
+FORMS = ((6, 5, 19), (3, 8), (4, 197, 768))
+"""Shapes of what is dropped; the rows of two or three clients."""
+
+
+def forms(device: torch.device) -> Iterator[Row]:
+    """What is dropped has the same bits in both forms; sums of norms are added in another order."""
+    from rayfed.models import kernels as plain
+    from rayfed.models import triton_kernels as triton
+
+    rng = torch.Generator().manual_seed(0)
+
+    def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=rng).to(dtype).to(device)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in FORMS[: 2 if device == HOST else 3]:
+            seeds = torch.tensor([2**62 + 5, 77, 3][: 3 if shape[0] % 3 == 0 else 2]).to(device)
+            x, mine = made(*shape, dtype=dtype), made(*shape, dtype=dtype)
+            theirs = mine.clone()
+            triton.dropout_add_(mine, x, seeds, 5, 3, 0.3)
+            plain.plain_dropout_add_(theirs, x, seeds, 5, 3, 0.3)
+            found, wanted = (form(x, seeds, 5, 3, 0.3) for form in (triton.dropout, plain.plain_dropout))
+            same = torch.equal(found, wanted) and torch.equal(mine, theirs)
+            row = {"what": f"dropout of {dtype} {shape}", "same": same}
+            yield row | ({} if same else {"bad": "masks or values differ"})
+    for width in (48, 768):
+        x, through, grad = (made(2, 5, width) for _ in range(3))
+        weight, bias = made(width), made(width)
+        for branch in (None, made(2, 5, width)):
+            own = (x, branch, weight, bias, 1e-6, torch.float32)
+            mine, theirs = triton.add_norm(*own), plain.plain_add_norm(*own)
+            total = x if branch is None else theirs[0]
+            rest = (total, *theirs[2:], weight)
+            back = [
+                form(grad, through, *rest)
+                for form in (triton.add_norm_backward, plain.plain_add_norm_backward)
+            ]
+            pairs = zip((*mine, *back[0]), (*theirs, *back[1]), strict=True)
+            apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs if b.numel())
+            bar = width * torch.finfo(torch.float32).eps
+            row = {
+                "what": f"norm of {width}, {'alone' if branch is None else 'after a sum'}",
+                "difference": apart,
+            }
+            yield row | too_large(apart, bar)
+
+
 def bits(place: Place) -> Iterator[Row]:
     """Runs that must have the same tensors to the last bit."""
     for precision in ("fp32", "bf16"):
@@ -279,9 +353,10 @@ def bf16(place: Place) -> Iterator[Row]:
 
     Both round, in different orders, so they may differ by twice what bf16 differs from fp32 on the CPU.
     """
-    round_of = [*TINY, *SGD, "rounds=1", "algorithm=fedavg", "tuning.dropout=0"]
-    exact, rounded = (played([*round_of, f"train.precision={p}"], HOST)[0] for p in ("fp32", "bf16"))
-    there, _ = played([*round_of, "train.precision=bf16"], place.device)
+    round_of = [*TINY, *SGD, "rounds=1", "algorithm=fedavg"]
+    with dropping_as_devices():
+        exact, rounded = (played([*round_of, f"train.precision={p}"], HOST)[0] for p in ("fp32", "bf16"))
+        there, _ = played([*round_of, "train.precision=bf16"], place.device)
     bar, found = 2 * difference(exact, rounded), difference(rounded, there)
     yield {"difference": found, "bar": bar} | too_large(found, bar)
 
@@ -515,6 +590,7 @@ def shared(overrides: Sequence[str]) -> Row:
 
 
 PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
+    "kernels": kernels,
     "methods": methods,
     "bits": bits,
     "bf16": bf16,

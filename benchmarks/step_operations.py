@@ -39,7 +39,7 @@ METHODS = {
     "FedCLIP": ("algorithm=fedclip", "model.options={}"),
 }
 PRECISIONS = ("fp32", "bf16")
-GROUPS = (1, 8)
+GROUPS = (1, 8, 32)
 """Numbers of clients that share their passes."""
 
 COMMON = (

@@ -144,16 +144,121 @@ def total(values: Iterable[float]) -> float:
     return result
 
 
+class CountedDraws:
+    """What dropout on a device draws from in one call of a client: numbers that are made by counting.
+
+    A mask follows from the seed of the call, the layer, and how often that layer drew before in the call
+    (`rayfed.models.kernels`), whatever else the process does.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Args: seed: seed of the call."""
+        self._seed = seed
+        self._drawn: dict[int, int] = {}
+        self._there: Tensor | None = None
+
+    def next(self, layer: int) -> int:
+        """How often this layer drew before; it is counted now."""
+        before = self._drawn.get(layer, 0)
+        self._drawn[layer] = before + 1
+        return before
+
+    def on(self, device: torch.device) -> Tensor:
+        """The seed on a device, int64, shape (1,); no copy, which would be one more in each call."""
+        if self._there is None:
+            self._there = torch.full((1,), self._seed, dtype=torch.int64, device=device)
+        return self._there
+
+    @property
+    def state(self) -> dict[int, int]:
+        """How often each layer drew; a copy."""
+        return dict(self._drawn)
+
+    @state.setter
+    def state(self, drawn: dict[int, int]) -> None:
+        self._drawn = drawn
+
+
+class _Now:
+    """What this process computes.
+
+    Attributes:
+        clients: Clients whose rows are computed, in the order of their rows.
+        seeds: Their seeds on the device, int64, shape (K,), once they were asked for.
+    """
+
+    clients: tuple[CountedDraws, ...] = ()
+    seeds: Tensor | None = None
+
+
+def counted() -> tuple[CountedDraws, ...]:
+    """Those of the clients whose rows are computed now, in this order; empty: outside of calls."""
+    return _Now.clients
+
+
+def counted_seeds(device: torch.device) -> Tensor:
+    """Seeds of the clients of `counted` on a device, int64, shape (K,)."""
+    if _Now.seeds is None:
+        parts = [client.on(device) for client in counted()]
+        _Now.seeds = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _Now.seeds
+
+
+def count_for(clients: Iterable[CountedDraws]) -> None:
+    """Let dropout draw for these clients from now on, as `torch.set_rng_state` does for a stream."""
+    _Now.clients = tuple(clients)
+    _Now.seeds = None
+
+
+@contextmanager
+def counting(clients: Iterable[CountedDraws]) -> Iterator[None]:
+    """Let dropout draw for these clients within the block."""
+    before = counted()
+    count_for(clients)
+    try:
+        yield
+    finally:
+        count_for(before)
+
+
+class Again:
+    """A context in which dropout draws what it would draw when this is made; can be entered repeatedly.
+
+    What was counted before the context is known again after it.
+    """
+
+    def __init__(self) -> None:
+        self._clients = counted()
+        self._then = [client.state for client in self._clients]
+        self._before = self._clients
+        self._after: list[dict[int, int]] = []
+
+    def __enter__(self) -> None:
+        self._before = counted()
+        self._after = [client.state for client in self._clients]
+        self._set(self._then)
+        count_for(self._clients)
+
+    def __exit__(self, *_: object) -> None:
+        count_for(self._before)
+        self._set(self._after)
+
+    def _set(self, states: Sequence[Mapping[int, int]]) -> None:
+        for client, state in zip(self._clients, states, strict=True):
+            client.state = dict(state)
+
+
 @contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
     """Restore the random states of the CPU and of a device after the block, so that it can be repeated."""
     cpu = torch.get_rng_state()
     own = random_state(device)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        set_random_state(device, own)
+    with Again():
+        try:
+            yield
+        finally:
+            torch.set_rng_state(cpu)
+            set_random_state(device, own)
 
 
 def random_state(device: torch.device) -> Tensor | None:

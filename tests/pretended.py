@@ -58,7 +58,10 @@ INDEXING = {
 }
 """Operations that take indices of the CPU, which they copy to the device."""
 
-SHAPING = {aten._unsafe_view.default, aten.detach.default, aten.empty.memory_format, aten.empty_like.default}
+SHAPING = {
+    *(aten._unsafe_view.default, aten.detach.default, aten.empty.memory_format, aten.empty_like.default),
+    *(aten.new_empty.default, aten.new_empty_strided.default),
+}
 """Operations besides those that torch calls views for which a GPU has nothing to compute."""
 
 UNORDERED = {
@@ -326,6 +329,7 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
     COUNTS.operations += 1
     COUNTS.kernels += not func.is_view and func not in SHAPING
+    COUNTS.casts += func is aten._foreach_copy_.default and args[0][0].dtype != args[1][0].dtype
     _check_generators(flat)
     _check_one_device(func, args, flat)
     if func in WAITS or (func in INDEXING and _has_mask(args[1])):

@@ -26,7 +26,17 @@ from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.augmentation import Augmentation
 from rayfed.data.examples import ClientData, Resident, choose
 from rayfed.data.shards import open_dataset
-from rayfed.devices import HOST, Deterministic, give_back, moved, mps_runs, set_deterministic, set_products
+from rayfed.devices import (
+    HOST,
+    CountedDraws,
+    Deterministic,
+    counting,
+    give_back,
+    moved,
+    mps_runs,
+    set_deterministic,
+    set_products,
+)
 from rayfed.errors import (
     ClientError,
     DeviceError,
@@ -145,6 +155,8 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
     if device != "cpu":
         use_mean_pooling(model)
         use_channels_last(model)
+        if not train.compile:
+            _use_fewer_launches(model, train.checkpointing)
     if train.checkpointing:
         use_checkpointing(model)
     if train.compile:
@@ -154,6 +166,21 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
 
         use_direct_attention(model)
         use_class_token(model)
+
+
+def _use_fewer_launches(model: Backbone, checkpointing: bool) -> None:
+    """Let a device compute in one operation what it would compute in several, with dropout by number."""
+    from rayfed.models.dropout import use_counted_dropout
+
+    use_counted_dropout(model, checkpointing)
+    if "timm" in sys.modules:
+        from rayfed.models.attention import use_joint_norms
+
+        use_joint_norms(model)
+    if "rayfed.models.lora_layer" in sys.modules:
+        from rayfed.models.lora_layer import use_joint_casts
+
+        use_joint_casts(model)
 
 
 def use_channels_last(model: nn.Module) -> None:
@@ -465,7 +492,8 @@ class Worker:
         return self.call(call, store())
 
     def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
-        with seeded(derive(self._world.seed, call.tag, call.sent.round, call.client)) as rng:
+        seed = derive(self._world.seed, call.tag, call.sent.round, call.client)
+        with seeded(seed) as rng, counting([CountedDraws(seed)]):
             ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
             client = self._client(call, self._model, own, rng)

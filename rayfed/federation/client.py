@@ -353,6 +353,9 @@ class Client:
         """
         if self.rank is not None:
             optimizer.register_step_pre_hook(lambda *_: self._drop_beyond_rank())
+        join_steps = getattr(self.model, "join_steps", None)  # of a client that shares its passes
+        if join_steps is not None:
+            join_steps(optimizer)
         if self.config.keep_optimizer and not self.trained:
             states = self.store.get(OPTIMIZERS, {}).get(str(len(self._optimizers)), {})
             resume(optimizer, self.trainable(), states)

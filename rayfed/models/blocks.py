@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from rayfed.devices import Again, counted
 
 Change: TypeAlias = Callable[..., Tensor]
 
@@ -91,7 +93,7 @@ class BlockStack(nn.Sequential):
             block = self._modules[str(j)]
             step = partial(last, block) if last is not None and j == self.active[-1] else block
             forgets = self.checkpointing and torch.is_grad_enabled()
-            run = partial(checkpoint, step, use_reentrant=False) if forgets else step
+            run = partial(_checkpointed, step) if forgets else step
             yield run if self._change is None else partial(self._changed, block, run, j)
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
@@ -162,6 +164,14 @@ class BlockStack(nn.Sequential):
     def _remove_prompt(self, x: Tensor, **_: Any) -> Tensor:
         assert self.tokens is not None
         return x[:, : -self.tokens.shape[-2]]  # (B, N, D)
+
+
+def _checkpointed(block: Any, x: Tensor, **options: Any) -> Tensor:
+    """Output of a block, whose activations are computed again in the backward pass, with the same dropout."""
+    if counted():
+        options["context_fn"] = lambda: (nullcontext(), Again())
+    result: Tensor = checkpoint(block, x, use_reentrant=False, **options)
+    return result
 
 
 def has_uniform_blocks(net: nn.Module) -> bool:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed.models.backbone import Backbone
+from rayfed.models.dropout import Draw, Dropped, dropped
 from rayfed.models.stacked import Stacked
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -76,27 +79,67 @@ class FrozenAndLowRank(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+        ctx: Any,
+        x: Tensor,
+        frozen: tuple[Tensor, Tensor | None],
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        draw: Draw | None,
     ) -> Tensor:
-        """Multiply; the arguments are those of `F.linear` and of `AddLowRank`."""
-        y = F.linear(x, weight, bias)
-        ctx.save_for_backward(*_add_low_rank(y, x, a, b, scale), a, b, weight)
-        ctx.scale = scale
+        """Multiply.
+
+        Args:
+            ctx: What the backward pass needs.
+            x: Input, shape (K m, ..., d_in).
+            frozen: W, shape (d_out, d_in), and b, shape (d_out,), or None.
+            a: Factors A, shape (K, r, d_in).
+            b: Factors B, shape (K, d_out, r).
+            scale: alpha / rank.
+            draw: What is dropped of the input of A; None: nothing.
+        """
+        y = F.linear(x, *frozen)
+        low = x if draw is None else torch.ops.rayfed.dropout(x, *draw.parts)
+        ctx.save_for_backward(*_add_low_rank(y, low, a, b, scale), a, b, frozen[0])
+        ctx.scale, ctx.draw = scale, draw
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        rows, low, a, b, weight = ctx.saved_tensors
-        wants_x, _, _, wants_a, wants_b, _ = ctx.needs_input_grad
-        back, own = _back(grad, b, ctx.scale)
-        of_x = None
-        if wants_x:
-            of_x = F.linear(grad, weight.mT)
+        return _gradients(ctx, grad)
+
+
+class OnDevice(FrozenAndLowRank):
+    """The same on a device, where second derivatives exist."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> Any:
+    rows, low, a, b, weight = ctx.saved_tensors
+    wants_x, _, wants_a, wants_b, _, _ = ctx.needs_input_grad
+    back, own = _back(grad, b, ctx.scale)
+    of_x = None
+    if wants_x:
+        of_x = F.linear(grad, weight.mT)
+        if ctx.draw is None:
             of_x.view(rows.shape).baddbmm_(back.mT, a)
-        of_a = torch.bmm(back, rows) if wants_a else None
-        of_b = _of_b(low, own, ctx.scale) if wants_b else None
-        return of_x, None, None, of_a, of_b, None
+        else:
+            _add_dropped(of_x, torch.bmm(back.mT, a).view(of_x.shape), ctx.draw)
+    of_a = torch.bmm(back, rows) if wants_a else None
+    of_b = _of_b(low, own, ctx.scale) if wants_b else None
+    return of_x, None, of_a, of_b, None, None
+
+
+def _add_dropped(of_x: Tensor, further: Tensor, draw: Draw) -> None:
+    """Add the gradient of what was dropped in place."""
+    if torch.is_grad_enabled():  # of the gradient there will be a gradient, too
+        of_x += Dropped.apply(further, draw)
+    else:
+        torch.ops.rayfed.dropout_add_(of_x, further, *draw.parts)
 
 
 def _add_low_rank(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -110,13 +153,48 @@ def _add_low_rank(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> t
 def _back(grad: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The gradient of A x for each client, shape (K, r, m), and that of its rows, shape (K, m, d_out)."""
     own = grad.reshape(len(b), -1, grad.shape[-1])
+    if grad.device.type not in EXACT:
+        return _scaled(torch.bmm(own, b), scale).mT, own
     # (K, r, m), and with a copy of b.mT: other layouts take up to five times as long.
-    return torch.bmm(b.mT.contiguous(), own.mT).mul_(scale), own
+    return _scaled(torch.bmm(b.mT.contiguous(), own.mT), scale), own
 
 
 def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
     """The gradient of B, shape (K, d_out, r), contiguous: autograd copies that of each client otherwise."""
-    return torch.bmm(low.mT, own).mul_(scale).mT.contiguous()
+    if own.device.type not in EXACT:
+        return _scaled(torch.bmm(own.mT, low), scale)
+    return _scaled(torch.bmm(low.mT, own), scale).mT.contiguous()
+
+
+def _scaled(value: Tensor, scale: float) -> Tensor:
+    """A new tensor times a number, in place."""
+    return value if scale == 1 else value.mul_(scale)
+
+
+class JointCasts(torch.autograd.Function):
+    """Tensors in another type, and their gradients back in float32: one launch for all of them, each way."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        casts = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(casts, tensors)
+        ctx.set_materialize_grads(False)
+        learned = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(
+            *(cast for cast, is_one in zip(casts, learned, strict=True) if not is_one)
+        )
+        return tuple(casts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        given = [grad for grad in grads if grad is not None]
+        if torch.is_grad_enabled():  # of the gradients there will be gradients, too
+            wide = [grad.float() for grad in given]
+        else:
+            wide = [torch.empty_like(grad, dtype=torch.float32) for grad in given]
+            torch._foreach_copy_(wide, given)
+        each = iter(wide)
+        return None, *(None if grad is None else next(each) for grad in grads)
 
 
 class AdaptedLayer(nn.Module):
@@ -177,7 +255,7 @@ class AdaptedLinear(_Multiplied):
     among adapters in every pass, and a product with a scale of 1. In mixed precision and on other devices the
     products are added in place, and in mixed precision the input is rounded once, for W and A, and dropped
     out as it is then; PEFT makes float32 of it first. For several clients (`rayfed.models.stacked`), the
-    products of all of them are added at once.
+    products of all of them are added at once. On a device one client is a group of one.
     """
 
     def __init__(self, base_layer: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
@@ -203,15 +281,20 @@ class AdaptedLinear(_Multiplied):
         layer: Any = self.base_layer
         if mixed:
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        low = self.lora_dropout[ADAPTER](x)
         scale = self.scaling[ADAPTER]
+        frozen = _is_frozen(layer)
+        on_device = x.device.type not in EXACT
+        low, draw = dropped(self.lora_dropout[ADAPTER], x, apart=not (on_device and frozen))
         b: Any = second.weight
         stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
         result: Tensor
-        if stacked and low is x and not mixed and _is_frozen(layer):
-            result = FrozenAndLowRank.apply(x, layer.weight, layer.bias, a.value, b.value, scale)
+        if low is x and frozen and on_device:
+            result = OnDevice.apply(x, _in(x.dtype, layer), *self._factors(x.dtype), scale, draw)
             return result
-        if not stacked and (mixed or x.device.type not in EXACT):
+        if low is x and frozen and stacked and not mixed:
+            result = FrozenAndLowRank.apply(x, (layer.weight, layer.bias), a.value, b.value, scale, None)
+            return result
+        if not stacked and (mixed or on_device):
             rows = first(low.reshape(-1, low.shape[-1]))
             # No view until the sum is made: a change in place of a view is copied in the backward pass.
             sums = layer(x.reshape(-1, x.shape[-1])).addmm_(rows, b.to(rows.dtype).mT, alpha=scale)
@@ -223,6 +306,57 @@ class AdaptedLinear(_Multiplied):
             return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)
+
+    def _factors(self, dtype: torch.dtype) -> list[Tensor]:
+        """A, shape (K, r, d_in), and B, shape (K, d_out, r), in a type; those of one client have K = 1."""
+        kept = (self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight)
+        values = vars(self).get(CAST) or [_value(factor).to(dtype) for factor in kept]
+        clients = max(factor.clients if isinstance(factor, Stacked) else 1 for factor in kept)
+        if clients == 1:
+            return [value if value.ndim == 3 else value[None] for value in values]
+        return [value if value.ndim == 3 else value.expand(clients, *value.shape) for value in values]
+
+
+def _in(dtype: torch.dtype, layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a frozen layer in a type, which they have already."""
+    return layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
+
+
+def _value(factor: Any) -> Tensor:
+    """The values of a factor: of one client, or of all clients."""
+    value: Tensor = factor.value if isinstance(factor, Stacked) else factor
+    return value
+
+
+CAST = "_cast"
+"""Attribute of a layer with its factors in the type of the pass that is being computed."""
+
+
+def use_joint_casts(model: Backbone) -> None:
+    """Let a network on a device cast the factors of all its layers at once in mixed precision.
+
+    Args:
+        model: The tuned model.
+    """
+    layers = [layer for layer in model.net.modules() if isinstance(layer, AdaptedLinear)]
+    layers = [layer for layer in layers if isinstance(layer.lora_B[ADAPTER], nn.Linear)]
+    if layers:
+        model.net.register_forward_pre_hook(partial(_cast_together, layers))
+        model.net.register_forward_hook(partial(_forget_casts, layers), always_call=True)
+
+
+def _cast_together(layers: list[AdaptedLinear], *_: Any) -> None:
+    factors = [_value(each[ADAPTER].weight) for layer in layers for each in (layer.lora_A, layer.lora_B)]
+    kind = factors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        casts = JointCasts.apply(torch.get_autocast_dtype(kind), *factors)
+        for layer, *pair in zip(layers, casts[::2], casts[1::2], strict=True):
+            vars(layer)[CAST] = pair
+
+
+def _forget_casts(layers: list[AdaptedLinear], *_: Any) -> None:
+    for layer in layers:
+        vars(layer).pop(CAST, None)
 
 
 class AdaptedConvolution(_Multiplied):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -38,12 +39,15 @@ def test_a_method_that_fails_is_reported(monkeypatch):
     assert TYPE in row["bad"]
 
 
-def test_no_method_is_compared_with_dropout_which_a_device_draws_from_numbers_of_its_own(monkeypatch):
-    seen = []
-    monkeypatch.setattr(gpu_check, "played", lambda overrides, device: (seen.append(overrides) or {}, ""))
-    for name in ("fedavg", "fedgcr"):
-        gpu_check.compared(name, HOST)
-    assert ["tuning.dropout=0" in overrides for overrides in seen] == [True, True, False, False]
+def test_methods_are_compared_with_dropout_of_the_same_numbers(monkeypatch):
+    monkeypatch.setattr(gpu_check, "TINY", (*gpu_check.TINY, "tuning.dropout=0.5"))
+    with pretended() as device:
+        row = gpu_check.compared("fedavg", torch.device(device.name))
+    assert row["difference"] < 1e-5
+    with pretended() as device:
+        monkeypatch.setattr(gpu_check, "dropping_as_devices", nullcontext)
+        row = gpu_check.compared("fedavg", torch.device(device.name))
+    assert row["difference"] > 1e-2
 
 
 def test_a_method_that_is_too_far_away_is_bad_and_one_that_divides_may_be_farther(monkeypatch):

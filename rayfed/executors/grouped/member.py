@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfed.devices import HOST
 from rayfed.errors import RayFedError
+from rayfed.executors.grouped.steps import ask_for_steps
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.types import RESIDUAL, Params
@@ -95,6 +97,7 @@ class MemberModel:
         self.training = True
         self._model = model
         self._ask = ask
+        self._joins_steps = next(model.parameters()).device != HOST
         self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._places: dict[str, NamedTensor] = {}
 
@@ -192,6 +195,14 @@ class MemberModel:
     def eval(self) -> MemberModel:
         """Evaluation mode, for this client only."""
         return self.train(False)
+
+    def join_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of an optimizer be taken with those of the other clients, on a device.
+
+        On the CPU, where starting an operation takes little time, every client takes its own.
+        """
+        if self._joins_steps:
+            ask_for_steps(optimizer, self._ask)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for value in self.own.values():

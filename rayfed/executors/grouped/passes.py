@@ -30,8 +30,18 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
 from rayfed.data.text import PAD
-from rayfed.devices import HOST, random_state, seeded_state, set_random_state
+from rayfed.devices import (
+    HOST,
+    CountedDraws,
+    cloned,
+    count_for,
+    counting,
+    random_state,
+    seeded_state,
+    set_random_state,
+)
 from rayfed.executors.grouped.member import TEXTS, MemberModel, NotShareableError, Pass
+from rayfed.executors.grouped.steps import JointSteps, Step
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, dropouts, stackable
@@ -67,14 +77,17 @@ class Streams:
     numbers from torch.
 
     Attributes:
+        device: Device of the model, whose stream is kept too.
         own: The generator that the client's code gets.
+        counted: What dropout on a device draws from.
         torch: State of torch's global CPU stream while it is not this client's turn.
     """
 
     def __init__(self, seed: int, device: torch.device = HOST) -> None:
-        """Args: seed: seed of the client's call. device: that of the model, whose stream is kept too."""
-        self._device = device
+        """Args: seed: seed of the client's call. device: that of the model."""
+        self.device = device
         self._there = seeded_state(device, seed)
+        self.counted = CountedDraws(seed)
         self.own = torch.Generator().manual_seed(seed)
         self.torch = torch.Generator().manual_seed(seed)
         self._python = random.Random(seed).getstate()
@@ -84,33 +97,28 @@ class Streams:
     def begin(self) -> None:
         """Make these the global streams."""
         torch.set_rng_state(self.torch.get_state())
-        set_random_state(self._device, self._there)
+        set_random_state(self.device, self._there)
+        count_for([self.counted])
         random.setstate(self._python)
         NUMPY.set_bit_generator(self._numpy)
 
     def end(self) -> None:
         """Keep the states of the global streams until this client's next turn."""
         self.torch.set_state(torch.get_rng_state())
-        self._there = random_state(self._device)
+        self._there = random_state(self.device)
         self._python = random.getstate()
 
     def kept(self, rows: Tensor, p: float) -> Tensor:
-        """Draw, outside of the client's turn, which entries of its rows F.dropout would keep.
+        """Draw, outside of the client's turn, which entries of its rows F.dropout would keep on the CPU.
 
         Args:
-            rows: A tensor of the shape and the type of the rows, on the device of the model.
+            rows: A tensor of the shape and the type of the rows.
             p: Probability with which an entry is dropped.
 
         Returns:
-            A positive number for an entry that is kept, and 0 for another one: 1 on the CPU, 1 / (1 - p) on
-            a device.
+            1 for an entry that is kept, and 0 for another one.
         """
-        if rows.device == HOST:
-            return torch.empty_like(rows).bernoulli_(1 - p, generator=self.torch)
-        set_random_state(self._device, self._there)
-        noise = F.dropout(torch.ones_like(rows), p)  # a kernel of a GPU draws otherwise than bernoulli_
-        self._there = random_state(self._device)
-        return noise
+        return torch.empty_like(rows).bernoulli_(1 - p, generator=self.torch)
 
 
 @contextmanager
@@ -118,7 +126,8 @@ def restored() -> Iterator[None]:
     """Put the global streams back afterwards, which the turns of clients change."""
     state, python, numpy = torch.get_rng_state(), random.getstate(), NUMPY.get_bit_generator()
     try:
-        yield
+        with counting([]):
+            yield
     finally:
         torch.set_rng_state(state)
         random.setstate(python)
@@ -360,7 +369,10 @@ class Joint:
             keep = bool(self._waiting)
             found = torch.autograd.grad(outputs, inputs, incoming, retain_graph=keep, allow_unused=True)
         of_x = None if self._x is None else found[0]
-        each = [None if g is None else g.unbind(0) for g in found[len(inputs) - len(self._leaves) :]]
+        # Contiguous: autograd copies the gradient of each client otherwise.
+        each = [
+            None if g is None else g.contiguous().unbind(0) for g in found[len(inputs) - len(self._leaves) :]
+        ]
         answers: dict[int, list[Tensor | None]] = {}
         for i, k in enumerate(self._rows.members):
             if k in grads:
@@ -373,11 +385,23 @@ class Joint:
         given = [part for part in parts if part is not None]
         if len(given) == len(parts) and self._rows.is_even:
             return torch.cat(given)
+        if not self._rows.lengths:
+            return torch.cat(self._padded(parts, out))
         whole = torch.zeros_like(out)
         for i, part in enumerate(parts):
             if part is not None:
                 self._rows.own(i, whole).copy_(part)
         return whole
+
+    def _padded(self, parts: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:
+        """Gradients for the rows of each client, with zeros for rows that have none."""
+        zero = out.new_zeros(1, *out.shape[1:])
+        filled = []
+        for part in parts:
+            filled += [] if part is None else [part]
+            if missing := self._rows.room - (0 if part is None else len(part)):
+                filled.append(zero.expand(missing, *out.shape[1:]))
+        return filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,12 +469,14 @@ def bound(places: Mapping[str, NamedTensor], values: Mapping[str, Any]) -> Itera
 
 @contextmanager
 def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[None]:
-    """Let every dropout layer draw the rows of each client from its own random stream."""
-    layers = list(dropouts(model)) if model.training else []
+    """Let every dropout layer draw the rows of each client from its own numbers."""
+    on_cpu = streams[0].device == HOST
+    layers = list(dropouts(model)) if model.training and on_cpu else []
     for layer in layers:
         vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=rows, streams=streams)
     try:
-        yield
+        with counting([] if on_cpu else [streams[k].counted for k in rows.members]):
+            yield
     finally:
         for layer in layers:
             del vars(layer)["forward"]
@@ -462,8 +488,7 @@ def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Ten
     for i, k in enumerate(rows.members):
         part = rows.own(i, x.detach())
         noise.append(streams[k].kept(part, p))
-    joined = rows.join(noise)
-    return x * (joined.div_(1 - p) if x.device == HOST else joined)
+    return x * rows.join(noise).div_(1 - p)
 
 
 log = logging.getLogger(__name__)
@@ -507,6 +532,8 @@ class Group:
         device = next(model.parameters()).device
         self.streams = [Streams(seed, device) for seed in seeds]
         each = self._own(entries, len(values))
+        views = {name: stack for name, stack in self._stacks.items() if name in self._places}
+        self._steps = JointSteps(views, each)
         self.models = [
             MemberModel(model, own, blocks, partial(self._ask, k))
             for k, (own, blocks) in enumerate(zip(each, active, strict=True))
@@ -560,7 +587,7 @@ class Group:
             if turn.error is not None:
                 raise MemberError from turn.error
 
-    def _ask(self, k: int, request: Pass | Backward) -> Any:
+    def _ask(self, k: int, request: Pass | Backward | Step) -> Any:
         """Wait for the joint pass of client k's model, and connect its result to the gradients."""
         answer = self._turns[k].ask(request)
         if not isinstance(answer, Share):
@@ -571,8 +598,14 @@ class Group:
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shaped(outputs)
 
-    def _answers(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
+    def _answers(self, requests: Mapping[int, Pass | Backward | Step]) -> dict[int, Any]:
         """Compute all requests, those of the same kind together."""
+        steps = {k: request.optimizer for k, request in requests.items() if isinstance(request, Step)}
+        self._steps.take(steps)
+        passes = {k: request for k, request in requests.items() if not isinstance(request, Step)}
+        return dict.fromkeys(steps) | self._computed(passes)
+
+    def _computed(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
         backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
         forward: dict[Any, dict[int, Pass]] = {}
         for k, request in requests.items():
@@ -609,7 +642,7 @@ class Group:
         lengths = [p.x.shape[1] for p in passes] if texts else []
         rows = Rows(members, [len(p.x) for p in passes], lengths)
         held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
-        leaves = {n: self._values(n, members, passes) for n in held}
+        leaves = self._values(held, members, passes)
         own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients
         learned = [n for n, v in held.items() if gradients and n in own and not v.is_buffer]
         for name in learned:
@@ -628,18 +661,35 @@ class Group:
         joint = Joint(rows, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
         return joint.answers()
 
-    def _values(self, name: str, members: list[int], passes: Sequence[Pass]) -> Any:
-        """The values of one tensor for these clients: their own, or those that they gave for this pass."""
-        if name not in passes[0].values:
-            # A copy: a client may change its values before another one has gone backward through this pass.
-            every = self._stacks[name].detach()
-            whole = len(members) == len(every)
-            return Stacked(every.clone() if whole else torch.stack([every[k] for k in members]))
-        given = [p.values[name] for p in passes]
-        device = self._stacks[name].device
-        if all(value is given[0] for value in given):
-            return given[0].to(device)
-        return Stacked(torch.stack([value.to(device) for value in given]))
+    def _values(self, names: Iterable[str], members: Sequence[int], passes: Sequence[Pass]) -> dict[str, Any]:
+        """The values of tensors for these clients: their own, or those that they gave for this pass."""
+        given = passes[0].values
+        own = {name: self._stacks[name].detach() for name in names if name not in given}
+        # Copies: a client may change its values before another one has gone backward through this pass.
+        values: dict[str, Any] = {name: Stacked(value) for name, value in _copies(own, members).items()}
+        for name in (name for name in names if name in given):
+            each = [p.values[name] for p in passes]
+            device = self._stacks[name].device
+            if all(value is each[0] for value in each):
+                values[name] = each[0].to(device)
+            else:
+                values[name] = Stacked(torch.stack([value.to(device) for value in each]))
+        return values
+
+
+def _copies(stacks: Mapping[str, Tensor], members: Sequence[int]) -> dict[str, Tensor]:
+    """The values of some clients, shape (K, ...), of stacks for all clients; a device copies all at once."""
+    if not stacks:
+        return {}
+    first = next(iter(stacks.values()))
+    if len(members) == len(first):
+        return cloned(stacks)
+    if first.device == HOST:
+        return {name: torch.stack([every[k] for k in members]) for name, every in stacks.items()}
+    copies = {name: every.new_empty((len(members), *every.shape[1:])) for name, every in stacks.items()}
+    targets = [one for copy in copies.values() for one in copy.unbind(0)]
+    torch._foreach_copy_(targets, [every[k] for every in stacks.values() for k in members])
+    return copies
 
 
 def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:

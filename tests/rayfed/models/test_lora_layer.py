@@ -9,10 +9,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rayfed.engine.memory import step_operations
 from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
-from rayfed.models.lora_layer import AdaptedLinear, AddLowRank, FrozenAndLowRank, adapt
+from rayfed.models.lora_layer import (
+    AdaptedLinear,
+    AddLowRank,
+    FrozenAndLowRank,
+    JointCasts,
+    adapt,
+    use_joint_casts,
+)
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing.contracts import small_setup
 from tests.pretended import pretended
+from tests.pretended_autocast import mixed_precision
 from tests.rounding import near
 
 CLIENTS = 3
@@ -123,6 +131,43 @@ def test_a_device_adds_the_products_in_place(shape):
         assert found[0].grad_fn is not None  # methods with second derivatives
         for mine, theirs in zip((output, *found), (here, *wanted), strict=True):
             near(mine.detach().inner, theirs.detach(), LONGEST)
+
+
+def test_all_factors_of_a_device_are_cast_in_one_launch_each_way():
+    counted = []
+    for joint in (False, True):
+        model = built("tuning.dropout=0", "tuning.freeze_a=true")
+        layers = layers_of(model)
+        with pretended() as device, mixed_precision():
+            model = model.to(device.name).train()
+            if joint:
+                use_joint_casts(model)
+            model.mixed = True
+            x = images(model, 2).to(device.name)
+            device.counts.clear()
+            output = model(x)
+            forward = device.counts.casts
+            device.counts.clear()
+            output.square().sum().backward()
+            counted.append((forward, device.counts.casts))
+            for layer in layers:
+                assert layer.lora_A["default"].weight.grad is None
+                assert layer.lora_B["default"].weight.grad.dtype == torch.float32
+                assert "_cast" not in vars(layer)
+    (forward, back), (fewer, fewer_back) = counted
+    assert forward - fewer == 2 * len(layers) - 1
+    assert back - fewer_back == len(layers) - 1
+
+
+def test_casts_are_differentiable_twice_and_leave_frozen_tensors_out():
+    given = [torch.randn(3, requires_grad=True), torch.randn(2), torch.randn(4, requires_grad=True)]
+    casts = JointCasts.apply(torch.bfloat16, *given)
+    assert [cast.requires_grad for cast in casts] == [True, False, True]
+    assert all(torch.equal(cast, value.bfloat16()) for cast, value in zip(casts, given, strict=True))
+    (first,) = torch.autograd.grad(casts[0].float().pow(3).sum(), given[0], create_graph=True)
+    assert first.dtype == torch.float32
+    (second,) = torch.autograd.grad(first.sum(), given[0])
+    near(second, 6 * given[0].detach().bfloat16().float(), 4, precision=torch.bfloat16)
 
 
 def forward_of_peft(layer, x):

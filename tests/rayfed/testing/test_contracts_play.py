@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu_check import dropping_as_devices
 from rayfed.config.schema import load_config
 from rayfed.devices import same_draws, set_deterministic
 from rayfed.engine.setup import prepare
@@ -71,16 +72,17 @@ def scores(run):
 def agree(overrides, tmp_path, cache):
     """Assert that the tensors and the scores of both devices agree, with dropout where the tuning has any.
 
-    Both draw the same numbers for it, which a GPU does not.
+    Both draw the same numbers for it.
     """
     overrides = with_dropout(overrides, 0.5)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused kernel that torch has for the CPU only
     try:
-        here, _ = played(overrides, tmp_path, cache)
+        with dropping_as_devices():
+            here, _ = played(overrides, tmp_path, cache)
         there, _ = played(overrides, tmp_path, cache, TYPE, draws_as_cpu=True)
         same = [here.sha256, *scores(here)] == [there.sha256, *scores(there)]
-        with exact_play():  # the judge; not needed where both have the same bits
+        with exact_play(), dropping_as_devices():  # the judge; not needed where both have the same bits
             exact = None if same else played(overrides, tmp_path / "exact", cache)[0]
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -26,7 +26,16 @@ UNEQUAL = ("data.limit=40", UNEVEN)
 CASES = [
     "algorithm=fedavg tuning.dropout=0.5",
     "algorithm=fedgcr",
-    pytest.param("algorithm=fedavg tuning=bitfit", marks=STEADY),
+    *(
+        pytest.param(case, marks=STEADY)
+        for case in (
+            "algorithm=fedavg tuning=bitfit",
+            "algorithm=fedavg tuning=bitfit train.optimizer=adam train.eps=1.0e-4 train.keep_optimizer=true",
+            "algorithm=fedavg train.local_steps=2 train.clip_norm=0.5",
+            "algorithm=fedsam tuning.dropout=0.5",
+            "algorithm=ditto tuning.dropout=0.5",
+        )
+    ),
 ]
 
 

@@ -1,0 +1,223 @@
+"""Steps of the optimizers of a group at once, where all clients have the same settings.
+
+Letters in shapes: K clients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.types import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step that a client asks for.
+
+    Attributes:
+        optimizer: Its optimizer.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+
+def ask_for_steps(optimizer: torch.optim.Optimizer, ask: Callable[[Step], Any]) -> None:
+    """Let the steps of an optimizer be requests of its client's turn.
+
+    Args:
+        optimizer: An optimizer.
+        ask: Waits for the answer to a request.
+    """
+
+    def step(closure: Any = None) -> Any:
+        if closure is None:
+            return ask(Step(optimizer))
+        return type(optimizer).step(optimizer, closure)
+
+    vars(optimizer)["step"] = step
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """An optimizer for the stacks, and those of the clients that it stands for."""
+
+    whole: torch.optim.Optimizer
+    members: Sequence[torch.optim.Optimizer]
+
+    def is_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether it stands for these."""
+        return all(a is b for a, b in zip(self.members, optimizers, strict=True))
+
+
+class JointSteps:
+    """Takes the steps of all clients of a group: in one, or those of each client alone.
+
+    Values of a joint step are those of single steps, in tensors of shape (K, ...) in place of K tensors. The
+    state of a client's optimizer consists of views of the joint state, which can be read at any time.
+    """
+
+    def __init__(self, stacks: Mapping[str, Tensor], values: Sequence[Params]) -> None:
+        """Remember which tensor of a client is part of which stack.
+
+        Args:
+            stacks: Values of all clients by global name, shape (K, ...).
+            values: The tensors of each client by global name, which are views of the stacks.
+        """
+        self._stacks = stacks
+        self._names = [{id(own[name]): name for name in stacks} for own in values]
+        self._joints: list[Joint] = []
+
+    def take(self, requests: Mapping[int, torch.optim.Optimizer]) -> None:
+        """Take a step with the optimizers of these clients.
+
+        Args:
+            requests: Optimizers by number of the client.
+        """
+        optimizers = [requests[k] for k in sorted(requests)]
+        if len(optimizers) == len(self._names) > 1:
+            joint = next((each for each in self._joints if each.is_of(optimizers)), None)
+            if self._are_alike(optimizers, joint is not None):
+                self._together(optimizers, joint)
+                return
+        self._part(optimizers)
+        for optimizer in optimizers:
+            type(optimizer).step(optimizer)
+
+    def _are_alike(self, optimizers: Sequence[torch.optim.Optimizer], known: bool) -> bool:
+        wanted = self._kind(0, optimizers[0])
+        if wanted is None or any(self._kind(k, each) != wanted for k, each in enumerate(optimizers)):
+            return False
+        if known:
+            return True
+        states = [_state_of(each) for each in optimizers]
+        return states[0] is not None and all(state == states[0] for state in states)
+
+    def _kind(self, k: int, optimizer: torch.optim.Optimizer) -> Any:
+        """What optimizers must have in common: settings, and names of what they train; None: it is alone."""
+        hooks: Any = optimizer
+        if len(optimizer.param_groups) != 1:
+            return None
+        if hooks._optimizer_step_pre_hooks or hooks._optimizer_step_post_hooks:
+            return None
+        (group,) = optimizer.param_groups
+        names = [self._names[k].get(id(p)) for p in group["params"]]
+        given = [p.grad is not None for p in group["params"]]
+        return None if None in names else (type(optimizer), names, given, _settings(optimizer))
+
+    def _together(self, optimizers: Sequence[torch.optim.Optimizer], joint: Joint | None) -> None:
+        if joint is None:
+            self._part(optimizers)
+            joint = Joint(self._joined(optimizers), optimizers)
+            self._joints.append(joint)
+        whole: Any = joint.whole
+        whole.param_groups[0].update(_settings(optimizers[0]))
+        each = [optimizer.param_groups[0]["params"] for optimizer in optimizers]
+        stacks = whole.param_groups[0]["params"]
+        given = [i for i, own in enumerate(each[0]) if own.grad is not None]
+        for i, grad in zip(given, joined([[own[i].grad for own in each] for i in given]), strict=True):
+            stacks[i].grad = grad
+        type(whole).step(whole)
+        for i in given:
+            stacks[i].grad = None
+            if whole.state.get(stacks[i]) and not optimizers[0].state.get(each[0][i]):
+                for k, optimizer in enumerate(optimizers):
+                    optimizer.state[each[k][i]] = _own(whole.state[stacks[i]], stacks[i].shape, k)
+
+    def _joined(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """One optimizer for the stacks, with the states of all, which are views of its state from now on."""
+        (group,) = optimizers[0].param_groups
+        whole = copy.copy(optimizers[0])
+        stacks = [self._stacks[self._names[0][id(p)]].detach() for p in group["params"]]
+        whole.param_groups = [{**group, "params": stacks}]
+        whole.state = defaultdict(dict)
+        for i, stack in enumerate(stacks):
+            places = [(each, each.param_groups[0]["params"][i]) for each in optimizers]
+            states = [each.state.pop(parameter, {}) for each, parameter in places]
+            if states[0]:
+                whole.state[stack] = {key: _stacked([s[key] for s in states]) for key in states[0]}
+                for k, (each, parameter) in enumerate(places):
+                    each.state[parameter] = _own(whole.state[stack], stack.shape, k)
+        return whole
+
+    def _part(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Give clients that leave a joint step counts of their own, which it shares."""
+        for joint in list(self._joints):
+            if any(one is each for one in optimizers for each in joint.members):
+                self._joints.remove(joint)
+                for state in (state for each in joint.members for state in each.state.values()):
+                    state.update({key: value.clone() for key, value in state.items() if _is_number(value)})
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+
+
+def joined(tensors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Tensors of K clients as one, shape (K, ...), for each of several such lists.
+
+    They are views where the tensors lie behind each other in the same memory, as the gradients of a joint
+    backward pass do. All others are copied at once.
+    """
+    found: list[Tensor | None] = [_whole(each) for each in tensors]
+    rest = [each for each, whole in zip(tensors, found, strict=True) if whole is None]
+    copies = [each[0].new_empty((len(each), *each[0].shape)) for each in rest]
+    if rest:
+        targets = [one for made in copies for one in made.unbind(0)]
+        torch._foreach_copy_(targets, [one for each in rest for one in each])
+    further = iter(copies)
+    return [next(further) if whole is None else whole for whole in found]
+
+
+def _whole(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors that lie behind each other in memory as one view; None: they do not."""
+    first = tensors[0]
+    size = first.numel()
+    place, step = first.data_ptr(), size * first.element_size()
+    if not place or any(each.data_ptr() != place + k * step for k, each in enumerate(tensors)):
+        return (
+            None  # those of a class that wraps other tensors have no memory of their own, and the address 0
+        )
+    end = (first.storage_offset() + len(tensors) * size) * first.element_size()
+    if end > first.untyped_storage().nbytes() or not all(each.is_contiguous() for each in tensors):
+        return None
+    return first.as_strided((len(tensors), *first.shape), (size, *first.stride()), first.storage_offset())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _own(state: Mapping[str, Any], shape: torch.Size, k: int) -> dict[str, Any]:
+    """The part of client k in the state of a stack of this shape."""
+    return {
+        key: value[k] if isinstance(value, Tensor) and value.shape == shape else value
+        for key, value in state.items()
+    }
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """What clients have in their states as one; numbers are equal."""
+    if not isinstance(values[0], Tensor):
+        return values[0]
+    return values[0].clone() if _is_number(values[0]) else torch.stack(list(values))
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Any:
+    """What the states of optimizers must have in common to be joined; None: that cannot be told in time."""
+    found = []
+    for parameter in optimizer.param_groups[0]["params"]:
+        state = optimizer.state.get(parameter, {})
+        counts = {key: value for key, value in state.items() if _is_number(value)}
+        if any(value.device.type != "cpu" for value in counts.values()):
+            return None
+        numbers = {key: float(value) for key, value in counts.items()}
+        kept = sorted(key for key, value in state.items() if value is None)
+        found.append((sorted(state), kept, numbers))
+    return found
