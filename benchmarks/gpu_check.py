@@ -12,6 +12,7 @@ The parts, one after the other (`PARTS`):
 - bits: the same tensors twice, with `deterministic`, and with streamed and resident images.
 - bf16: the device's bf16 against the CPU's.
 - settings: checkpointing, compile, parts of batches and joint passes against a run without them.
+- clients: seconds of a round of many small clients, with and without what saves launches.
 - training, plain: images a second and memory of one client, and of a plain PyTorch loop of the same work.
 - plan: the memory that is planned for a client actor against the peak.
 - memory: too little memory, its advice, and that nothing is left of the failed call.
@@ -36,7 +37,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ from rayfed.engine.measurement import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker
+from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Visit
 from rayfed.federation.method import METHODS
@@ -289,7 +291,7 @@ FORMS = ((6, 5, 19), (3, 8), (4, 197, 768))
 
 
 def forms(device: torch.device) -> Iterator[Row]:
-    """What is dropped has the same bits in both forms; sums of norms are added in another order."""
+    """Dropout has the same bits in both forms; sums of norms are added in another order."""
     from rayfed.models import kernels as plain
     from rayfed.models import triton_kernels as triton
 
@@ -380,6 +382,43 @@ def settings(place: Place) -> Iterator[Row]:
 
 
 # Speed
+
+
+MANY = ((64, 8), (16, 64))
+"""Numbers of clients, and of images of each."""
+
+BATCH = 8
+
+
+def clients(place: Place) -> Iterator[Row]:
+    """Seconds of a round of LoRA in bf16 with many small clients, with and without what saves launches."""
+    together = "train.group=16"
+    ways: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+        "everything": (together, ()),
+        "plain layers and dropout": (together, (patch.object(worker, "_use_fewer_launches"),)),
+        "single steps of optimizers": (together, (patch.object(MemberModel, "join_steps"),)),
+        "one by one": ("train.group=1", ()),
+    }
+    shapes = ((4, 4), (2, 8)) if place.device == HOST else MANY
+    for number, images in shapes:
+        for way, (group, patches) in ways.items():
+            with ExitStack() as stack:
+                for each in patches:
+                    stack.enter_context(each)
+                row = {"clients": number, "images_each": images, "what": way}
+                yield row | {"seconds_per_round": _round_of(place, number, images, group)}
+
+
+def _round_of(place: Place, number: int, images: int, group: str) -> float:
+    """Seconds of the last of three rounds, in this process."""
+    shape = (f"data.partition.clients_per_domain={number}", f"data.limit={number * images}", "data.test=1")
+    train = (f"train.batch_size={BATCH}", "train.precision=bf16", "tuning.dropout=0.1", group)
+    setup = lora(place, *shape, *train)
+    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
+    rounds = run_rounds(setup.experiment, executor, setup.start)
+    next(rounds)
+    next(rounds)
+    return round(seconds(lambda: next(rounds)), 4)
 
 
 def training(place: Place) -> Iterator[Row]:
@@ -595,6 +634,7 @@ PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
     "bits": bits,
     "bf16": bf16,
     "settings": settings,
+    "clients": clients,
     "training": training,
     "plain": plain,
     "plan": plan,
@@ -659,6 +699,13 @@ def page(text: str, found: Row) -> str:
     lines = [f"`make gpu-check` on {where}."]
     if largest:
         lines.append(f"Largest relative differences of a tensor from the CPU: {', '.join(largest)}.")
+    many = [
+        f"{row['clients']} with {row['images_each']} images, {row['what']}: {row['seconds_per_round']} s"
+        for row in parts.get("clients", ())
+        if "seconds_per_round" in row
+    ]
+    if many:
+        lines.append(f"A round of small clients in bf16: {'; '.join(many)}.")
     if shares:
         mps = "with" if machine["mps"] else "without"
         lines.append(f"A round of four clients: {', '.join(shares)} actors, {mps} MPS.")

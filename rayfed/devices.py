@@ -145,7 +145,7 @@ def total(values: Iterable[float]) -> float:
 
 
 class CountedDraws:
-    """What dropout on a device draws from in one call of a client: numbers that are made by counting.
+    """Numbers of dropout on a device in one call of a client, which are made by counting.
 
     A mask follows from the seed of the call, the layer, and how often that layer drew before in the call
     (`rayfed.models.kernels`), whatever else the process does.
@@ -158,7 +158,7 @@ class CountedDraws:
         self._there: Tensor | None = None
 
     def next(self, layer: int) -> int:
-        """How often this layer drew before; it is counted now."""
+        """Number of times that this layer drew before; one more is counted."""
         before = self._drawn.get(layer, 0)
         self._drawn[layer] = before + 1
         return before
@@ -171,7 +171,7 @@ class CountedDraws:
 
     @property
     def state(self) -> dict[int, int]:
-        """How often each layer drew; a copy."""
+        """Number of times that each layer drew; a copy."""
         return dict(self._drawn)
 
     @state.setter
@@ -180,7 +180,7 @@ class CountedDraws:
 
 
 class _Now:
-    """What this process computes.
+    """Clients whose calls this process computes.
 
     Attributes:
         clients: Clients whose rows are computed, in the order of their rows.

@@ -16,7 +16,7 @@ from rayfed.models.backbone import Backbone
 
 @dataclass(frozen=True)
 class Draw:
-    """What decides a mask, apart from the place of an element.
+    """Everything that decides a mask, apart from the place of an element.
 
     Attributes:
         seeds: Seed of the call of each client, int64, shape (K,), on the device; the rows of a tensor belong
@@ -68,10 +68,15 @@ class CountedDropout(nn.Dropout):
 
         Args:
             x: The input, which is counted as one more draw.
+
+        Raises:
+            NotImplementedError: Its rows are not those of the clients.
         """
         clients = counted()
-        if not clients or not self.training or self.p == 0:
+        if not clients or not self.training or self.p == 0 or x.ndim < 2:
             return []
+        if len(x) % len(clients):
+            raise NotImplementedError("dropout cannot tell which rows belong to which client")
         calls = [client.next(self.number) for client in clients]
         seeds = counted_seeds(x.device)
         if len(set(calls)) == 1:
@@ -98,7 +103,7 @@ class CountedDropout(nn.Dropout):
 
 
 def dropped(layer: nn.Module, x: Tensor, apart: bool) -> tuple[Tensor, Draw | None]:
-    """What a dropout layer makes of x, or x itself and the draw, with which the caller drops.
+    """The output of a dropout layer, or x itself and the draw, with which the caller drops.
 
     Args:
         layer: A dropout layer, or the identity.

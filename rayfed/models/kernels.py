@@ -54,7 +54,7 @@ def philox(key: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple
 
 
 def kept(shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float) -> Tensor:
-    """Which elements dropout keeps, bool, of this shape.
+    """Whether dropout keeps each element, bool, of this shape.
 
     Args:
         shape: That of the input, (K m, ..., d): rows k m to (k + 1) m belong to client k.
@@ -138,7 +138,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "add_norm": plain_add_norm,
     "add_norm_backward": plain_add_norm_backward,
 }
-"""What each operation computes, in operations of torch."""
+"""The plain form of each operation, in operations of torch."""
 
 SHAPES: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, *_: torch.empty_like(x),
@@ -146,7 +146,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "add_norm": _shape_of_add_norm,
     "add_norm_backward": lambda grad, through, total, *_: (torch.empty_like(total), torch.empty_like(grad)),
 }
-"""What torch asks where tensors have no values."""
+"""Shapes of the results, for tensors without values."""
 
 
 def _in_triton(name: str, *args: Any) -> Any:

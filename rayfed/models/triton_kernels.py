@@ -14,6 +14,9 @@ from torch import Tensor
 BLOCK = 256
 """Counters of Philox, each of four random numbers, that a program of the GPU takes."""
 
+NUMBERS = ("total", "quads", "width", "positions", "rows", "layer", "call", "threshold")
+"""Numbers for whose values no kernel of their own is compiled: some change in every step."""
+
 OPTIONS = {"enable_fp_fusion": False}
 """A product is rounded before it is added to something, as in the plain forms."""
 
@@ -28,7 +31,7 @@ def _rounded(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     return value.to(kind)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
 def _dropout(
     x: tl.tensor,
     y: tl.tensor,

@@ -16,8 +16,10 @@ from benchmarks.gpu_check import SMALL, Place
 from rayfed.devices import HOST
 from tests.conftest import ROOT
 from tests.pretended import TYPE, pretended
+from tests.pretended_autocast import mixed_precision
 from tests.rounding import near
 
+ROUND = gpu_check._round_of
 CPU = Place(HOST, SMALL, ("fedavg",))
 
 
@@ -71,6 +73,25 @@ def test_factors_of_a_singular_value_decomposition_are_compared_by_their_product
     assert gpu_check.compared("flexlora", HOST)["difference"] == 0
     assert gpu_check.compared("fedavg", HOST)["difference"] == 2
     assert gpu_check.difference({f"{name}A": a}, {f"{name}A": a * float("nan")}) == float("inf")
+
+
+def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
+    seen = []
+
+    def counted(place, number, images, group):
+        device.counts.clear()
+        found = ROUND(place, number, images, group)
+        seen.append(device.counts.kernels)
+        return found
+
+    monkeypatch.setattr(gpu_check, "_round_of", counted)
+    monkeypatch.setattr(gpu_check, "MANY", ((4, 4),))
+    with pretended() as device, mixed_precision():
+        rows = list(gpu_check.clients(Place(torch.device(device.name), SMALL)))
+    assert len(rows) == len(seen) == 4
+    everything, plain, single, alone = seen
+    assert everything < min(plain, single)
+    assert max(plain, single) < alone
 
 
 def test_each_row_is_written_and_a_part_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
@@ -185,6 +206,10 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert {row["method"]: row["difference"] for row in parts["methods"]} == {"fedavg": 0, "ditto": 0}
     assert [row["precision"] for row in parts["plain"]] == ["fp32", "tf32", "bf16"]
     assert len(parts["training"]) == 6
+    assert len(parts["clients"]) == 8
+    assert all(row["seconds_per_round"] > 0 for row in parts["clients"])
+    assert [row["what"] for row in parts["clients"]][3] == "one by one"
+    assert "skipped" in parts["kernels"][0]
     assert [row["actors"] for row in parts["actors"]] == ["a default run", 1, 2, 4, "auto"]
     assert len({row["sha256"] for row in parts["actors"][1:]}) == 1
     assert all(row["images_per_second"] > 0 for row in (*parts["plain"], *parts["training"]))

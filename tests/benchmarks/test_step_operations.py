@@ -10,6 +10,24 @@ TEXT = step_operations.PAGE.read_text()
 QUICK = [Case("LoRA", "bf16", 1)]
 """One client with casts; a row of a group takes ten seconds."""
 
+LARGE = 32
+STEADY_LARGE = [Case("LoRA", "bf16", LARGE)]
+"""Of the largest groups, which take up to a minute each, CI runs one."""
+
+
+def marked(case):
+    if case in QUICK:
+        return case
+    return pytest.param(
+        case, marks=STEADY if case.group < LARGE or case in STEADY_LARGE else pytest.mark.slow
+    )
+
+
+def launches(method, precision, group):
+    """Launches of a step, as the table has them."""
+    start = f"| {method} | {precision} | {group} |"
+    return int(next(line for line in TEXT.splitlines() if line.startswith(start)).split("|")[4])
+
 
 def test_the_table_has_every_case():
     names = tuple(f"| {method} | " for method in step_operations.METHODS)
@@ -18,9 +36,16 @@ def test_the_table_has_every_case():
     assert [line.startswith(start) for line, start in zip(found, starts, strict=True)] == [True] * len(starts)
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=STEADY) for case in cases()], ids=str
-)
+def test_launches_of_a_network_do_not_grow_with_the_clients():
+    assert launches("LoRA", "bf16", 1) <= 450
+    for precision in step_operations.PRECISIONS:
+        eight, large = (launches("LoRA", precision, group) for group in (8, LARGE))
+        each = (large - eight) / (LARGE - 8)  # the batch and the loss of a client
+        assert each <= 10
+        assert large - LARGE * each <= 1.5 * (launches("LoRA", precision, 1) - each)
+
+
+@pytest.mark.parametrize("case", map(marked, cases()), ids=str)
 def test_a_row_is_what_is_counted(case):
     """Run `python -m benchmarks.step_operations` where this fails, and say why a step asks for more."""
     assert case.row() in TEXT.splitlines()

@@ -100,7 +100,7 @@ class JointSteps:
         return states[0] is not None and all(state == states[0] for state in states)
 
     def _kind(self, k: int, optimizer: torch.optim.Optimizer) -> Any:
-        """What optimizers must have in common: settings, and names of what they train; None: it is alone."""
+        """Settings and names of trained tensors, which are equal where optimizers join; None: it is alone."""
         hooks: Any = optimizer
         if len(optimizer.param_groups) != 1:
             return None
@@ -133,7 +133,10 @@ class JointSteps:
     def _joined(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """One optimizer for the stacks, with the states of all, which are views of its state from now on."""
         (group,) = optimizers[0].param_groups
-        whole = copy.copy(optimizers[0])
+        whole = copy.copy(optimizers[0])  # which leaves out what is not of the state of an optimizer
+        vars(whole).update(
+            {n: v for n, v in vars(optimizers[0]).items() if n != "step" and n not in vars(whole)}
+        )
         stacks = [self._stacks[self._names[0][id(p)]].detach() for p in group["params"]]
         whole.param_groups = [{**group, "params": stacks}]
         whole.state = defaultdict(dict)
@@ -203,14 +206,14 @@ def _own(state: Mapping[str, Any], shape: torch.Size, k: int) -> dict[str, Any]:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """What clients have in their states as one; numbers are equal."""
+    """Entries of the states of clients as one; numbers are equal."""
     if not isinstance(values[0], Tensor):
         return values[0]
     return values[0].clone() if _is_number(values[0]) else torch.stack(list(values))
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Any:
-    """What the states of optimizers must have in common to be joined; None: that cannot be told in time."""
+    """Names and counts of a state, equal where optimizers join; None: to read them would be to wait."""
     found = []
     for parameter in optimizer.param_groups[0]["params"]:
         state = optimizer.state.get(parameter, {})

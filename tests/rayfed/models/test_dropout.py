@@ -47,6 +47,15 @@ def test_clients_that_drew_unequally_often_continue_where_they_are():
         assert torch.equal(drop(ONES), found[1])
 
 
+def test_rows_that_are_not_those_of_clients_are_refused():
+    drop = layer()
+    with (
+        counting([CountedDraws(5), CountedDraws(6)]),
+        pytest.raises(NotImplementedError, match="which client"),
+    ):
+        drop(torch.ones(3, 4))
+
+
 def test_the_gradient_has_the_mask_of_the_pass():
     drop = layer()
     x = ONES.clone().requires_grad_()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rayfed.executors.grouped import steps
 from rayfed.executors.grouped.steps import JointSteps, Step, ask_for_steps, joined
@@ -58,19 +59,16 @@ class Clients:
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def counted():
     """Sizes of the tensors that optimizers step."""
     sizes = []
-    for kind in (torch.optim.SGD, torch.optim.Adam):
-        real = kind.step
 
-        def step(self, *args, real=real):
-            sizes.append(sum(p.numel() for p in self.param_groups[0]["params"]))
-            return real(self, *args)
+    def note(optimizer, *_):
+        sizes.append(sum(p.numel() for p in optimizer.param_groups[0]["params"]))
 
-        step.hooked = True  # else torch wraps it anew for each class, and keeps that
-        monkeypatch.setattr(kind, "step", step)
-    return sizes
+    handle = register_optimizer_step_post_hook(note)
+    yield sizes
+    handle.remove()
 
 
 ONE = 4 * 5 + 7
@@ -114,6 +112,18 @@ def test_a_tensor_without_a_gradient_is_left_out():
         clients.step(names=("bias",))
         clients.step()
         clients.step(names=("weight",))
+    together.agree(alone)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_of_one_kernel_are_joined(kind, counted):
+    alone, together = (Clients(TrainConfig(), joint) for joint in (False, True))
+    for clients in (alone, together):
+        own = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        clients.optimizers = [kind(v.values(), lr=0.1, fused=True, **own) for v in clients.values]
+        for _ in range(2):
+            clients.step()
+    assert counted[-1] == CLIENTS * ONE
     together.agree(alone)
 
 
