@@ -9,6 +9,9 @@ DEVICE ?= cuda
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
+# Tests start many processes, which would all compile the same modules if Python may not keep what it compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test test-steady test-slow test-roundings test-lowest mutants lint fmt docs wheel release-check bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from rayfed.errors import ConfigError, one_line, shown
 
@@ -48,12 +51,12 @@ class _RefusedError(yaml.MarkedYAMLError):
     """Something that YAML allows and RayFed refuses; the message is ours."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Plain(Composer, SafeConstructor, Resolver):
     """Accepts plain values only: no objects, no aliases (a few can stand for gigabytes), no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):  # type: ignore[attr-defined]
+            mark = self.peek_event().start_mark  # type: ignore[attr-defined]
             raise _RefusedError(None, None, "an alias (*name); write the value out", mark)
         return super().compose_node(parent, index)
 
@@ -68,6 +71,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Loader(_Plain, yaml.SafeLoader):
+    """Reads with PyYAML's own parser, whose errors say more."""
+
+
+def _quick_loader() -> type[Any]:
+    """The loader with libyaml's parser, which takes a fifth of the time; without libyaml, `_Loader`."""
+    if not yaml.__with_libyaml__:
+        return _Loader
+
+    from yaml.cyaml import CParser
+
+    class _Quick(_Plain, CParser):  # type: ignore[misc]
+        def __init__(self, stream: str) -> None:
+            CParser.__init__(self, stream)
+            Composer.__init__(self)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+
+    return _Quick
+
+
+_QUICK = _quick_loader()
+
+
 def parse_yaml(text: str) -> Any:
     """The plain value of a YAML text.
 
@@ -76,7 +103,11 @@ def parse_yaml(text: str) -> Any:
             or a value that its tag does not allow (`!!float x`).
     """
     try:
-        return checked_depth(yaml.load(text, _Loader))
+        try:
+            value = yaml.load(text, _QUICK)
+        except yaml.YAMLError:
+            value = yaml.load(text, _Loader)
+        return checked_depth(value)
     except RecursionError:
         raise DocumentError(f"it is nested more than {MAX_DEPTH} deep") from None
     except yaml.YAMLError as err:

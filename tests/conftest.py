@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections import Counter
@@ -123,6 +124,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, millions of objects that stay, out of garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 def _is_made_once_per_file(item: pytest.Item, fixture: str) -> bool:
     made = getattr(item, "_fixtureinfo").name2fixturedefs.get(fixture, ())  # noqa: B009  (private in pytest)
     return any(each.scope == "module" for each in made)
@@ -206,7 +213,11 @@ def ray_cluster() -> Iterator[None]:
             num_gpus=0,
             include_dashboard=False,
             logging_level="error",
-            _system_config={"metrics_report_interval_ms": 2000},  # not 10,000, to see them soon
+            _system_config={
+                "metrics_report_interval_ms": 2000,  # not 10,000, to see them soon
+                "prestart_worker_first_driver": False,  # four processes, of which most would not be used
+                "enable_worker_prestart": False,
+            },
         )
     yield
     ray.shutdown()

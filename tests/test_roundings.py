@@ -8,6 +8,8 @@ from tests.conftest import NUMERIC, ROOT
 from tests.roundings import IMITATIONS, dispatch, main, surroundings, why_not
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_an_imitation_reaches_torch_and_its_threads(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")  # of the user; an imitation sets its own or none
     wanted = {**IMITATIONS["torch-default"], **IMITATIONS["2-threads"]}

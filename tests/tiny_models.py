@@ -4,18 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import transformers  # what is in it is loaded when a test first asks for it
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    DistilBertConfig,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    RobertaConfig,
-)
 
 TEXTS = [
     "where is my card",
@@ -27,15 +17,17 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 WORDS = 300
 
 CONFIGS = {
-    "bert": lambda: BertConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES),
-    "roberta": lambda: RobertaConfig(vocab_size=WORDS, max_position_embeddings=66, pad_token_id=1, **SIZES),
-    "distilbert": lambda: DistilBertConfig(
+    "bert": lambda: transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES),
+    "roberta": lambda: transformers.RobertaConfig(
+        vocab_size=WORDS, max_position_embeddings=66, pad_token_id=1, **SIZES
+    ),
+    "distilbert": lambda: transformers.DistilBertConfig(
         vocab_size=WORDS, max_position_embeddings=64, dim=16, n_layers=2, n_heads=2, hidden_dim=32
     ),
-    "gpt2": lambda: GPT2Config(
+    "gpt2": lambda: transformers.GPT2Config(
         vocab_size=WORDS, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=3, eos_token_id=3
     ),
-    "llama": lambda: LlamaConfig(
+    "llama": lambda: transformers.LlamaConfig(
         vocab_size=WORDS,
         max_position_embeddings=64,
         num_key_value_heads=2,
@@ -45,7 +37,7 @@ CONFIGS = {
         tie_word_embeddings=False,
         **SIZES,
     ),
-    "qwen2": lambda: Qwen2Config(
+    "qwen2": lambda: transformers.Qwen2Config(
         vocab_size=WORDS,
         max_position_embeddings=64,
         num_key_value_heads=1,
@@ -87,7 +79,9 @@ def tokenizer_of(family):
             single="<s> $A", pair="<s> $A $B", special_tokens=ends
         )
     pads = {"pad_token": "<pad>"} if family in ENCODERS else {}
-    return PreTrainedTokenizerFast(tokenizer_object=found, bos_token="<s>", eos_token="</s>", **pads)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=found, bos_token="<s>", eos_token="</s>", **pads
+    )
 
 
 def save(family, folder, language=False, seed=0, **changes):
@@ -95,7 +89,7 @@ def save(family, folder, language=False, seed=0, **changes):
     settings = CONFIGS[family]()
     for name, value in changes.items():
         setattr(settings, name, value)
-    kind = AutoModelForCausalLM if language else AutoModelForSequenceClassification
+    kind = transformers.AutoModelForCausalLM if language else transformers.AutoModelForSequenceClassification
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = kind.from_config(settings)

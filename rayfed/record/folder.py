@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

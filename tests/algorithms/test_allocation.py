@@ -4,7 +4,6 @@ from math import comb, factorial
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, norm
 
 from algorithms._allocation import count_covering, draw_covering, draw_disjoint
 from algorithms.fedra import draw_allocation
@@ -61,6 +60,8 @@ def test_v2_how_often_layers_go_unselected(name):
     ways = count_covering(sizes, LAYERS)[0][LAYERS] / np.prod([float(comb(LAYERS, d)) for d in sizes])
     V2.matches(ways, covered)
     assert abs((~draws).mean() - missing) <= LIMIT * np.sqrt(missing / n)
+    from scipy.stats import binom, norm
+
     fewest, most = binom.interval(2 * norm.cdf(LIMIT) - 1, n, covered)
     assert fewest <= draws.all(1).sum() <= most
 

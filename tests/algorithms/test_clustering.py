@@ -80,8 +80,9 @@ def test_finch_links_first_neighbours():
     assert finch(h).tolist() == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_time_of_a_thousand_clients_is_not_that_of_pairs():
-
     seconds = []
     for many in (1, 1, 4):  # the first time loads libraries
         h = blobs(3, [many * size for size in (100, 62, 50, 25, 13)], noise=1.0)

@@ -16,7 +16,7 @@ from rayfed.testing.contracts import (
 from tests.conftest import STEADY
 
 NAMES = METHODS.names()
-QUICK = ("depthfl", "fedavg", "fedra", "fedclip", "ditto")
+QUICK = ("depthfl", "fedra", "fedclip")
 
 
 class Half(nn.Module):
@@ -50,12 +50,11 @@ class Patches(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory):
+def overrides(cache):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = Patches()
     name = register(rayfed.Model(net, blocks="middle", mean=0.5, std=0.5))
-    cache = tmp_path_factory.mktemp("cache")
     return [f"model={name}", "model.options={}", DOMAINS, f"data.cache={cache}"]
 
 

@@ -36,6 +36,8 @@ def swept(ray_cluster, cache, tmp_path_factory):
     return path, grid
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_every_trial_is_in_the_table_and_the_papers_values_come_first(swept):
     path, grid = swept
     table = pd.read_parquet(path / "trials.parquet")
@@ -49,6 +51,8 @@ def test_every_trial_is_in_the_table_and_the_papers_values_come_first(swept):
     assert grid.get_best_result().metrics["accuracy"] == pytest.approx(table["accuracy"].max())
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_objective_is_the_mean_over_seeds(swept):
     path, _ = swept
     table = pd.read_parquet(path / "trials.parquet").set_index("trial")
@@ -60,6 +64,8 @@ def test_the_objective_is_the_mean_over_seeds(swept):
     assert set(rounds["seed"]) == {0, 1}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_best_config_repeats_the_best_trial(swept, tmp_path):
     path, _ = swept
     table = pd.read_parquet(path / "trials.parquet")
@@ -69,6 +75,8 @@ def test_the_best_config_repeats_the_best_trial(swept, tmp_path):
     assert yaml.safe_load((path / "best.yaml").read_text())["train"]["lr"] == best["train.lr"]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_what_a_sweep_leaves_besides(swept):
     path, _ = swept
     assert (path / "runs" / "0003" / "seed-1" / "clients.parquet").exists()  # a whole run folder
@@ -83,6 +91,8 @@ def test_what_a_sweep_leaves_besides(swept):
         tune.search([], SPACE, output=str(path))
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_mlflow_has_every_round_of_every_trial(swept):
     path, _ = swept
     runs = {run.name.split("-")[0]: run for run in logged(f"sqlite:///{path / 'mlflow.db'}", "sweep")}
@@ -96,6 +106,8 @@ def test_mlflow_has_every_round_of_every_trial(swept):
     assert float(runs["0003"].params["values/train.lr"]) == table["train.lr"][3]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_resuming_a_finished_sweep_runs_nothing_again(swept):
     path, _ = swept
     before = {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")}

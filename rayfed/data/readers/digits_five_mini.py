@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,11 @@ MAKERS = ("matplotlib", "numpy", "pillow", "scikit-learn", "torch")
 """Packages whose fonts, samples or arithmetic determine the pixels."""
 
 
+@cache
+def _versions() -> list[tuple[str, str]]:
+    return [(package, metadata.version(package)) for package in MAKERS]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DigitsFiveMini:
     """Five domains of digits, 32 x 32 pixels, with an official test split."""
@@ -30,8 +35,8 @@ class DigitsFiveMini:
     def fingerprint(self) -> str:
         """A hash of the code and the package versions that make the images, without making them."""
         out = hashlib.sha256()
-        for package in MAKERS:
-            out.update(f"{package}={metadata.version(package)}\n".encode())
+        for package, version in _versions():
+            out.update(f"{package}={version}\n".encode())
         code = resources.files("rayfed.data.embedded")
         for file in sorted(code.iterdir(), key=lambda file: file.name):
             if file.name.endswith(".py"):

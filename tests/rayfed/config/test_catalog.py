@@ -1,22 +1,23 @@
 """Everything that can be chosen is listed, with a line of description and with what it brings."""
 
 import json
+from functools import cache
 
 import pytest
 
 from rayfed.config.catalog import SECTIONS, as_json, catalog, listed, main
 from rayfed.config.compose import choices
 
-EVERYTHING = as_json()
+everything = cache(as_json)
 
 
 def brings(section):
-    return {entry["name"]: entry["brings"] for entry in EVERYTHING[section]}
+    return {entry["name"]: entry["brings"] for entry in everything()[section]}
 
 
 @pytest.mark.parametrize(("section", "group"), SECTIONS.items())
 def test_every_choice_has_a_description_of_one_line(section, group):
-    entries = EVERYTHING[section]
+    entries = everything()[section]
     assert [entry["name"] for entry in entries] == choices(group)
     for entry in entries:
         assert set(entry) == {"name", "description", "brings"}
@@ -64,7 +65,7 @@ def test_one_section_is_listed_by_its_title_or_its_key(section, capsys):
     assert lines[0] == "tuning="
     assert [line.split()[0] for line in lines[1:] if not line.startswith("   ")] == choices("tuning")
     assert main([section, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"tunings": EVERYTHING["tunings"]}
+    assert json.loads(capsys.readouterr().out) == {"tunings": everything()["tunings"]}
 
 
 def test_a_section_that_does_not_exist_names_all(capsys):

@@ -21,7 +21,7 @@ from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
 from rayfed.report.table import final_table
-from rayfed.testing.contracts import two_actors, without_times
+from rayfed.testing.contracts import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly
 from tests.pretended import pretended
@@ -203,12 +203,11 @@ def test_a_run_ends_in_a_table(folder, cache, tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("model", ["bert", "llama-lm"])
-def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model):
+@pytest.mark.parametrize("model", quickly(["bert", "llama-lm"], ["llama-lm"]))
+def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model, pool_of_two):
     setup = setup_of(folder, cache, model)
     alone = rounds_of(setup)[-1]
-    with two_actors(setup) as executor:
-        *_, together = run_rounds(setup.experiment, executor, setup.start)
+    *_, together = run_rounds(setup.experiment, pool_of_two(setup), setup.start)
     assert digest(together.state.params) == digest(alone.state.params)
     assert without_times(together.row) == without_times(alone.row)
 

@@ -65,7 +65,7 @@ def collection():
     """Garbage collection as it was, after the test."""
     threshold = gc.get_threshold()
     yield
-    gc.unfreeze()
+    gc.freeze()
     gc.set_threshold(*threshold)
     atexit.unregister(gc.unfreeze)
 

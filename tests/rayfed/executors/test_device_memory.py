@@ -22,7 +22,7 @@ from rayfed.executors.actors import Exchange
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.lane import Lane, Pace
-from rayfed.executors.worker import Worker, is_fault, is_out_of_memory
+from rayfed.executors.worker import Worker, is_fault, is_out_of_memory, out_of_memory
 from rayfed.federation.executor import Call, Policy
 from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import checksum
@@ -124,7 +124,6 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
     actor = ClientActor("a", setup.world, setup.weights)
     actor.change(setup.world, setup.weights)
     assert [model() is not None for model in models] == [False, True]
-    gc.unfreeze()
 
 
 def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(monkeypatch):
@@ -149,7 +148,6 @@ def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(mon
 
         monkeypatch.setattr(client_actor, "Worker", build)
         actor.change(setup.world, setup.weights)
-    gc.unfreeze()
 
 
 @pytest.mark.slow
@@ -163,7 +161,6 @@ def test_a_change_of_experiment_changes_what_is_deterministic(monkeypatch):
     for wanted in (True, "auto", True, False):
         actor.change(replace(setup.world, deterministic=wanted), setup.weights)
         found.append(torch.are_deterministic_algorithms_enabled())
-    gc.unfreeze()
     assert found == [True, False, True, False]
 
 
@@ -176,7 +173,6 @@ def test_an_actor_says_why_torch_cannot_use_its_gpu(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fail)
     ClientActor("a", setup.world, setup.weights)
-    gc.unfreeze()
     assert (
         "actor a was given GPU [3] but torch cannot use it, so it runs on the CPU: The NVIDIA driver on your "
         "system is too old (found version 12020); docs/gpu.md says which driver torch needs"
@@ -196,9 +192,18 @@ FACES = [
 
 
 @pytest.mark.parametrize("error", FACES, ids=lambda e: str(e)[:60])
-def test_every_face_of_a_lack_of_memory_is_advised(error, monkeypatch):
+def test_every_face_of_a_lack_of_memory_is_advised(error):
     assert is_out_of_memory(error)
     assert not is_fault(error)
+    said = out_of_memory(error, 0.25, ["train.batch_size=2"])
+    alone = "busy" in str(error)
+    assert ("cluster.gpus_per_actor=1, or" if alone else "cluster.gpus_per_actor=0.5 (now 0.25)") in said
+    assert ("train.batch_size=2" in said) != alone
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("error", [FACES[0], FACES[-1]], ids=["full", "busy"])
+def test_a_call_and_a_start_that_lack_memory_say_what_needs_less(error, monkeypatch):
     setup = small_setup("tuning=lora", *FEW)
     worker = Worker(setup.world, setup.weights, share=0.25)
     with pytest.raises(DeviceMemoryError) as caught:
@@ -219,7 +224,6 @@ def test_every_face_of_a_lack_of_memory_is_advised(error, monkeypatch):
     for ask in (actor.where, partial(actor.run, [[None]])):  # Ray hides what a constructor raises
         with pytest.raises(ResourceError, match=r"^cluster\.gpus_per_actor: .*(what needs less|would fit)"):
             ask()
-    gc.unfreeze()
 
 
 def test_other_errors_are_no_lack_of_memory():
@@ -311,7 +315,6 @@ def test_calls_after_a_fault_are_not_run(units, monkeypatch):
     answers, *stores = actor.run(units)
     assert [type(answer) for answer in answers] == [DeviceError, type(None), type(None)]
     assert (done, stores) == ([1], [None] * 3)
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("error", [DeviceError("c", 0, "fit", "gone"), ResourceError("train.group: short")])
@@ -329,7 +332,6 @@ def test_the_error_of_a_group_is_that_of_its_first_call(error, monkeypatch):
     monkeypatch.setattr(client_actor.Received, "call", lambda self, wire: wire)
     answers, *stores = actor.run([[1, 2, 3]])
     assert (answers, stores) == ([error, None, None], [None] * 3)
-    gc.unfreeze()
 
 
 class Queue(Exchange):
@@ -395,7 +397,6 @@ def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     actor.become(stages)
     found.append(sum(model() is not None for model in models))
     assert found == held
-    gc.unfreeze()
 
 
 def test_a_trial_whose_model_does_not_fit_says_so(monkeypatch):
@@ -415,7 +416,6 @@ def test_a_trial_whose_model_does_not_fit_says_so(monkeypatch):
     actor = TrialClient("a", [stage], 0)
     with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
         actor.where()
-    gc.unfreeze()
 
 
 def test_an_actor_takes_its_part_of_a_device_only(monkeypatch):
@@ -446,7 +446,6 @@ def test_an_actor_sets_its_limit_before_its_model_is_built(monkeypatch):
     actor._device, actor._share = "cuda:0", 0.25
     actor._hold(setup.world, setup.weights, None)
     assert asked == ["built", ("cuda:0", 0.25), "built"]
-    gc.unfreeze()
 
 
 @pytest.mark.slow

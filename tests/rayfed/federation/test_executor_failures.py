@@ -140,6 +140,8 @@ def test_retry_gives_what_would_have_come_without_the_failure(what, setup, pool,
     assert (event.kind, event.action, event.attempt) == (SAYS[what][0], "retry", 1)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_process_whose_device_failed_runs_no_other_call(setup, pool, undisturbed, tmp_path):
     pool.wait_until_up()
     before = [lane.actor for lane in pool.lanes]
@@ -196,6 +198,8 @@ def test_the_watchdog_names_who_is_waited_for_and_what_it_does(setup, pool, capl
     assert event.message.split("; ")[0] in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_request_to_stop_ends_the_exchange_under_way(setup, pool):
     threading.Timer(1.5, pool.stop).start()
     with pytest.raises(StoppedError):  # without it, the test ends by its own time limit

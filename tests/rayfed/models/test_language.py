@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+import transformers
 
 from rayfed.data.text import PAD
 from rayfed.errors import ConfigError
@@ -37,8 +37,12 @@ def model_of(name, task=TEXT_CLASSIFICATION, classes=4, **options):
     return build_backbone(ModelConfig(name=name, **options), classes, 0, task).eval()
 
 
-def theirs(name, kind=AutoModelForSequenceClassification, **options):
-    return kind.from_pretrained(name.removeprefix("hf/"), dtype=torch.float32, **options).eval()
+def theirs(name, kind="AutoModelForSequenceClassification", **options):
+    return (
+        getattr(transformers, kind)
+        .from_pretrained(name.removeprefix("hf/"), dtype=torch.float32, **options)
+        .eval()
+    )
 
 
 def with_head_of(model, other, plan):
@@ -79,7 +83,7 @@ def test_a_classifier_gives_the_logits_of_the_library(folders, family):
 @pytest.mark.parametrize("family", DECODERS)
 def test_a_language_model_has_the_loss_of_the_library(folders, family):
     name = folders[f"{family} lm"]
-    model, other = model_of(name, LANGUAGE_MODELING), theirs(name, AutoModelForCausalLM)
+    model, other = model_of(name, LANGUAGE_MODELING), theirs(name, "AutoModelForCausalLM")
     ids = torch.tensor([ROWS[1], [*ROWS[0], 9, 8, 7]])
     labels = ids.clone()
     labels[:, :3] = -100
@@ -173,7 +177,9 @@ def test_sites_by_name(folders, family, sites, layers):
 
 def test_weights_stored_in_half_precision_are_read_as_float32(tmp_path):
     save("llama", tmp_path, language=True)
-    AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(
+        tmp_path
+    )
     model = model_of(f"hf/{tmp_path}", LANGUAGE_MODELING)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
 

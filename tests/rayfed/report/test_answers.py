@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+import transformers
 
 import rayfed
 from rayfed.models.build import build_backbone
@@ -24,8 +24,8 @@ END = 3
 def test_every_row_is_what_the_library_generates(tmp_path, monkeypatch, family):
     name = save(family, tmp_path, language=True, seed=5, initializer_range=0.4)
     model = build_backbone(ModelConfig(name=name), 1, 0, LANGUAGE_MODELING).eval()
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    plan = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=END, pad_token_id=0)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    plan = transformers.GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=END, pad_token_id=0)
     expected = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
