@@ -80,9 +80,9 @@ def _quick_loader() -> type[Any]:
     if not yaml.__with_libyaml__:
         return _Loader
 
-    from yaml.cyaml import CParser
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]
 
-    class _Quick(_Plain, CParser):  # type: ignore[misc]
+    class _Quick(_Plain, CParser):
         def __init__(self, stream: str) -> None:
             CParser.__init__(self, stream)
             Composer.__init__(self)
