@@ -15,6 +15,8 @@ def test_the_table_has_every_method():
     assert re.findall(r"^\| `(\w+)` \| \d+ \|", TEXT, flags=re.MULTILINE) == list(METHODS.names())
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_row_of_fedavg_is_what_is_counted(cache, monkeypatch):
     monkeypatch.setenv("RAYFED_CACHE", str(cache))
     assert device_counts.row("fedavg") in TEXT.splitlines()

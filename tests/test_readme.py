@@ -51,6 +51,8 @@ def test_every_target_of_make_is_named():
     assert {"make run", "make test"} <= set(re.findall(r"^make \w+", README, re.MULTILINE))
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_its_first_program_runs_as_it_stands_there(tmp_path, monkeypatch, capsys):
     """In a file of its own, as the class and the network of a user are: neither can be imported."""
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))

@@ -219,6 +219,8 @@ def test_rounds_share_centres_from_the_second_on(short):
         assert sum(row["weight"] for row in rows if row["round"] == number) == pytest.approx(1)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_exponent_zero_is_fedavg(short):
     plain = short("fedavg", "tuning=gc_prompt")
     assert short("fedgr", "tuning=gc_prompt", "server.q=-1").sha256 == plain.sha256

@@ -89,6 +89,8 @@ def test_refactored_coordinates_cannot_be_remembered():
     assert InclusiveServer(lora_agg="product_svd", md=False).lora_agg == "product_svd"
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_run(tmp_path):
     common = ["cluster=inline", "rounds=2", "data.limit=40", "capacity=[12,10,8,6,3]", "evaluation.every=2"]
     common += ["model.pretrained=false", "figures=false", *SGD]  # Adam's small steps depend on rounding

@@ -185,6 +185,8 @@ def test_the_mean_of_the_amplitudes_by_hand(kind, expected):
     assert shared["amplitude"].tolist() == expected
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_harmofl_shares_one_amplitude_and_tests_with_it(short):
     import pyarrow.parquet as pq
 

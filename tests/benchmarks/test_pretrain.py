@@ -26,6 +26,8 @@ def vit() -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.steady
+@pytest.mark.slow
+@pytest.mark.steady
 def test_training_reduces_the_loss_and_is_repeatable():
     recipe = Recipe(learner=GlyphClassifier, steps=40, batch_size=32)
     params, losses = pretrain(recipe, GlyphPool(max_classes=3))
@@ -97,6 +99,8 @@ def probe(net: nn.Module) -> dict[str, float]:
     return {name: model.score(features[mine], labels[mine]) for name, mine in rows.items()}
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.slow
 @pytest.mark.steady
 def test_the_shipped_weights_are_worth_tuning():

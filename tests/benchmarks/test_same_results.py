@@ -121,6 +121,8 @@ def checkout(tmp_path):
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_table_is_saved_and_compared(checkout, tmp_path, capsys, monkeypatch):
     table, here = tmp_path / "table.json", ["--checkout", str(checkout), "--only", "method/[!f]*"]
     against = [*here, "--against", str(table)]

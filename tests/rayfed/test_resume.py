@@ -101,6 +101,8 @@ def test_a_damaged_last_checkpoint_costs_rounds_not_the_run(small, caplog):
     assert tables(run.path) == tables(whole.path)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_rarer_checkpoints_and_one_when_it_is_interrupted(small, cache, tmp_path, monkeypatch):
     options = ("rounds=5", "algorithm=ditto", "checkpoint.every=2", "checkpoint.keep=9")
     whole = small(*options)

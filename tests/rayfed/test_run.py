@@ -87,12 +87,16 @@ def test_centralized_is_one_trainer_scored_like_everybody(small):
     assert len(final_table(result.path).rows) == 5
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_fedprox_with_mu_zero_is_fedavg(small):
     steps = "train.epochs=2"  # the pull is zero in the first step of a round
     assert small("algorithm=fedprox", "local.mu=0", steps).sha256 == small(steps).sha256
     assert small("algorithm=fedprox", "local.mu=1", steps).sha256 != small(steps).sha256
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_pacs_runs_on_real_images(small, shared):
     overrides = [
         "data=pacs",

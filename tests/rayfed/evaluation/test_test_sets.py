@@ -13,6 +13,7 @@ from rayfed.evaluation import test_sets
 from rayfed.evaluation.test_sets import EvaluationSet, evaluation_sets, pack_splits, packs
 from rayfed.executors.inline import InlineExecutor
 from rayfed.testing.contracts import small_setup
+from tests.conftest import STEADY
 from tests.rounding import Exact, equally_near, exact_numbers, exact_setup, limit
 
 
@@ -35,7 +36,7 @@ def test_small_sets_fill_packs_in_their_order(monkeypatch):
     assert packs(known, known, "val", 8) == ()
 
 
-@pytest.mark.parametrize("overrides", ["algorithm=fedavg", "algorithm=depthfl"])
+@pytest.mark.parametrize("overrides", ["algorithm=fedavg", pytest.param("algorithm=depthfl", marks=STEADY)])
 def test_scores_of_packed_sets_are_those_of_single_sets(monkeypatch, overrides):
     def rows(many, kind=InlineExecutor):
         monkeypatch.setattr(test_sets, "MANY", many)

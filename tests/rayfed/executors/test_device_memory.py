@@ -28,6 +28,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.sharing import checksum
 from rayfed.testing.contracts import SMALL, play, small_setup
 from rayfed.types import Broadcast, Update
+from tests.conftest import STEADY
 from tests.pretended import TYPE, pretended
 from tests.pretended_memory import memory
 from tune.lanes import Stage, TrialClient
@@ -371,7 +372,9 @@ def test_groups_that_a_fault_ended_are_repeated_as_groups(monkeypatch):
     assert sorted(alone.queued) == [[0], [1], [2], [3, 4]]
 
 
-@pytest.mark.parametrize(("on_gpu", "held"), [(True, [1, 1, 1, 1]), (False, [1, 2, 2, 1])])
+@pytest.mark.parametrize(
+    ("on_gpu", "held"), [(True, [1, 1, 1, 1]), pytest.param(False, [1, 2, 2, 1], marks=STEADY)]
+)
 def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     seeds = [small_setup(*FEW, f"seed={seed}") for seed in range(2)]
     stages = [Stage(world=setup.world, weights=setup.weights) for setup in seeds]

@@ -11,7 +11,7 @@ from rayfed.record.readers import read_tensors
 from rayfed.resume import main as resume
 from rayfed.run import main
 from rayfed.terminal.guard import CLOSED, STOP
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY
 
 BROKEN = "tests.rayfed.experiment.methods:BROKEN"
 FEW = [text for text in SMALL if not text.startswith(("algorithm", "tuning"))]
@@ -71,7 +71,7 @@ def test_an_algorithm_that_is_given_runs_first(command, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "run" / "compare").iterdir()] == ["fedavg"]
 
 
-@pytest.mark.parametrize("tuning", ["head", "lora"])
+@pytest.mark.parametrize("tuning", ["head", pytest.param("lora", marks=STEADY)])
 def test_every_result_is_that_of_the_run_alone(tuning, small, tmp_path):
     """With features from a disk that an earlier method filled, too."""
     fresh = [f"data.cache={tmp_path / 'cache'}", f"tuning={tuning}", "tuning.rank=2"]

@@ -152,6 +152,8 @@ def test_a_layer_without_holders_keeps_its_residual():
     assert all(torch.equal(after.params[name], old[name]) for name in old)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_run_with_residuals_sends_them_down_only_and_leaves_frozen_weights_alone(small):
     steps = "train.epochs=3"
     plain = small(steps)

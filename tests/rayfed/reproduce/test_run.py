@@ -142,6 +142,19 @@ def test_cells_on_ray_run_side_by_side_and_give_the_same_tensors(job, tmp_path, 
     assert len(stores[0]) <= len(weights[0])  # both cells have the same initial tensors
 
 
+def test_the_command_shows_its_plan_and_runs_nothing(tmp_path, cache, capsys):
+    place = [*SMALL_TABLE, f"data.cache={cache}", f"output={tmp_path / 'job'}"]
+    assert (
+        main(["fedgcr/table5", "--scale", "mini", "--seeds", "1", "--cells", "none", "--dry-run", *place])
+        == 0
+    )
+    assert "to run: 1 cells; 1 at a time" in capsys.readouterr().out
+    assert not (tmp_path / "job").exists()
+    assert main(["fedgcr/table5", "row=none"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_command_shows_the_table_and_its_plan(job, tmp_path, cache, capsys):
     place = [*SMALL_TABLE, f"data.cache={cache}", f"output={tmp_path / 'job'}"]
     words = ["fedgcr/table5", "--scale", "mini", "--seeds", "1", "--cells", "none"]

@@ -3,6 +3,8 @@
 import io
 import logging
 
+import pytest
+
 from rayfed.terminal import stages
 from rayfed.terminal.console import say, showing
 from rayfed.terminal.guard import _Log, guarded
@@ -78,6 +80,8 @@ def test_before_the_first_round_the_progress_bar_says_what_begins(monkeypatch):
     assert "starting Ray on this machine" in terminal.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_an_experiment_says_what_it_loads_and_draws(cache, tmp_path, capsys):
     from rayfed import run
     from tests.conftest import SMALL

@@ -188,6 +188,8 @@ def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     assert streamed["waits"] == visits
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_streamed_and_resident_examples_give_the_same(tmp_path, cache):
     settings = [*TINY, "algorithm=fedgcr"]
     resident, _ = played([*settings, "data.resident=true"], tmp_path / "a", cache, TYPE)
