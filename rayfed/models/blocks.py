@@ -168,7 +168,7 @@ class BlockStack(nn.Sequential):
 
 def _checkpointed(block: Any, x: Tensor, **options: Any) -> Tensor:
     """Output of a block, whose activations are computed again in the backward pass, with the same dropout."""
-    if counted():
+    if counted() and not torch.compiler.is_compiling():
         options["context_fn"] = lambda: (nullcontext(), Again())
     result: Tensor = checkpoint(block, x, use_reentrant=False, **options)
     return result
