@@ -1,175 +1,119 @@
-"""Charts of curves and heat maps as figures of the page, in SVG. The numbers behind them go with them."""
+"""Charts of curves and heat maps as figures of the page, drawn by matplotlib. Their numbers go with them.
+
+Colours are written as variables of CSS, so that a picture suits a light and a dark page.
+"""
 
 from __future__ import annotations
 
-import base64
 import io
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rayfed.objective import share_of
 from rayfed.report.page.parts import UNITS, Cell, Column, Entry, Figure, Kind
-from rayfed.report.style import LINES, PALETTE, Look, looks
+from rayfed.report.style import LINES, PALETTE, STYLE, every, looks, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
 WIDTH = 480
 """Width of a picture. A phone shows it at three quarters of that in pixels, where its texts are legible."""
 HEIGHT = 280
-FONT = 13
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 44
 """Room around the axes."""
-DASHES = dict(zip(LINES, ("", "7 4", "2 3", "8 3 2 3"), strict=True))
-"""Patterns of lines of SVG, by the names that matplotlib gives them."""
-PATHS = {
-    "o": "M-3.5,0a3.5,3.5 0 1,0 7,0a3.5,3.5 0 1,0 -7,0z",
-    "s": "M-3,-3h6v6h-6z",
-    "^": "M0,-4l4,7h-8z",
-    "D": "M0,-4.2l4.2,4.2l-4.2,4.2l-4.2,-4.2z",
-    "v": "M0,4l4,-7h-8z",
-    "P": "M-1.3,-4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",
-    "X": "M-4,-2.6l1.4,-1.4l2.6,2.6l2.6,-2.6l1.4,1.4l-2.6,2.6l2.6,2.6l-1.4,1.4l-2.6,-2.6l-2.6,2.6"
-    "l-1.4,-1.4l2.6,-2.6z",
-    "<": "M-4,0l7,-4v8z",
-    ">": "M4,0l-7,-4v8z",
-    "p": "M0,-4l3.8,2.8l-1.5,4.4h-4.6l-1.5,-4.4z",
+DASHES = dict(zip(LINES, ((), (7, 4), (2, 3), (8, 3, 2, 3)), strict=True))
+"""Patterns of lines by the names that matplotlib gives them."""
+HELD_OUT = (5, 4)
+"""Pattern of a dashed curve."""
+INK, SOFT, LINE = "#010203", "#010204", "#010205"
+"""Stand for the colours `--ink`, `--soft` and `--line` of the page, until a drawing is text."""
+VARIABLES = {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)"}
+VARIABLES |= {f"#0102{i + 16:02x}": f"var(--c{i})" for i in range(len(PALETTE))}
+"""The variable of CSS for each of these colours and for those of the palette."""
+LOOK = STYLE | {
+    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 13),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    "axes.edgecolor": SOFT,
+    "grid.color": LINE,
+    "grid.alpha": 1.0,
+    "axes.formatter.useoffset": False,
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    "lines.linewidth": 1.8,
+    "lines.markersize": 7,
+    "lines.scale_dashes": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rayfed",
+    "font.sans-serif": ["DejaVu Sans"],
 }
-"""Markers around (0, 0), by the names that matplotlib gives them."""
-COLOURS = 10
-"""Number of colours `--c0`, `--c1`, ... of the page, which are those of the palette."""
-NEUTRAL = "var(--grey)"
+"""Settings of matplotlib; lengths are in pixels of the picture, because it is saved with 72 dots per inch."""
 
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Pen:
-    """Look of a series: a colour of CSS, a pattern of dashes and the path of a marker."""
-
-    colour: str
-    dash: str
-    marker: str
+def colour(place: int) -> str:
+    """Stands for the colour of the series at this place, which is the same in all figures of RayFed."""
+    return f"#0102{place % len(PALETTE) + 16:02x}"
 
 
-def pen(place: int, dashed: bool = False) -> Pen:
-    """The look of the series at this place, the same as in all other figures of RayFed."""
-    look: Look = looks(str(i) for i in range(place + 1))[str(place)]
-    dash = "5 4" if dashed else DASHES[look.line]
-    return Pen(f"var(--c{place % COLOURS})", dash, PATHS[look.marker])
+def marker_path(marker: str) -> str:
+    """A marker of matplotlib around (0, 0), as the attribute `d` of a path."""
+    from matplotlib.markers import MarkerStyle
+
+    style = MarkerStyle(marker)
+    shapes = style.get_path().transformed(style.get_transform().scale(7, -7)).to_polygons()
+    return "".join(f"M{'L'.join(f'{x:.1f},{y:.1f}' for x, y in shape)}z" for shape in shapes)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Maps numbers from [low, high] to the picture, from `start` to `end`."""
+def canvas(box: tuple[float, float, float, float], height: float) -> tuple[Drawing, Axes]:
+    """An empty picture with axes in a box (x, y, width, height), in pixels from the upper left corner."""
+    from matplotlib.figure import Figure
 
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        span = self.high - self.low
-        return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
+    x, y, width, tall = box
+    drawing = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    drawing.patch.set_visible(False)
+    axes = drawing.add_axes((x / WIDTH, 1 - (y + tall) / height, width / WIDTH, tall / height))
+    axes.patch.set_visible(False)
+    return drawing, axes
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most` of them.
-
-    >>> ticks(0, 1), ticks(3, 47)
-    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [10.0, 20.0, 30.0, 40.0])
-    """
-    if not high > low:
-        return [low]
-    raw = (high - low) / max(most - 1, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(step * i, 12) for i in range(first, last + 1)]
-
-
-def whole_ticks(low: float, high: float, most: int = 7) -> list[float]:
-    """The same at whole numbers alone."""
-    found = [tick for tick in ticks(low, high, most) if float(tick).is_integer()]
-    return found or [float(math.ceil(low))]
-
-
-def short(value: float) -> str:
-    """A number at a tick, without needless digits.
-
-    >>> short(20.0), short(0.25), short(12000), short(1e-7)
-    ('20', '0.25', '12,000', '1e-07')
-    """
-    if value and abs(value) < 1e-4:
-        return f"{value:.0e}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
-
-
-def text(x: float, y: float, words: str, anchor: str = "middle", turned: bool = False, size: int = 0) -> str:
-    """Words at a place."""
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    font = f' font-size="{size}"' if size else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}{font}>{escape(words)}</text>'
-
-
-def path(points: Iterable[tuple[float, float]]) -> str:
-    """Commands of a path through these points, with a gap at those that are not finite."""
-    parts = []
-    draws = False
-    for x, y in points:
-        if not (math.isfinite(x) and math.isfinite(y)):
-            draws = False
-            continue
-        parts.append(f"{'L' if draws else 'M'}{x:.1f},{y:.1f}")
-        draws = True
-    return "".join(parts)
-
-
-def whole(content: Iterable[str], summary: str, height: float = HEIGHT) -> str:
-    """A whole picture.
+def svg_of(drawing: Drawing, summary: str, more: str = "") -> str:
+    """A picture as one element of HTML.
 
     Args:
-        content: Elements of SVG.
-        summary: The picture in a sentence.
-        height: Its height.
+        drawing: The picture.
+        summary: The same in a sentence.
+        more: Elements of SVG that are added.
     """
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(summary)}" '
-        f'font-size="{FONT}">{"".join(content)}</svg>'
+    held = io.StringIO()
+    drawing.savefig(held, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = held.getvalue()
+    text = text[text.index("<g ") : text.rindex("</svg>")]
+    text = re.sub(r'<g id="(series|band)-(\d+)">', r'<g data-\1="\2">', text)
+    shapes = dict(re.findall(r'<path id="(m\w+)" d="([^"]*)"', text))  # markers; a page has no id twice
+    text = re.sub(
+        r'<use xlink:href="#(m\w+)" x="([^"]*)" y="([^"]*)"',
+        lambda found: f'<path d="{shapes[found[1]]}" transform="translate({found[2]} {found[3]})"',
+        text,
     )
-
-
-def image(pixels: npt.NDArray[np.uint8], box: tuple[float, float, float, float]) -> str:
-    """An image of shape (rows, columns, 3 or 4), stretched to a box (x, y, width, height)."""
-    x, y, width, height = box
+    text = re.sub(r'<defs>.*?</defs>|<!--.*?-->| clip-path="[^"]*"| id="[^"]*"', "", text, flags=re.DOTALL)
+    text = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    text = re.sub(r"#0102[0-9a-f]{2}", lambda found: VARIABLES[found[0]], text)
+    text = re.sub(r'<g/>|font-family: [^;"]*; ?| transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r"(?<=base64,)\s+", "", text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    width, height = drawing.get_size_inches() * 72
     return (
-        f'<image href="data:image/png;base64,{png(pixels)}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-        f'height="{height:.1f}" preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(summary)}">'
+        f"{text}{more}</svg>"
     )
-
-
-def png(pixels: npt.NDArray[np.uint8]) -> str:
-    """An image of shape (rows, columns, 3 or 4) as PNG in base64."""
-    from PIL import Image
-
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, format="PNG", optimize=True)
-    return base64.b64encode(held.getvalue()).decode()
-
-
-def shaded(values: Floats, low: float, high: float) -> npt.NDArray[np.uint8]:
-    """Colours of viridis for numbers of shape (rows, columns); transparent where one is not finite."""
-    from matplotlib import colormaps
-
-    share = (values - low) / (high - low) if high > low else np.zeros_like(values)
-    found = colormaps["viridis"](np.nan_to_num(share), bytes=True)
-    pixels = np.asarray(found, dtype=np.uint8).copy()
-    pixels[~np.isfinite(values)] = 0
-    return pixels
 
 
 def thinned(count: int, most: int) -> list[int]:
@@ -282,29 +226,70 @@ def curves(title: str, series: Sequence[Series], x: Axis, y: Axis, caption: str 
         y: The vertical axis.
         caption: How to read it.
     """
+    import matplotlib as mpl
+
     series = [one for one in series if any(math.isfinite(v) for v in one.y)]
     places = sorted({v for one in series for v in one.x})
     columns, rows = _numbers(series, places, x, y)
-    sx, sy = _scales(series, places, x, y)
-    drawn: list[str] = [*_frame(sx, sy, x, y)]
-    legend = []
-    for number, one in enumerate(series):
-        drawing = pen(number if one.place is None else one.place, one.dashed)
-        legend.append(Entry(one.label, drawing.colour, drawing.dash, drawing.marker))
-        drawn.append(f'<g data-series="{number}">{_curve(one, drawing, sx, sy)}</g>')
-    drawn.append(f'<line class="rule" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/>')
     summary = _in_words(title, series, x, y)
+    box = (LEFT, TOP, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP)
+    rule = f'<line class="rule" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/>'
+    legend = []
+    with mpl.rc_context(LOOK):  # type: ignore[arg-type]
+        drawing, axes = canvas(box, HEIGHT)
+        (low, high), (bottom, top) = _ends(series, places, x, y)
+        across, down = x.unit(max(abs(low), abs(high))), y.unit(max(abs(bottom), abs(top)))
+        axes.set(xlim=(low / across[0], high / across[0]), ylim=(bottom / down[0], top / down[0]))
+        axes.set(xlabel=across[1], ylabel=down[1])
+        axes.grid(axis="y")
+        axes.xaxis.set_label_coords(0.5, -26 / box[3])
+        axes.yaxis.set_label_coords(-50 / box[2], 0.5)
+        if x.whole:
+            whole_numbers(axes.xaxis)
+        for number, one in enumerate(series):
+            legend.append(_draw(axes, number, one, across[0], down[0]))
+        svg = svg_of(drawing, summary, rule)
     return Figure(
         title=title,
         caption=caption,
-        svg=whole(drawn, summary),
+        svg=svg,
         summary=summary,
         columns=columns,
         rows=rows,
         legend=legend,
         hover="lines",
-        places={"x": [sx.low, sx.high, sx.start, sx.end], "bands": [one.banded for one in series]},
+        places={"x": [low, high, LEFT, WIDTH - RIGHT], "bands": [one.banded for one in series]},
     )
+
+
+def _draw(axes: Axes, number: int, one: Series, across: float, down: float) -> Entry:
+    """Draw the band, the line and the markers of a curve, in these units; returns its entry in the legend."""
+    chosen = thinned(len(one.x), MOST_POINTS)
+    x = np.asarray(one.x, dtype=float)[chosen] / across
+    y = np.asarray(one.y, dtype=float)[chosen] / down
+    place = number if one.place is None else one.place
+    look = looks(str(i) for i in range(place + 1))[str(place)]
+    dashes = HELD_OUT if one.dashed else DASHES[look.line]
+    if one.banded and one.low is not None and one.high is not None:
+        edges = (np.asarray(edge, dtype=float)[chosen] / down for edge in (one.low, one.high))
+        axes.fill_between(x, *edges, color=colour(place), alpha=0.16, linewidth=0, gid=f"band-{number}")
+    if one.steps:
+        x, y = np.array([0.0, *x, axes.get_xlim()[1]]), np.array([0.0, *y, y[-1]])
+    finite = np.flatnonzero(np.isfinite(y))
+    axes.plot(
+        x,
+        y,
+        color=colour(place),
+        linestyle=(0, dashes) if dashes else "-",
+        drawstyle="steps-post" if one.steps else "default",
+        marker=look.marker,
+        markevery=finite.tolist() if len(finite) <= FEW_POINTS else [int(finite[-1])],
+        markeredgewidth=0,
+        clip_on=False,
+        gid=f"series-{number}",
+    )
+    pattern = " ".join(map(str, dashes))
+    return Entry(one.label, VARIABLES[colour(place)], pattern, marker_path(look.marker))
 
 
 def _numbers(
@@ -322,59 +307,18 @@ def _numbers(
     return columns, rows
 
 
-def _scales(series: Sequence[Series], places: Sequence[float], x: Axis, y: Axis) -> tuple[Scale, Scale]:
+Ends: TypeAlias = tuple[float, float]
+
+
+def _ends(series: Sequence[Series], places: Sequence[float], x: Axis, y: Axis) -> tuple[Ends, Ends]:
+    """Ends of the horizontal and of the vertical axis."""
     every = [v for one in series for values in (one.y, one.low, one.high) for v in values or ()]
     low, high = bounds(every, at_zero=y.kind in ("bytes", "seconds", "count", "points"))
     left, right = (min(places), max(places)) if places else (0.0, 1.0)
-    if x.whole and left == right:
+    if left == right:
         left, right = left - 0.5, right + 0.5
-    ends = (left if x.low is None else x.low, right if x.high is None else x.high)
-    heights = (low if y.low is None else y.low, high if y.high is None else y.high)
-    return Scale(*ends, LEFT, WIDTH - RIGHT), Scale(*heights, HEIGHT - BOTTOM, TOP)
-
-
-def _frame(sx: Scale, sy: Scale, x: Axis, y: Axis) -> list[str]:
-    """Grid, ticks and labels of both axes."""
-    drawn = []
-    unit, label = y.unit(max(abs(sy.low), abs(sy.high)))
-    for tick in ticks(sy.low / unit, sy.high / unit):
-        at = sy(tick * unit)
-        drawn.append(f'<line class="mesh" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        drawn.append(text(LEFT - 6, at + 4, short(tick), "end"))
-    drawn.append(text(12, (TOP + HEIGHT - BOTTOM) / 2, label, turned=True))
-    unit, label = x.unit(max(abs(sx.low), abs(sx.high)))
-    places = (whole_ticks if x.whole else ticks)(sx.low / unit, sx.high / unit)
-    drawn += [text(sx(tick * unit), HEIGHT - BOTTOM + 17, short(tick)) for tick in places]
-    drawn.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 7, label))
-    drawn.append(f'<path class="axis" d="M{LEFT},{TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none"/>')
-    return drawn
-
-
-def _curve(one: Series, pen: Pen, sx: Scale, sy: Scale) -> str:
-    """The band, the line and the markers of a curve."""
-    chosen = thinned(len(one.x), MOST_POINTS)
-    points = [(sx(one.x[i]), sy(one.y[i])) for i in chosen]
-    drawn = []
-    if one.banded and one.low is not None and one.high is not None:
-        edge = [(sx(one.x[i]), sy(one.high[i])) for i in chosen]
-        edge += [(sx(one.x[i]), sy(one.low[i])) for i in reversed(chosen)]
-        edge = [(a, b) for a, b in edge if math.isfinite(b)]
-        drawn.append(f'<path d="{path(edge)}z" fill="{pen.colour}" fill-opacity=".16"/>')
-    line = _stairs(points, sx, sy) if one.steps else points
-    dash = f' stroke-dasharray="{pen.dash}"' if pen.dash else ""
-    drawn.append(f'<path class="line" d="{path(line)}" stroke="{pen.colour}"{dash}/>')
-    finite = [point for point in points if math.isfinite(point[1])]
-    for a, b in finite if len(finite) <= FEW_POINTS else finite[-1:]:
-        drawn.append(f'<path d="{pen.marker}" transform="translate({a:.1f} {b:.1f})" fill="{pen.colour}"/>')
-    return "".join(drawn)
-
-
-def _stairs(points: Sequence[tuple[float, float]], sx: Scale, sy: Scale) -> list[tuple[float, float]]:
-    """The corners of a cumulative curve through these points."""
-    found = [(sx.start, sy(0.0))]
-    for x, y in points:
-        found += [(x, found[-1][1]), (x, y)]
-    return [*found, (sx.end, found[-1][1])]
+    across = (left if x.low is None else x.low, right if x.high is None else x.high)
+    return across, (low if y.low is None else y.low, high if y.high is None else y.high)
 
 
 def _in_words(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
@@ -419,26 +363,49 @@ def heat_map(title: str, cells: Cells, caption: str = "") -> Figure:
         cells: Its numbers.
         caption: How to read it.
     """
+    import matplotlib as mpl
+    from matplotlib.colors import ListedColormap
+
     groups = cells.colours == "groups"
     count = len(cells.down)
     each = min(22.0, max(3.0, 520.0 / max(count, 1)))
     longest = max((len(name) for name in cells.down), default=0)
-    left = min(215.0, 22 + 6.6 * longest) if each >= 11 else LEFT
+    left = min(215.0, 22 + 7.5 * longest) if each >= 11 else LEFT
     box = (left, float(TOP), WIDTH - RIGHT - left, each * count)
     finite = cells.values[np.isfinite(cells.values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     dark = min(low, 0.0) if cells.colours == "zero" else low
-    pixels = _grouped(cells.values) if groups else shaded(cells.values, dark, high)
-    drawn = [image(pixels, box), *_names(cells, box, each)]
-    foot = TOP + box[3] + 42
-    drawn += [] if groups else _colour_bar(cells.value, dark, high, foot)
     summary = f"{title}. {count} rows ({cells.row}), {len(cells.across)} columns ({cells.column}); "
     summary += f"{cells.value.name} from {cells.value.show(low)} to {cells.value.show(high)}."
+    foot = TOP + box[3] + 42
+    height = foot + (4 if groups else 34)
+    with mpl.rc_context(LOOK | dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 12)):  # type: ignore[arg-type]
+        drawing, axes = canvas(box, height)
+        values = np.ma.masked_invalid(cells.values % len(PALETTE) if groups else cells.values)
+        drawn = axes.imshow(
+            values,
+            cmap=ListedColormap(PALETTE) if groups else "viridis",
+            vmin=-0.5 if groups else dark,
+            vmax=len(PALETTE) - 0.5 if groups else max(high, dark + 1e-12),
+            aspect="auto",
+            interpolation="none",
+        )
+        axes.spines[:].set_visible(False)
+        _name(axes, cells, box, each)
+        if not groups:
+            place = ((WIDTH / 2 - 110) / WIDTH, 1 - (foot + 14) / height, 120 / WIDTH, 10 / height)
+            bar = drawing.colorbar(drawn, cax=drawing.add_axes(place), orientation="horizontal")
+            bar.set_ticks([])
+            bar.outline.set_visible(False)  # type: ignore[operator]
+            around = {"transform": bar.ax.transAxes, "va": "center", "fontsize": 12}
+            bar.ax.text(-0.05, 0.5, cells.value.show(dark), ha="right", **around)
+            bar.ax.text(1.05, 0.5, f"{cells.value.show(high)}  {cells.value.heading}", ha="left", **around)
+        svg = svg_of(drawing, summary)
     rows = [[name, *_plain(values)] for name, values in zip(cells.down, cells.values, strict=True)]
     return Figure(
         title=title,
         caption=caption,
-        svg=whole(drawn, summary, foot + (4 if groups else 34)),
+        svg=svg,
         summary=summary,
         columns=[Column(cells.row), *(Column(name, cells.value.kind) for name in cells.across)],
         rows=rows,
@@ -447,47 +414,23 @@ def heat_map(title: str, cells: Cells, caption: str = "") -> Figure:
     )
 
 
+def _name(axes: Axes, cells: Cells, box: tuple[float, float, float, float], each: float) -> None:
+    """Write names of rows and columns, as many as there is room for."""
+    _, _, width, height = box
+    if each >= 11:
+        names = [name if len(name) <= 26 else f"{name[:25]}…" for name in cells.down]
+        axes.set_yticks(range(len(names)), names)
+    else:
+        numbers = every(len(cells.down), 12)
+        axes.set_yticks(numbers, [str(number + 1) for number in numbers])
+        axes.set_ylabel(cells.row)
+        axes.yaxis.set_label_coords(-50 / width, 0.5)
+    longest = max((len(name) for name in cells.across), default=1)
+    numbers = range(0, len(cells.across), max(1, math.ceil(len(cells.across) * (12 + 8 * longest) / width)))
+    axes.set_xticks(numbers, [cells.across[number] for number in numbers])
+    axes.set_xlabel(cells.column)
+    axes.xaxis.set_label_coords(0.5, -20 / height)
+
+
 def _plain(values: Floats) -> list[Cell]:
     return [float(v) if math.isfinite(v) else None for v in values]
-
-
-def _grouped(values: Floats) -> Any:
-    """Colours of the palette for numbers of groups; transparent where there is none."""
-    palette = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in PALETTE], dtype=np.uint8)
-    known = np.isfinite(values)
-    found = palette[np.where(known, values, 0).astype(int) % len(PALETTE)]
-    return np.dstack([found, np.where(known, 255, 0).astype(np.uint8)])
-
-
-def _names(cells: Cells, box: tuple[float, float, float, float], each: float) -> list[str]:
-    """Names of rows and columns, as many as there is room for."""
-    left, top, width, height = box
-    drawn = []
-    if each >= 11:
-        for number, name in enumerate(cells.down):
-            shown = name if len(name) <= 30 else f"{name[:29]}…"
-            drawn.append(text(left - 5, top + each * (number + 0.5) + 4, shown, "end", size=12))
-    else:
-        step = max(1, round(len(cells.down) / 8))
-        drawn += [
-            text(left - 5, top + each * (number + 0.5) + 4, str(number + 1), "end", size=12)
-            for number in range(0, len(cells.down), step)
-        ]
-        drawn.append(text(13, top + height / 2, cells.row, turned=True))
-    longest = max((len(name) for name in cells.across), default=1)
-    room = max(1, int(width / (9.0 + 7.0 * longest)))
-    step = max(1, math.ceil(len(cells.across) / room))
-    for number in range(0, len(cells.across), step):
-        at = left + width * (number + 0.5) / len(cells.across)
-        drawn.append(text(at, top + height + 15, cells.across[number], size=12))
-    return [*drawn, text(left + width / 2, top + height + 32, cells.column)]
-
-
-def _colour_bar(column: Column, low: float, high: float, foot: float) -> list[str]:
-    shades = shaded(np.linspace(0, 1, 64)[None], 0, 1)
-    start, width = WIDTH / 2 - 110, 120
-    return [
-        image(shades, (start, foot + 4, width, 10)),
-        text(start - 6, foot + 14, column.show(low), "end", size=12),
-        text(start + width + 6, foot + 14, f"{column.show(high)}  {column.heading}", "start", size=12),
-    ]

@@ -131,7 +131,10 @@
       button.addEventListener("click", () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        figure.querySelector(`g[data-series="${button.dataset.series}"]`).classList.toggle("off", !on);
+        const number = button.dataset.series;
+        for (const drawn of figure.querySelectorAll(`g[data-series="${number}"], g[data-band="${number}"]`)) {
+          drawn.classList.toggle("off", !on);
+        }
       });
     }
   }
