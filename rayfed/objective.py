@@ -495,11 +495,6 @@ def score_facts(objective: Objective) -> dict[str, Any]:
     return {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
 
 
-def objective_of(value: Any) -> Any:
-    """The objective of a `Task`; anything else as it is."""
-    return OwnObjective(value) if isinstance(value, Task) else value
-
-
 def is_larger_better(metric: str) -> bool:
     """Whether larger scores of this metric are better."""
     return metric not in SMALLER

@@ -1,15 +1,18 @@
 """docs/architecture.md describes the packages as they are."""
 
+import importlib
 import importlib.util
 import json
 import re
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
 from rayfed import Method, Server
+from rayfed.engine.loop import Experiment
+from rayfed.federation.cohort import Cohort, Federation
 from rayfed.run import main
 from tests.conftest import ROOT, SMALL
 
@@ -81,6 +84,19 @@ def test_the_steps_of_a_run_are_the_calls_of_a_run_in_one_process(tmp_path, cach
     found = traced(tmp_path, cache, "cluster=inline")
     assert found[found.index(["main", "rayfed/run.py"]) :] == listed
     assert len(listed) == 8
+
+
+def test_the_classes_that_carry_an_experiment_are_where_the_page_says():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    carriers = re.findall(r"^(\w+) +(rayfed\.[\w.]+) ", text, flags=re.MULTILINE)
+    assert len(carriers) == 4
+    found = {name: getattr(importlib.import_module(module), name) for name, module in carriers}
+    assert all(is_dataclass(carrier) for carrier in found.values())
+    shared = {one.name for one in fields(Federation)}
+    assert {one.name for one in fields(Experiment)} >= shared <= {one.name for one in fields(Cohort)}
+    own = set(Experiment.__annotations__), set(Cohort.__annotations__)
+    assert not shared & (own[0] | own[1])
+    assert own[0] & own[1] == {"capacity"}  # drawn anew in a round where the experiment has none
 
 
 @pytest.mark.ray

@@ -22,7 +22,7 @@ from rayfed.report.style import LINES, PALETTE, STYLE, every, looks, whole_numbe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
+    from matplotlib.figure import Figure as Picture
 
 WIDTH = 480
 """Width of a picture. A phone shows it at three quarters of that in pixels, where its texts are legible."""
@@ -72,7 +72,7 @@ def marker_path(marker: str) -> str:
     return "".join(f"M{'L'.join(f'{x:.1f},{y:.1f}' for x, y in shape)}z" for shape in shapes)
 
 
-def canvas(box: tuple[float, float, float, float], height: float) -> tuple[Drawing, Axes]:
+def canvas(box: tuple[float, float, float, float], height: float) -> tuple[Picture, Axes]:
     """An empty picture with axes in a box (x, y, width, height), in pixels from the upper left corner."""
     from matplotlib.figure import Figure
 
@@ -84,7 +84,7 @@ def canvas(box: tuple[float, float, float, float], height: float) -> tuple[Drawi
     return drawing, axes
 
 
-def svg_of(drawing: Drawing, summary: str, more: str = "") -> str:
+def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
     """A picture as one element of HTML.
 
     Args:
