@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.changes import BINDING, HARMLESS, changes
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.guard import guarded, parser_of
@@ -41,7 +40,7 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: The folder holds no run, or an override would change its result; the message names the
             key.
     """
-    from rayfed.config.schema import load_run, to_dict
+    from rayfed.config.schema import BINDING, HARMLESS, changes, load_run, to_dict
 
     before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -500,3 +500,42 @@ def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[
         there = user_path(value, key)
         return {**tree, name: str(there)} if value.startswith("~") else tree
     return tree
+
+
+HARMLESS = (
+    "cluster",
+    "checkpoint",
+    "failures",
+    "on_nonfinite",
+    "tensorboard",
+    "figures",
+    "report",
+    "trackers",
+    "output",
+    "overwrite",
+    "data.root",
+    "data.cache",
+    "train.cache_memory",
+    "evaluation.model_of",
+)
+"""Keys that may change: where clients run, what is saved, and where the same data and models are stored."""
+
+BINDING = ("cluster.threads",)
+"""Keys in these sections that may not change, because float sums depend on them."""
+
+
+def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Keys that differ and would change a result, with both values. Lists and tuples count as equal."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            yield from changes(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
+    elif _comparable(old) != _comparable(new) and (not _under(key, HARMLESS) or _under(key, BINDING)):
+        yield key, old, new
+
+
+def _comparable(value: Any) -> Any:
+    return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _under(key: str, prefixes: Sequence[str]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)

@@ -47,8 +47,7 @@ from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
-from rayfed.executors.inputs import converter
-from rayfed.executors.worker import Weights, Worker, World, adjust_trunk
+from rayfed.executors.worker import Weights, Worker, World, adjust_trunk, converter
 from rayfed.federation.channel import Channel
 from rayfed.federation.client import Client, make_optimizer
 from rayfed.federation.executor import Call

@@ -216,7 +216,7 @@ class Experiment:
         Raises:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
         """
-        from rayfed.config.changes import changes
+        from rayfed.config.schema import changes
         from rayfed.documents import check_run_folder
         from rayfed.experiment.simulate import simulate
         from rayfed.record.claim import claim_again

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.changes import changes
-from rayfed.config.schema import Config, to_dict
+from rayfed.config.schema import Config, changes, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.config import DataConfig
 from rayfed.data.shards import Dataset

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.config.changes import changes
+from rayfed.config.schema import changes
 from rayfed.documents import checked_depth, parse_json
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import Evaluation, Score

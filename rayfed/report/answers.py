@@ -41,7 +41,7 @@ NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class WrittenAnswer:
     """A prompt, the answer of the model, and its scores.
 
     Attributes:
@@ -65,7 +65,7 @@ class Answer:
     rouge_l: float
 
 
-def answers(folder: Path, texts: int, tokens: int) -> list[Answer]:
+def answers(folder: Path, texts: int, tokens: int) -> list[WrittenAnswer]:
     """Let the final model of a run answer prompts of test texts.
 
     Args:
@@ -179,9 +179,9 @@ def _next(model: Backbone, ids: Tensor, there: Tensor, positions: Tensor, cache:
     return model.head(states).float().argmax(-1)
 
 
-def _scored(domain: str, key: str, prompt: str, expected: str, written: str) -> Answer:
+def _scored(domain: str, key: str, prompt: str, expected: str, written: str) -> WrittenAnswer:
     numbers = last_number(expected), last_number(written)
-    return Answer(
+    return WrittenAnswer(
         domain=domain,
         key=key,
         prompt=prompt,
@@ -233,7 +233,7 @@ def rouge_l(expected: str, written: str) -> float:
     return 2 * common / (len(one) + len(other))
 
 
-def means(rows: Sequence[Answer]) -> dict[str, float]:
+def means(rows: Sequence[WrittenAnswer]) -> dict[str, float]:
     """Mean of each score over answers; without `last_number` where no expected answer has a number."""
     found = {}
     for name in ("exact_match", "last_number", "rouge_l"):
@@ -259,7 +259,7 @@ MOST = 300
 """Letters of a prompt or an answer that report.md shows."""
 
 
-def table_of(rows: Sequence[Answer]) -> Table:
+def table_of(rows: Sequence[WrittenAnswer]) -> Table:
     """Mean scores of the answers by domain, and of all of them."""
     groups = {
         domain: [row for row in rows if row.domain == domain]
@@ -276,7 +276,7 @@ def table_of(rows: Sequence[Answer]) -> Table:
     return Table("answers of the final model, written greedily", columns, tuple(body))
 
 
-def section(rows: Sequence[Answer]) -> str:
+def section(rows: Sequence[WrittenAnswer]) -> str:
     """The part of report.md about answers."""
     parts = [BEGIN, "\n", table_of(rows).markdown("###")]
     for domain in dict.fromkeys(row.domain for row in rows):
@@ -292,7 +292,7 @@ def _short(text: str) -> str:
     return f"`{flat[:MOST]}{'...' if len(flat) > MOST else ''}`" if flat else "(nothing)"
 
 
-def add(folder: Path, rows: Sequence[Answer]) -> None:
+def add(folder: Path, rows: Sequence[WrittenAnswer]) -> None:
     """Write answers.jsonl, and put the section into report.md in place of an earlier one."""
     write_text(folder / FILE, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
     report = folder / "report.md"

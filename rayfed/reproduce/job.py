@@ -26,9 +26,8 @@ from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
-from rayfed.config.changes import changes
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import ClusterConfig, Config
+from rayfed.config.schema import ClusterConfig, Config, changes
 from rayfed.documents import parse_value, user_path
 from rayfed.engine.shared import Shared
 from rayfed.errors import ConfigError, shown, unknown

@@ -172,7 +172,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Sentences:
     """Sentences, and lines to copy.
 
     Attributes:
@@ -186,7 +186,7 @@ class Text:
     code: Sequence[str] = ()
 
 
-Part: TypeAlias = Figure | Grid | Tiles | Text
+Part: TypeAlias = Figure | Grid | Tiles | Sentences
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from rayfed.report.page.parts import (
     Page,
     Part,
     Section,
-    Text,
+    Sentences,
     Tiles,
     shown_as,
 )
@@ -890,13 +890,13 @@ def _repeated(found: Sequence[Found], members: Sequence[Member]) -> Section:
     whole = [one.repeat for one in found if one.repeat]
     parts: list[Part] = []
     if whole:
-        parts.append(Text(title="One command", code=whole))
+        parts.append(Sentences(title="One command", code=whole))
     made = dict.fromkeys(command for m in members for command in m.run.commands)
     if made:
-        parts.append(Text(title="Commands with which it was made", code=list(made)))
+        parts.append(Sentences(title="Commands with which it was made", code=list(made)))
     if len(members) > MOST_CHAPTERS:
         sentence = "There are too many runs to show each in detail here; this shows one of them:"
         code = [f"python -m rayfed.report {shlex.quote(str(members[0].run.path))}"]
-        parts.append(Text(title="A single run", sentences=[sentence], code=code))
+        parts.append(Sentences(title="A single run", sentences=[sentence], code=code))
     parts.append(single.environment([m.run for m in members], [m.name for m in members]))
     return Section("Repeat it", parts)

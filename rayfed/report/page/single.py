@@ -43,7 +43,7 @@ from rayfed.report.page.parts import (
     Page,
     Part,
     Section,
-    Text,
+    Sentences,
     Tiles,
     in_bytes,
     in_time,
@@ -74,7 +74,7 @@ HEADLINES: Mapping[str, tuple[str, Kind]] = {
 
 def summary(run: PageRun) -> Section:
     """The numbers that matter most, and notes on the run."""
-    return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Text(sentences=_rules(run))])
+    return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Sentences(sentences=_rules(run))])
 
 
 def _unit(words: str, run: PageRun) -> str:
@@ -653,7 +653,9 @@ def failures(run: PageRun) -> Section:
     parts: list[Part] = []
     missing = [(row["round"], row["missing"]) for row in run.rounds if row.get("missing")]
     if not run.events and not missing:
-        return Section("Failures", [Text(sentences=["No failure was recorded, and no client was missing."])])
+        return Section(
+            "Failures", [Sentences(sentences=["No failure was recorded, and no client was missing."])]
+        )
     if run.events:
         counts = Counter((str(e.get("kind")), str(e.get("action"))) for e in run.events)
         columns = [Column("kind"), Column("what was done"), Column("events", "count")]
@@ -908,10 +910,10 @@ def repeated(run: PageRun) -> Section:
     if run.digest:
         sentences.append(f"On the same kind of processor its tensors have the digest {run.digest[:16]}.")
     parts: list[Part] = [
-        Text(title="One command", sentences=sentences, code=[repeat_command(run.path / "config.yaml")])
+        Sentences(title="One command", sentences=sentences, code=[repeat_command(run.path / "config.yaml")])
     ]
     if run.commands:
-        parts.append(Text(title="Commands with which it was made", code=run.commands))
+        parts.append(Sentences(title="Commands with which it was made", code=run.commands))
     parts.append(environment([run]))
     if tables := other_tables(run):
         parts.append(tables)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rayfed.report.page import render
-from rayfed.report.page.parts import Column, Figure, Grid, Page, Section, Text
+from rayfed.report.page.parts import Column, Figure, Grid, Page, Section, Sentences
 
 EMPTY = {"area", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 
@@ -118,7 +118,7 @@ def test_the_page_holds_the_numbers_of_its_json(made):
 def test_what_users_wrote_stays_text():
     nasty = "</script><script>alert(1)</script>&\"'"
     grid = Grid(title=nasty, columns=[Column(nasty)], rows=[[nasty], ["b"]], filters={nasty: ""})
-    page = Page(title=nasty, subtitle=nasty, sections=[Section(nasty, [grid, Text(code=[nasty])])])
+    page = Page(title=nasty, subtitle=nasty, sections=[Section(nasty, [grid, Sentences(code=[nasty])])])
     text = render.html(page)
     document = Document(text)
     assert not document.faults

@@ -2,7 +2,7 @@
 
 import re
 
-from rayfed.config.changes import BINDING, HARMLESS, changes
+from rayfed.config.schema import BINDING, HARMLESS, changes
 from tests.conftest import ROOT
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.executors.inputs import converter
+from rayfed.executors.worker import converter
 
 PLAIN = SimpleNamespace(mean=(0.0,) * 3, std=(1.0,) * 3, scales=False)
 
