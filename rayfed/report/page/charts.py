@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,9 @@ def marker_path(marker: str) -> str:
     from matplotlib.markers import MarkerStyle
 
     style = MarkerStyle(marker)
-    shapes = style.get_path().transformed(style.get_transform().scale(7, -7)).to_polygons()
-    return "".join(f"M{'L'.join(f'{x:.1f},{y:.1f}' for x, y in shape)}z" for shape in shapes)
+    shapes = style.get_path().transformed(style.get_transform()).to_polygons()
+    corners = [7.0 * np.asarray(shape, dtype=float) for shape in shapes]
+    return "".join(f"M{'L'.join(f'{x:.1f},{-y:.1f}' for x, y in shape)}z" for shape in corners)
 
 
 def canvas(box: tuple[float, float, float, float], height: float) -> tuple[Picture, Axes]:
@@ -271,8 +272,8 @@ def _draw(axes: Axes, number: int, one: Series, across: float, down: float) -> E
     look = looks(str(i) for i in range(place + 1))[str(place)]
     dashes = HELD_OUT if one.dashed else DASHES[look.line]
     if one.banded and one.low is not None and one.high is not None:
-        edges = (np.asarray(edge, dtype=float)[chosen] / down for edge in (one.low, one.high))
-        axes.fill_between(x, *edges, color=colour(place), alpha=0.16, linewidth=0, gid=f"band-{number}")
+        low, high = (np.asarray(edge, dtype=float)[chosen] / down for edge in (one.low, one.high))
+        axes.fill_between(x, low, high, color=colour(place), alpha=0.16, linewidth=0, gid=f"band-{number}")
     if one.steps:
         x, y = np.array([0.0, *x, axes.get_xlim()[1]]), np.array([0.0, *y, y[-1]])
     finite = np.flatnonzero(np.isfinite(y))
@@ -396,8 +397,8 @@ def heat_map(title: str, cells: Cells, caption: str = "") -> Figure:
             place = ((WIDTH / 2 - 110) / WIDTH, 1 - (foot + 14) / height, 120 / WIDTH, 10 / height)
             bar = drawing.colorbar(drawn, cax=drawing.add_axes(place), orientation="horizontal")
             bar.set_ticks([])
-            bar.outline.set_visible(False)  # type: ignore[operator]
-            around = {"transform": bar.ax.transAxes, "va": "center", "fontsize": 12}
+            bar.outline.set_visible(False)
+            around: dict[str, Any] = {"transform": bar.ax.transAxes, "va": "center", "fontsize": 12}
             bar.ax.text(-0.05, 0.5, cells.value.show(dark), ha="right", **around)
             bar.ax.text(1.05, 0.5, f"{cells.value.show(high)}  {cells.value.heading}", ha="left", **around)
         svg = svg_of(drawing, summary)
