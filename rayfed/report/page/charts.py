@@ -97,7 +97,7 @@ def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
     drawing.savefig(held, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = held.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    text = re.sub(r'<g id="(series|band)-(\d+)">', r'<g data-\1="\2">', text)
+    text = re.sub(r'<g id="(series|band)-(\d+)">', r'<g data-\1="\2" class="line">', text)
     shapes = dict(re.findall(r'<path id="(m\w+)" d="([^"]*)"', text))  # markers; a page has no id twice
     text = re.sub(
         r'<use xlink:href="#(m\w+)" x="([^"]*)" y="([^"]*)"',
