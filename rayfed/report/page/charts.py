@@ -45,7 +45,7 @@ LOOK = STYLE | {
     "grid.color": LINE,
     "grid.alpha": 1.0,
     "axes.formatter.useoffset": False,
-    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    **{"xtick.major.size": 0, "xtick.major.pad": 8, "ytick.major.size": 0},
     "lines.linewidth": 1.8,
     "lines.markersize": 7,
     "lines.scale_dashes": False,
@@ -244,7 +244,7 @@ def curves(title: str, series: Sequence[Series], x: Axis, y: Axis, caption: str 
         axes.set(xlabel=across[1], ylabel=down[1])
         axes.grid(axis="y")
         axes.xaxis.set_label_coords(0.5, -26 / box[3])
-        axes.yaxis.set_label_coords(-50 / box[2], 0.5)
+        axes.yaxis.set_label_coords(-47 / box[2], 0.5)
         if x.whole:
             whole_numbers(axes.xaxis)
         for number, one in enumerate(series):
@@ -425,12 +425,12 @@ def _name(axes: Axes, cells: Cells, box: tuple[float, float, float, float], each
         numbers = every(len(cells.down), 12)
         axes.set_yticks(numbers, [str(number + 1) for number in numbers])
         axes.set_ylabel(cells.row)
-        axes.yaxis.set_label_coords(-50 / width, 0.5)
+        axes.yaxis.set_label_coords(-47 / width, 0.5)
     longest = max((len(name) for name in cells.across), default=1)
     numbers = range(0, len(cells.across), max(1, math.ceil(len(cells.across) * (12 + 8 * longest) / width)))
     axes.set_xticks(numbers, [cells.across[number] for number in numbers])
     axes.set_xlabel(cells.column)
-    axes.xaxis.set_label_coords(0.5, -20 / height)
+    axes.xaxis.set_label_coords(0.5, -24 / height)
 
 
 def _plain(values: Floats) -> list[Cell]:
