@@ -220,7 +220,7 @@ def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: Serve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment(Federation):
+class Training(Federation):
     """Everything the loop needs except an executor and initial values; together they determine all results.
 
     Attributes:
@@ -258,7 +258,7 @@ class Experiment(Federation):
 
 
 def run_rounds(
-    experiment: Experiment,
+    experiment: Training,
     executor: Executor,
     start: Params,
     state: ServerState | None = None,
@@ -307,7 +307,7 @@ def run_rounds(
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
 
 
-def scores_of(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
+def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
     """Scores of the models of the server after a round, by name; empty: they are not due."""
     scores: dict[str, Evaluation] = {}
     if is_due(experiment.evaluate_every, cohort.round, experiment.rounds):
@@ -337,7 +337,7 @@ def arithmetic_of(server: Server, round: int) -> Iterator[None]:
 
 
 def closed(
-    experiment: Experiment, state: ServerState, cohort: Cohort, after: ServerState | None
+    experiment: Training, state: ServerState, cohort: Cohort, after: ServerState | None
 ) -> ServerState:
     """The state after a round, with its virtual time.
 
@@ -371,7 +371,7 @@ def is_due(every: int, round: int, rounds: int) -> bool:
     return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
 
 
-def make_cohort(experiment: Experiment, executor: Executor, round: int, time: float = 0.0) -> Cohort:
+def make_cohort(experiment: Training, executor: Executor, round: int, time: float = 0.0) -> Cohort:
     """Sample the clients of a round, and their capacities where these are drawn in each round.
 
     Args:
@@ -398,7 +398,7 @@ def make_cohort(experiment: Experiment, executor: Executor, round: int, time: fl
 
 
 def score_without(
-    experiment: Experiment, executor: Executor, state: ServerState
+    experiment: Training, executor: Executor, state: ServerState
 ) -> dict[str, dict[str, Any]] | None:
     """Score the final model with the trained tensors of each kind put back to their start values.
 
@@ -431,7 +431,7 @@ def score_without(
 
 
 def score_global(
-    experiment: Experiment, cohort: Cohort, state: ServerState, instead: Params | None = None
+    experiment: Training, cohort: Cohort, state: ServerState, instead: Params | None = None
 ) -> Evaluation:
     """Score the global model on all test sets; this traffic is not counted as the method's.
 
@@ -451,7 +451,7 @@ def score_global(
 
 
 def score_on(
-    experiment: Experiment,
+    experiment: Training,
     cohort: Cohort,
     ids: tuple[str, ...],
     state: ServerState,
@@ -500,7 +500,7 @@ def unpacked(pack: Pack, answer: Update) -> Iterator[Update]:
         yield Update(client=name, num_examples=num, metrics=metrics)
 
 
-def validation(experiment: Experiment, cohort: Cohort, state: ServerState) -> dict[str, float]:
+def validation(experiment: Training, cohort: Cohort, state: ServerState) -> dict[str, float]:
     """Metric and loss of the global model on the validation splits, as `val_<metric>` and `val_loss`.
 
     Both are means over the clients that have validation examples, each with the same weight.

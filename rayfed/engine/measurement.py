@@ -36,7 +36,7 @@ from rayfed.devices import (
     reset_peak,
     total_memory,
 )
-from rayfed.engine.loop import Experiment, make_cohort, score_global
+from rayfed.engine.loop import Training, make_cohort, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
@@ -141,7 +141,7 @@ class Measurement:
     state_bytes: int
 
 
-def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measurement:
+def measure(experiment: Training, world: World, on_gpu: bool = False) -> Measurement:
     """Run the largest client for two rounds in a new process, which ends with this call.
 
     Raises:
@@ -170,7 +170,7 @@ def measure(experiment: Experiment, world: World, on_gpu: bool = False) -> Measu
     return measured
 
 
-def costs(experiment: Experiment, train: TrainConfig) -> dict[str, float]:
+def costs(experiment: Training, train: TrainConfig) -> dict[str, float]:
     """Relative work of every client: examples in all its steps, times the share of the blocks it holds."""
     depth = experiment.depth
     drawn = dict.fromkeys(experiment.clients, (depth + 1) / 2)  # the mean of 1..depth
@@ -181,7 +181,7 @@ def costs(experiment: Experiment, train: TrainConfig) -> dict[str, float]:
     }
 
 
-def _report(pipe: Any, experiment: Experiment, world: World, on_gpu: bool) -> None:
+def _report(pipe: Any, experiment: Training, world: World, on_gpu: bool) -> None:
     try:
         device = "cuda:0" if on_gpu and torch.cuda.is_available() else HOST
         pipe.send(largest_client(experiment, world, torch.device(device)))
@@ -193,7 +193,7 @@ def _report(pipe: Any, experiment: Experiment, world: World, on_gpu: bool) -> No
 
 
 def largest_client(
-    experiment: Experiment, world: World, device: torch.device, weights: Weights | None = None
+    experiment: Training, world: World, device: torch.device, weights: Weights | None = None
 ) -> Measurement:
     """Run the largest client for two rounds in this process.
 
@@ -225,7 +225,7 @@ def largest_client(
 
 
 def _fits(
-    experiment: Experiment, world: World, device: torch.device, cid: str, weights: Weights | None
+    experiment: Training, world: World, device: torch.device, cid: str, weights: Weights | None
 ) -> bool:
     try:
         _run_client(experiment, world, device, cid, weights)
@@ -235,7 +235,7 @@ def _fits(
 
 
 def _run_client(
-    experiment: Experiment, world: World, device: torch.device, cid: str, weights: Weights | None
+    experiment: Training, world: World, device: torch.device, cid: str, weights: Weights | None
 ) -> Measurement:
     reset_peak(device)
     free, reserved = free_memory(device), reserved_memory(device)
@@ -306,14 +306,14 @@ def batches_a_step(setup: Setup) -> float:
     return cohort.ledger.steps / world.train.steps(experiment.clients[cid].num_examples)
 
 
-def _group_of(experiment: Experiment, world: World, cid: str) -> list[str]:
+def _group_of(experiment: Training, world: World, cid: str) -> list[str]:
     """A client and the largest other ones, as many as share their passes: a device holds the rows of all."""
     every = costs(experiment, world.train)
     others = sorted((name for name in every if name != cid), key=lambda name: -every[name])
     return [cid, *others][: max(1, min(experiment.group, experiment.clients_per_round))]
 
 
-def _play(experiment: Experiment, world: World, lane: _Lane, cids: Sequence[str]) -> _Played:
+def _play(experiment: Training, world: World, lane: _Lane, cids: Sequence[str]) -> _Played:
     """Two rounds of clients, and one scoring, whose seconds are those of the lane afterwards."""
     state = experiment.server.start(lane.worker.start_params())
     visits = []
@@ -336,7 +336,7 @@ def _play(experiment: Experiment, world: World, lane: _Lane, cids: Sequence[str]
     return _Played(visits=visits, server=rest, scored=scored, cohort=cohort, state=state)
 
 
-def _other_features(experiment: Experiment, world: World, lane: _Lane) -> int:
+def _other_features(experiment: Training, world: World, lane: _Lane) -> int:
     """Bytes of the frozen features that an actor will keep of all clients and sets but the measured ones."""
     held = list(lane.worker.cache.values())
     if not (known := sum(map(len, held))):
@@ -356,7 +356,7 @@ def resident_bytes(world: World) -> int:
     return need if world.resident is True or need <= world.resident_bytes else 0
 
 
-def _cohort_of(experiment: Experiment, lane: _Lane, round: int, cids: Sequence[str]) -> Cohort:
+def _cohort_of(experiment: Training, lane: _Lane, round: int, cids: Sequence[str]) -> Cohort:
     """A cohort of these clients, which are also the only clients of the experiment."""
     cohort = make_cohort(experiment, lane, round)
     only = ClientTable.of({cid: experiment.clients[cid] for cid in cids})
@@ -412,7 +412,7 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
 
 def plan_actors(
     cluster: ClusterConfig,
-    experiment: Experiment,
+    experiment: Training,
     nodes: Sequence[Mapping[str, float]],
     per_gpu: int | None = None,
     mps: bool = False,
@@ -651,7 +651,7 @@ def on_gpu(measured: Measurement, mps: bool, per_gpu: int) -> str:
     )
 
 
-def _visit(experiment: Experiment, world: World, weights: Weights) -> tuple[Measurement, bool] | None:
+def _visit(experiment: Training, world: World, weights: Weights) -> tuple[Measurement, bool] | None:
     if not torch.cuda.is_available():
         return None
     return largest_client(experiment, world, torch.device("cuda:0"), weights), mps_runs()

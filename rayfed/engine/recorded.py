@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.documents import without_nonfinite
-from rayfed.engine.loop import Experiment, is_due, run_rounds, score_without
+from rayfed.engine.loop import Training, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Round
@@ -130,7 +130,7 @@ class Watch(Protocol):
 
 
 def record_rounds(
-    experiment: Experiment,
+    experiment: Training,
     executor: Executor,
     start: Params,
     keeping: Keeping,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
+from rayfed.executors.worker import Worker
+from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
+from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.server import Server
@@ -17,7 +21,8 @@ from rayfed.federation.stays import STAYS, names_that_stay
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import read_tensors
-from rayfed.types import Params, ServerState
+from rayfed.tuning.base import export
+from rayfed.types import Broadcast, Params, ServerState, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +82,11 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 
 
-def kept_tensors(folder: Path, client: str, setup: Setup) -> Params:
-    """The tensors that stayed at a client at the end of a finished run, by global name.
+def personal_params(folder: Path, client: str, setup: Setup) -> Params:
+    """The values that a client would deploy at the end of a finished run, by global name.
+
+    These are those of the server, with the tensors that stayed at the client and after the method's
+    `personalize`, which loads a model that the client keeps for itself, or adapts the one of the server.
 
     Args:
         folder: Folder of the run.
@@ -86,20 +94,32 @@ def kept_tensors(folder: Path, client: str, setup: Setup) -> Params:
         setup: The experiment of the run, prepared again.
 
     Raises:
-        ConfigError: No tensors stay at the clients of this method, or the last checkpoint has none of this
-            client.
+        ConfigError: The client keeps something in this method, and never trained, or there is no checkpoint.
+        ClientError: The method's `personalize` failed.
     """
-    if not setup.world.stays:
-        raise ConfigError(
-            "local.stays: no tensors stay at the clients of this run, so that all have the model of the "
-            "server; choose a method that keeps some, or set local.stays=[head]"
-        )
+    local = setup.experiment.local
     saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
-    files = {} if saved is None else saved.stores
-    own = from_file(files[client]).get(STAYS) if client in files else None
-    if own is None:
+    if saved is None:
+        raise ConfigError(f"personal: {folder} has no checkpoint, which holds what the clients kept")
+    file = saved.stores.get(client)
+    if file is None and (local.stays or local.deploys == "personal"):
         raise ConfigError(f"client: {client!r} never trained in {folder}, so that nothing stayed at it")
-    return dict(own)
+    call = Call(client=client, task=partial(deployed, local), tag="personal", sent=saved.state.broadcast())
+    update, _ = Worker(setup.world, setup.weights).call(call, {} if file is None else from_file(file))
+    return dict(update.extra)
+
+
+def deployed(local: Local, client: Client, sent: Broadcast) -> Update:
+    """The model that a client would deploy, as the `extra` tensors of its answer.
+
+    Args:
+        local: The client half of the method.
+        client: The client.
+        sent: The message to it.
+    """
+    local.prepare(client, sent)
+    local.personalize(client, sent, Update(client=client.id, params=client.params(), num_examples=0))
+    return Update(client=client.id, num_examples=0, extra=export(client.model))
 
 
 def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.config.schema import ClusterConfig, Config
 from rayfed.devices import settings_restored
-from rayfed.engine.loop import Experiment
+from rayfed.engine.loop import Training
 from rayfed.engine.measurement import GpuPlans, inline_device
 from rayfed.engine.recorded import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
@@ -52,7 +52,7 @@ class DriverActor:
 
     def start(
         self,
-        experiment: Experiment,
+        experiment: Training,
         world: World,
         weights: list[Any],
         actors: Mapping[str, dict[str, Any]],

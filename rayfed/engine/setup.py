@@ -32,7 +32,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.devices import HOST, chosen_device
-from rayfed.engine.loop import Experiment, adaptation_of, usual_size
+from rayfed.engine.loop import Training, adaptation_of, usual_size
 from rayfed.engine.memory import (
     GB,
     check_counts,
@@ -128,7 +128,7 @@ def scores_alone(config: Config, local: Local) -> bool:
     return config.train.batch_norm == "local" or bool(local.stays)
 
 
-def packs_of(config: Config, experiment: Experiment, world: World) -> tuple[Pack, ...]:
+def packs_of(config: Config, experiment: Training, world: World) -> tuple[Pack, ...]:
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
     alone = scores_alone(config, local) or bool(world.objective.over_set)
@@ -167,9 +167,7 @@ MOST_CLIENTS = 32
 """Clients whose first batch is used; with more clients, as many are drawn."""
 
 
-def core_start(
-    world: World, weights: Weights, start: Params, experiment: Experiment
-) -> tuple[Weights, Params]:
+def core_start(world: World, weights: Weights, start: Params, experiment: Training) -> tuple[Weights, Params]:
     """All initial tensors, and those that are sent, with the start values that the tuning asks for.
 
     Args:
@@ -286,7 +284,7 @@ class Setup:
             model is scored.
     """
 
-    experiment: Experiment
+    experiment: Training
     world: World
     weights: Weights
     start: Params
@@ -374,7 +372,7 @@ MOST_AGAIN = 0.1
 
 def parts_to_put_back(
     config: Config,
-    experiment: Experiment,
+    experiment: Training,
     parts: Mapping[str, Params],
     start: Params,
     splits: Mapping[str, Splits],
@@ -582,7 +580,7 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
 
-def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Experiment:
+def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Training:
     trainers = partition.training
     own = scores_alone(config, parts.local)
     depth = model.depth(parts.server.by_block)
@@ -591,7 +589,7 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         raise ConfigError(f"clients_per_round: {wanted} is more than {there} clients; write {there}, or all")
     parts.server.check(usual_size(trainers, wanted, config.sampling))
     channel, privacy = make_channel(config, parts, len(trainers), wanted)
-    return Experiment(
+    return Training(
         server=parts.server,
         local=parts.local,
         clients=trainers,

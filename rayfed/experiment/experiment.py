@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.errors import ConfigError
 from rayfed.experiment.given import split
-from rayfed.experiment.run import Run
+from rayfed.experiment.run import Round, Run
 from rayfed.objects import is_own
 from rayfed.terminal.stages import screen_of, shown_on
-from rayfed.types import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +184,7 @@ class Experiment:
         """
         return execute(self, output, quiet, overwrite)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Round]:
         """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
         from rayfed.engine.session import launch
         from rayfed.experiment.alone import begin
@@ -204,7 +203,7 @@ class Experiment:
                 with launch(plan.setup, config, path, claim=claim.token, session=session) as rows:
                     for row in rows:
                         if "round" in row:
-                            yield row
+                            yield Round(row)
 
     def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
         """Continue a run of this experiment after its last checkpoint, to the same bytes.
@@ -223,7 +222,7 @@ class Experiment:
 
         folder = Path(path).expanduser()
         check_run_folder(folder)
-        with Shown(quiet) as hidden, claim_again(folder) as claim:
+        with _Shown(quiet) as hidden, claim_again(folder) as claim:
             config = replace(self.config(), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
             for key, old, new in changes(before, to_dict(config)):
@@ -265,7 +264,7 @@ def execute(
     own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in experiment._given}
     kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
     folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
-    with Shown(quiet) as hidden:
+    with _Shown(quiet) as hidden:
         config = experiment.config(output=str(folder), overwrite=overwrite, **own)
         result = simulate(config, hidden, session=session_of(config))
     return Run(folder, result.sha256, config, kept)
@@ -278,7 +277,7 @@ def _short(value: Any) -> str:
     )
 
 
-class Shown:
+class _Shown:
     """Shows what is done in the block; gives whether nothing is shown."""
 
     def __init__(self, quiet: bool | None) -> None:

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from rayfed.types import Params
 
 
+class Round(dict[str, Any]):
+    """The row of one round; its columns are attributes, too: `round.accuracy`, `round.round`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A column by its name."""
+        if name not in self:
+            raise AttributeError(f"this round has no {name!r}; it has: {', '.join(self)}")
+        return self[name]
+
+
 class Run:
     """A finished run, read from its folder.
 
@@ -114,17 +124,21 @@ class Run:
         return self._network(self.params)
 
     def personal(self, client: str) -> nn.Module:
-        """The network of one client: the global values, and those that stayed at the client (`local.stays`).
+        """The network that one client would use: the global one, where it keeps nothing for itself.
+
+        Otherwise it has the client's own values of what stays there (`local.stays`), is the model that the
+        client trains for itself, as in Ditto, or the global one after the steps that the method takes there.
 
         Args:
             client: Its id in `clients`, or the name under which its data were handed over.
 
         Raises:
-            ConfigError: There is no such client, or no tensors stay at the clients of this method.
+            ConfigError: There is no such client, or it keeps something in this method and never trained.
         """
-        from rayfed.engine.scored import kept_tensors
+        from rayfed.engine.scored import personal_params
 
-        return self._network({**self.params, **kept_tensors(self._folder, self._id_of(client), self._setup)})
+        own = personal_params(self._folder, self._id_of(client), self._setup)
+        return self._network({**self.params, **own})
 
     def adapter(self, path: str | Path) -> Path:
         """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, path)`.

@@ -101,6 +101,8 @@ def compare(
 ) -> Comparison:
     """Run experiments on the same seeds, one after the other, on one Ray.
 
+    Runs that `output` holds from an earlier call are not repeated, and one that was interrupted is continued.
+
     Args:
         experiments: The experiments, or these by name; the first one is what the others are compared with.
         seeds: The seeds, or their number, counted from 0.
@@ -109,7 +111,8 @@ def compare(
 
     Raises:
         ConfigError: There are fewer than two experiments, something in one of them is wrong, or the folder
-            holds other files; found before the first run.
+            holds other files or runs of other experiments; what is wrong in an experiment is found before the
+            first run.
     """
     named = dict(experiments) if isinstance(experiments, Mapping) else _named(experiments)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -122,7 +125,11 @@ def compare(
     runs: dict[str, list[Run]] = {name: [] for name in named}
     for seed, (name, experiment) in itertools.product(chosen, named.items()):
         place = None if folder is None else folder / f"{name}-seed{seed}"
-        runs[name].append(experiment.changed(seed=seed).run(place, quiet=quiet))
+        one = experiment.changed(seed=seed)
+        if place is not None and (place / "config.yaml").exists():
+            runs[name].append(one.resume(place, quiet=quiet))
+        else:
+            runs[name].append(one.run(place, quiet=quiet))
     return Comparison(runs=runs, seeds=chosen, path=folder)
 
 
@@ -198,6 +205,9 @@ def sweep(
     quiet: bool | None = True,
 ) -> Sweep:
     """Search hyperparameters with Optuna's tree-structured Parzen estimator, one trial after the other.
+
+    Trials run in this process, because only it knows objects that were defined in it. The command
+    `rayfed sweep` runs trials of named parts next to each other, ends bad ones early, and can be resumed.
 
     Trials are compared by the validation splits of the clients where `evaluation.validation` is set, else by
     their test splits.

@@ -277,8 +277,13 @@ class Backbone(nn.Module):
             return blocks
         raise ConfigError(
             f"model.name: {self.label!r} has no uniform blocks, which can be left out or adapted one by one; "
-            f"use a transformer or a mixer (vit_mini, mixer_b16_224), or tuning=full or head"
+            f"{self.with_blocks}, or tuning=full or head"
         )
+
+    @property
+    def with_blocks(self) -> str:
+        """What to do to have blocks, for messages."""
+        return "use a transformer or a mixer (vit_mini, mixer_b16_224)"
 
     @property
     def num_blocks(self) -> int:

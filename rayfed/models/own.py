@@ -188,6 +188,13 @@ class OwnBackbone(Backbone):
     def is_own(self) -> bool:
         return True
 
+    @property
+    def with_blocks(self) -> str:
+        return (
+            "name the list of its equal blocks, such as rayfed.Model(net, blocks='encoder.layers'), set "
+            "tuning.targets"
+        )
+
     def requires_grad_(self, requires_grad: bool = True) -> OwnBackbone:
         """As of nn.Module; parameters that the user froze stay frozen."""
         fixed = self._fixed()

@@ -21,7 +21,7 @@ import torch
 
 from rayfed.clients import RowTable
 from rayfed.documents import user_folder
-from rayfed.engine.loop import Experiment, make_cohort, score_global
+from rayfed.engine.loop import Training, make_cohort, score_global
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
 from rayfed.evaluation.test_sets import all_splits
@@ -166,7 +166,7 @@ def last_weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {row["client"]: row["weight"] for row in rows if row["round"] == last}
 
 
-def loss_on(experiment: Experiment, cohort: Cohort, state: ServerState, params: Params) -> float:
+def loss_on(experiment: Training, cohort: Cohort, state: ServerState, params: Params) -> float:
     """Loss of a model on the held-out domain, else mean over clients of the loss on their test images."""
     unseen = tuple(s for s in experiment.sets if s.is_held_out)
     scored = replace(experiment, sets=unseen or experiment.sets)

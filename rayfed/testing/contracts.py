@@ -27,7 +27,7 @@ from rayfed.data.preparation import prepare as prepare_data
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.data.text import Text, Tokens
-from rayfed.engine.loop import Experiment, run_rounds
+from rayfed.engine.loop import Training, run_rounds
 from rayfed.engine.recorded import Keeping, record_rounds
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
@@ -249,7 +249,7 @@ def _setup(name: str, overrides: Sequence[str]) -> Setup:
     return small_setup(f"algorithm={name}", DOMAINS, *overrides)
 
 
-def _with_missing_clients(experiment: Experiment) -> Experiment:
+def _with_missing_clients(experiment: Training) -> Training:
     """The experiment with faults: some clients drop out in round 1, all in round 2, one in round 3."""
     ids = list(experiment.clients)
     assert experiment.faults is not None
@@ -259,7 +259,7 @@ def _with_missing_clients(experiment: Experiment) -> Experiment:
 
 
 def _record(
-    setup: Setup, experiment: Experiment, path: Path, rounds: int | None = None, resume: bool = False
+    setup: Setup, experiment: Training, path: Path, rounds: int | None = None, resume: bool = False
 ) -> list[dict[str, Any]]:
     """Run all rounds, or the first `rounds`, and record them in a folder, with a new executor."""
     path.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from rayfed.clients import ClientTable
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Experiment, closed, make_cohort
+from rayfed.engine.loop import Training, closed, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.channel import Channel, leave
@@ -135,7 +135,7 @@ def traces(server, channel, names, clients, rate, rounds):
     seen = np.zeros((TRIALS, 2))
     executor = Canaries(channel, names)
     for trial in range(TRIALS):
-        experiment = Experiment(
+        experiment = Training(
             server=server,
             local=Local(),
             clients=clients,

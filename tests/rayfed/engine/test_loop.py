@@ -3,7 +3,7 @@
 import pytest
 
 from rayfed.clients import ClientTable
-from rayfed.engine.loop import Experiment, headline, is_due
+from rayfed.engine.loop import Training, headline, is_due
 from rayfed.engine.loop import sample as draw
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, personal, pool, summary
@@ -18,7 +18,7 @@ CLIENTS = ClientTable.of({f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=
 
 
 def experiment(per_round=6, sampling="uniform", seed=0, clients=CLIENTS):
-    return Experiment(
+    return Training(
         server=Server(),
         local=Local(),
         clients=clients,

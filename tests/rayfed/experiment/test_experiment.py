@@ -144,9 +144,27 @@ def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
         torch.use_deterministic_algorithms(False)
 
 
+def test_the_personal_model_of_a_method_that_keeps_nothing_is_the_global_one():
+    run = own(train={"lr": 0.1}).run(quiet=True)
+    whole, mine = run.model().state_dict(), run.personal("c 0").state_dict()
+    assert all(torch.equal(whole[name], mine[name]) for name in whole)
+
+
+def test_the_personal_model_of_ditto_is_the_one_that_its_client_trains():
+    run = own(method="ditto", train={"lr": 0.1}, local={"lam": 0.0}).run(quiet=True)
+    mine, theirs, whole = run.personal("c 0"), run.personal("c 1"), run.model()
+    assert len({net[2].weight.sum().item() for net in (mine, theirs, whole)}) == 3
+    alone = own(method="local", train={"lr": 0.1}).run(quiet=True).personal("c 0")
+    assert torch.equal(alone[2].weight, mine[2].weight)  # with lam=0 nothing pulls it to the global model
+
+
 def test_rounds_can_be_followed_and_left():
     rows = list(own())
     assert [row["round"] for row in rows] == [1, 2]
+    assert rows[-1].accuracy == rows[-1]["accuracy"]
+    assert rows[-1].round == 2
+    with pytest.raises(AttributeError, match="this round has no 'speed'; it has: round, "):
+        _ = rows[-1].speed
     assert rows[-1]["accuracy"] == own().run(quiet=True).accuracy
     for row in own(rounds=50):
         assert row["round"] == 1

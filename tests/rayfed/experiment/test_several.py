@@ -3,6 +3,7 @@
 import pytest
 
 import rayfed
+from rayfed.engine.session import launch
 from rayfed.errors import ConfigError
 from tests.rayfed.experiment.test_experiment import own
 
@@ -24,6 +25,22 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
     }
     assert "<table" in found._repr_html_()
     assert found.report().name == "report.html"
+
+
+def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):
+    pair = {"slow": own(rounds=1), "fast": own(rounds=1, train={"lr": 0.3})}
+    first = rayfed.compare(pair, output=tmp_path / "both", quiet=True)
+    rounds = [path / "rounds.jsonl" for path in (tmp_path / "both").iterdir()]
+    before = [path.stat().st_mtime_ns for path in rounds]
+    launched = []
+    monkeypatch.setattr("rayfed.engine.session.launch", lambda *a, **k: launched.append(a) or launch(*a, **k))
+    again = rayfed.compare(pair, seeds=2, output=tmp_path / "both", quiet=True)
+    assert len(launched) == 2  # those of the second seed
+    assert [path.stat().st_mtime_ns for path in rounds] == before
+    assert again.scores.loc[0].equals(first.scores.loc[0])
+    other = {**pair, "fast": own(rounds=1, train={"lr": 0.5})}
+    with pytest.raises(ConfigError, match=r"train.lr: 0.5 would change the result of .*fast-seed0"):
+        rayfed.compare(other, output=tmp_path / "both", quiet=True)
 
 
 def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():
