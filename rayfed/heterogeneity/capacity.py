@@ -57,8 +57,8 @@ def assign(config: CapacityConfig, clients: ClientTable, depth: int, seed: int) 
         return ByClient.same(clients.names, depth)
     if not depth:
         raise ConfigError(
-            "capacity: this backbone has no uniform blocks that could be left out; choose another model, name "
-            "the blocks of your own one with rayfed.Model(net, blocks=PATH), or leave capacity out"
+            "capacity: this backbone has no uniform blocks that could be left out; choose another model, "
+            "name the blocks of your own one with rayfed.Model(net, blocks=PATH), or leave capacity out"
         )
     if sizes == "dynamic":
         return None
