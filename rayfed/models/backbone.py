@@ -282,7 +282,7 @@ class Backbone(nn.Module):
 
     @property
     def with_blocks(self) -> str:
-        """What to do to have blocks, for messages."""
+        """Advice to who needs blocks, for messages."""
         return "use a transformer or a mixer (vit_mini, mixer_b16_224)"
 
     @property
