@@ -98,6 +98,16 @@ def test_a_language_model_has_the_loss_of_the_library(folders, family):
 
 
 @pytest.mark.parametrize("family", DECODERS)
+def test_a_token_that_stands_for_pads_counts_where_it_is_in_a_text(folders, family):
+    model = model_of(folders[family])
+    text = [5, 6, model.net.pad]
+    with torch.no_grad():
+        alone, padded = model(torch.tensor([text])), model(batch([text], 8))
+        near(padded, alone, ROUNDINGS)
+        assert not torch.allclose(alone, model(torch.tensor([text[:2]])))
+
+
+@pytest.mark.parametrize("family", DECODERS)
 def test_pads_change_no_logit_of_a_language_model(folders, family):
     model = model_of(folders[f"{family} lm"], LANGUAGE_MODELING)
     with torch.no_grad():

@@ -38,6 +38,16 @@ def test_every_row_is_what_the_library_generates(tmp_path, monkeypatch, family):
     assert greedy(model, PROMPTS, 12, END) == expected
 
 
+def test_an_answer_is_over_at_its_end_while_others_go_on(tmp_path):
+    name = save("gpt2", tmp_path, language=True, seed=5, initializer_range=0.4)
+    model = build_backbone(ModelConfig(name=name), 1, 0, LANGUAGE_MODELING).eval()
+    whole = greedy(model, PROMPTS, 12, -1)
+    end = next(row[3] for row in whole if any(row[3] not in other for other in whole))
+    cut = [row[: row.index(end)] if end in row else row for row in whole]
+    assert {len(row) == 12 for row in cut} == {True, False}
+    assert greedy(model, PROMPTS, 12, end) == cut
+
+
 def test_scores():
     assert plain(" The Answer. ") == plain("the answer")
     assert last_number("72 = 3 * 24\n#### 72") == last_number("it is 72.") == 72
