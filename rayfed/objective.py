@@ -334,10 +334,24 @@ class OwnObjective(Objective):
         return {name: each.sum() for name, each in self.values(output, y).items()}
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`; a loss that is a mean over the batch counts for each of its examples."""
+        """As in `Objective`; a loss that is a mean over the batch counts for each of its examples.
+
+        Raises:
+            ConfigError: A function returned neither one number for each example nor one for each part of it.
+        """
         loss = self._of.loss(output, y)
         found = {"loss": loss.expand(len(y)) if loss.ndim == 0 else loss}
-        found |= {name: metric(output, y) for name, metric in self._of.metrics.items()}
+        for name, metric in self._of.metrics.items():
+            found[name] = metric(output, y)
+        for name, each in found.items():
+            fits = each.ndim > 0 and len(each) == len(y)
+            if not fits or (each.ndim > 1 and each.shape not in (output.shape, y.shape)):
+                where = "task.loss" if name == "loss" else f"task.metrics[{name!r}]"
+                raise ConfigError(
+                    f"{where} returned shape {tuple(each.shape)} for outputs of shape {tuple(output.shape)} "
+                    f"and targets of shape {tuple(y.shape)}; return one number for each example, shape "
+                    f"({len(y)},)"
+                )
         return {name: each.float().reshape(len(y), -1).mean(1) for name, each in found.items()}
 
 

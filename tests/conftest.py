@@ -55,7 +55,11 @@ NUMERIC = (
     *("rayfed/federation/test_lora_mean.py", "rayfed/federation/test_params.py"),
     *("rayfed/models/test_attention.py", "rayfed/models/test_backbone.py", "rayfed/models/test_clip.py"),
     "rayfed/models/test_attention_class_token.py",
-    *("rayfed/models/test_lora_layer.py", "rayfed/models/test_trunk.py", "rayfed/testing/test_play.py"),
+    *(
+        "rayfed/models/test_lora_layer.py",
+        "rayfed/models/test_trunk.py",
+        "rayfed/testing/test_contracts_play.py",
+    ),
     *("rayfed/tuning/test_cocoop.py", "rayfed/tuning/test_gc_prompt.py", "rayfed/tuning/test_maple.py"),
     *("rayfed/test_objective.py", "test_rounding.py", "vectors/test_use.py"),
 )

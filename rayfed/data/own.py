@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -29,6 +29,9 @@ from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATIO
 Array: TypeAlias = NDArray[Any]
 
 SPLITS = ("train", "val", "test")
+DOMAIN = "domain"
+"""Key next to the splits of a client that names its domain."""
+
 """Names of the splits that a user may give; their numbers in a listing are their places, plus one."""
 
 EVERYTHING = ""
@@ -270,11 +273,16 @@ def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
     """The pieces of a dict by client."""
     for client, part in value.items():
         place = f"data[{client!r}]"
-        if isinstance(part, Mapping) and set(part) <= set(SPLITS):
+        if isinstance(part, Mapping):
+            wrong = [key for key in part if key not in (*SPLITS, DOMAIN)]
+            if wrong:
+                raise DataError(unknown(place, str(wrong[0]), (*SPLITS, DOMAIN)))
             if "train" not in part:
                 raise DataError(f"{place}: there is no 'train' among {', '.join(map(str, part))}")
-            for split, own in part.items():
-                yield from _of_client(str(client), own, str(split), f"{place}[{split!r}]")
+            domain = str(part.get(DOMAIN, ONE_DOMAIN))
+            for split in (key for key in part if key != DOMAIN):
+                pieces = _of_client(str(client), part[split], str(split), f"{place}[{split!r}]")
+                yield from (replace(piece, domain=domain) for piece in pieces)
         else:
             yield from _of_client(str(client), part, "", place)
 

@@ -16,7 +16,7 @@ import torch
 from rayfed.clients import ClientTable
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
-from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line
+from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line, shown
 from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.cohort import Cohort, Cost, Federation, Ledger, Sampling
@@ -283,7 +283,9 @@ def run_rounds(
         after = None
         if cohort.ids:
             with suppress(NobodyAnsweredError), arithmetic_of(experiment.server, r):
-                after = experiment.server.round(state, cohort, experiment.local)
+                after = checked_state(
+                    experiment.server, experiment.server.round(state, cohort, experiment.local)
+                )
         state = closed(experiment, state, cohort, after)
         trained = time.perf_counter()
         scores = scores_of(experiment, cohort, state)
@@ -305,6 +307,21 @@ def run_rounds(
             "seconds_training": trained - started,
         }
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
+
+
+def checked_state(server: Server, found: Any) -> ServerState:
+    """The state that a server half returned from its round.
+
+    Raises:
+        ServerError: It is none, as where `return` was forgotten.
+    """
+    if isinstance(found, ServerState):
+        return found
+    own = next((name for name in ("round", "aggregate") if name in vars(type(server))), "aggregate")
+    raise ServerError(
+        f"server: {type(server).__name__}.{own} returned {shown(found)}; return a ServerState, such as "
+        f"that of super().{own}(...), or replace(state, params=...)"
+    )
 
 
 def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:

@@ -455,7 +455,8 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
     where = repr(config.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
     try:
-        with seeded(derive(world.seed, "first pass")):
+        # Also where the user switched gradients off around the whole call.
+        with torch.enable_grad(), seeded(derive(world.seed, "first pass")):
             first_pass(model, world.objective, batch, counted, where)
     finally:
         with torch.no_grad():

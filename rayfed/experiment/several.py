@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,7 @@ class Sweep:
 
     Attributes:
         trials: Values of each trial by key, and its run.
-        metric: The metric that was searched for.
+        metric: The column by which trials were compared, such as `val_accuracy`.
     """
 
     trials: Sequence[tuple[Mapping[str, Any], Run]]
@@ -171,23 +172,27 @@ class Sweep:
 
     @property
     def _best(self) -> tuple[Mapping[str, Any], Run]:
-        sign = 1 if is_larger_better(self.metric) else -1
-        return max(self.trials, key=lambda trial: sign * trial[1].metrics[_key(trial[1], self.metric)])
+        sign = 1 if self._is_larger_better else -1
+        return max(self.trials, key=lambda trial: sign * trial[1].metrics[self.metric])
+
+    @property
+    def _is_larger_better(self) -> bool:
+        return is_larger_better(self.trials[0][1].metric)
 
     @property
     def table(self) -> pd.DataFrame:
         """A row for each trial: its values and the score, the best one first."""
         import pandas as pd
 
-        rows = [{**values, self.metric: run.metrics[_key(run, self.metric)]} for values, run in self.trials]
-        return pd.DataFrame(rows).sort_values(self.metric, ascending=not is_larger_better(self.metric))
+        rows = [{**values, self.metric: run.metrics[self.metric]} for values, run in self.trials]
+        return pd.DataFrame(rows).sort_values(self.metric, ascending=not self._is_larger_better)
 
     def _repr_html_(self) -> str:
         """HTML of the table, for a notebook."""
         return str(self.table.to_html(border=0))
 
     def __repr__(self) -> str:
-        value = self.run.metrics[_key(self.run, self.metric)] * share_of(self.metric)
+        value = self.run.metrics[self.metric] * share_of(self.run.metric)
         return f"<Sweep of {len(self.trials)} trials: {self.metric} {value:.4g} with {dict(self.best)}>"
 
 
@@ -209,35 +214,88 @@ def sweep(
     Trials run in this process, because only it knows objects that were defined in it. The command
     `rayfed sweep` runs trials of named parts next to each other, ends bad ones early, and can be resumed.
 
-    Trials are compared by the validation splits of the clients where `evaluation.validation` is set, else by
-    their test splits.
+    Trials are compared by the validation splits of the clients, and by their test splits where no client has
+    a validation split; `Sweep.metric` says which. The first trial has the values of the experiment, where
+    the space contains them. Where every key has a list, combinations are drawn without repetition.
 
     Args:
         experiment: What each trial changes.
-        space: By key, such as `local.mu`: a list of values, or a pair (low, high) of positive numbers, of
-            which the logarithm is drawn uniformly; whole numbers, if both are.
-        trials: Number of trials.
+        space: By key, such as `local.mu`: a list of values, or a pair (low, high): whole numbers, if both
+            are, and of positive numbers the logarithm is drawn uniformly.
+        trials: Number of trials; fewer are run where the lists have fewer combinations.
         seed: Seed of the search.
         quiet: As of `Experiment.run`.
 
     Raises:
         ConfigError: A key or a range is wrong, or something in a trial.
     """
-    import optuna
-
     for key, values in space.items():
         _check_range(key, values)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    base = experiment.changed(**{"evaluation.validation": True})
+    own = _own_values(base, space)
     done: list[tuple[Mapping[str, Any], Run]] = []
+
+    def score(values: Mapping[str, Any]) -> float:
+        run = base.changed(**values).run(quiet=quiet)
+        done.append((values, run))
+        found: float = run.metrics[_key(run, run.metric)]
+        return -found if is_larger_better(run.metric) else found
+
+    if all(isinstance(values, list) for values in space.values()):
+        combinations = [dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())]
+        random.Random(seed).shuffle(combinations)
+        combinations.sort(
+            key=lambda each: each != own
+        )  # stable: the experiment's own values, then the others
+        for values in combinations[:trials]:
+            score(values)
+    else:
+        _search(space, own, trials, seed, score)
+    return Sweep(trials=done, metric=_key(done[0][1], done[0][1].metric))
+
+
+def _search(
+    space: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    trials: int,
+    seed: int,
+    score: Callable[[Mapping[str, Any]], float],
+) -> None:
+    """Let Optuna choose the values of each trial, after the experiment's own ones."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    if own is not None:
+        places = {
+            key: value.index(own[key]) if isinstance(value, list) else own[key]
+            for key, value in space.items()
+        }
+        study.enqueue_trial(places)
     for _ in range(trials):
         trial = study.ask()
-        values = {key: _drawn(trial, key, choices) for key, choices in space.items()}
-        run = experiment.changed(**values).run(quiet=quiet)
-        done.append((values, run))
-        score = run.metrics[_key(run, run.metric)]
-        study.tell(trial, -score if is_larger_better(run.metric) else score)
-    return Sweep(trials=done, metric=done[0][1].metric)
+        study.tell(trial, score({key: _drawn(trial, key, choices) for key, choices in space.items()}))
+
+
+def _own_values(experiment: Experiment, space: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The experiment's own values of the keys of a space; None: the space does not contain them."""
+    from rayfed.config.schema import to_dict
+
+    tree = to_dict(experiment.config())
+    own = {}
+    for key, values in space.items():
+        found: Any = tree
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        is_in = (
+            found in values
+            if isinstance(values, list)
+            else (type(found) in (int, float) and values[0] <= found <= values[1])
+        )
+        if not is_in:
+            return None
+        own[key] = found
+    return own
 
 
 def _check_range(key: str, values: Any) -> None:
@@ -246,10 +304,10 @@ def _check_range(key: str, values: Any) -> None:
     )
     if isinstance(values, list) and values:
         return
-    if not is_pair or not 0 < values[0] < values[1]:
+    if not is_pair or not values[0] < values[1]:
         raise ConfigError(
-            f"sweep: {key}: {shown(values)} is neither a list of values nor a pair (low, high) with 0 < "
-            "low < high"
+            f"sweep: {key}: {shown(values)} is neither a list of values nor a pair (low, high) of numbers "
+            "with low < high"
         )
 
 
@@ -257,4 +315,4 @@ def _drawn(trial: Any, key: str, values: Any) -> Any:
     if isinstance(values, list):
         return values[trial.suggest_int(key, 0, len(values) - 1)]
     kind = trial.suggest_int if all(isinstance(value, int) for value in values) else trial.suggest_float
-    return kind(key, *values, log=True)
+    return kind(key, *values, log=values[0] > 0)

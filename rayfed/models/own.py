@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -315,10 +316,10 @@ def _by_channel(values: tuple[float, ...] | None, otherwise: float) -> Any:
 
 
 def output_of(output: Any) -> Tensor:
-    """The tensor in what a network returns: itself, `logits` or `out` of an object, or the first part.
+    """The tensor in what a network returns: itself, `logits` or `out` of an object, or a tuple's only one.
 
     Raises:
-        TypeError: There is none.
+        TypeError: There is none, or more than one.
     """
     if isinstance(output, Tensor):
         return output
@@ -326,9 +327,14 @@ def output_of(output: Any) -> Tensor:
         found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(f"the network returns {type(output).__name__}, in which there is no tensor of outputs")
+    parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple | list) else []
+    if len(parts) == 1:
+        return parts[0]
+    kind = type(output).__name__
+    if parts:
+        shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+        raise TypeError(f"returns a {kind} of tensors of shapes {shapes}; return the outputs alone")
+    raise TypeError(f"returns {kind}, in which there is no tensor of outputs; return a tensor")
 
 
 def copied(net: nn.Module, share: bool) -> nn.Module:
@@ -476,7 +482,7 @@ def fitted(network: Network, x: Tensor, seed: int) -> Network:
     call = net if said.features is None else getattr(net, said.features)
     try:
         with torch.no_grad(), every_layer_called():
-            output = output_of(call(x))
+            returned = call(x)
     except Exception as err:
         shape = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
         raise ConfigError(
@@ -486,6 +492,10 @@ def fitted(network: Network, x: Tensor, seed: int) -> Network:
     finally:
         if handle is not None:
             handle.remove()
+    try:
+        output = output_of(returned)
+    except TypeError as err:
+        raise ConfigError(f"model: {network.label!r} {err}{network.place}") from err
     if output.ndim == 0 or len(output) != len(x):
         raise ConfigError(
             f"model: {network.label!r} returns a tensor of shape {tuple(output.shape)} for {len(x)} "
@@ -553,6 +563,27 @@ def _candidate(modules: Mapping[str, nn.Module]) -> str | None:
     return leaves[-1] if leaves[-1] and (type(last) is nn.Linear or pointwise) else None
 
 
+def _first_loss(
+    model: Backbone, objective: Objective, output: Any, y: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the first examples, and their scores by name; arguments as in `first_pass`."""
+    several = output if isinstance(output, list) else [output]
+    try:
+        with warnings.catch_warnings():  # torch only warns where it compares every output with every target
+            warnings.filterwarnings("error", message="Using a target size")
+            loss = torch.stack([objective.loss(each, y) for each in several]).sum()
+            return loss, objective.values(model.predict(output), y)
+    except ConfigError:
+        raise
+    except Exception as err:
+        what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
+        raise ConfigError(
+            f"task: the loss of {objective.task!r} cannot be computed from outputs of shape "
+            f"{tuple(several[0].shape)} and "
+            f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}"
+        ) from err
+
+
 def first_pass(
     model: Backbone, objective: Objective, batch: tuple[Tensor, Tensor], outputs: int, where: str
 ) -> None:
@@ -583,18 +614,7 @@ def first_pass(
             f"model: {where} has {first.shape[1]} outputs, and the targets have {outputs} classes; give it "
             f"{outputs} outputs, or correct the labels"
         )
-    try:
-        loss = torch.stack(
-            [objective.loss(each, y) for each in (output if isinstance(output, list) else [output])]
-        ).sum()
-        scores = objective.values(model.predict(output), y)
-    except Exception as err:
-        what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
-        raise ConfigError(
-            f"task: the loss of {objective.task!r} cannot be computed from outputs of shape "
-            f"{tuple(first.shape)} and "
-            f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}"
-        ) from err
+    loss, scores = _first_loss(model, objective, output, y)
     wrong = next((name for name, each in scores.items() if len(each) != len(y)), None)
     if wrong is not None:
         raise ConfigError(f"task: {wrong} must be one number for each example, shape ({len(y)},)")

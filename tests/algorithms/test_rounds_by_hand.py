@@ -84,7 +84,9 @@ class Here:
         examples = Mapped(X[:, None], Y[:, None], {call.client: splits})
         data = ClientData(call.client, examples, splits, lambda inputs: inputs)
         config = TrainConfig(lr=RATE, momentum=0.0, batch_size=9)
-        squares = SimpleNamespace(loss=lambda output, y: ((output - y) ** 2).mean() / 2, count=len)
+        squares = SimpleNamespace(
+            loss=lambda output, y: ((output - y) ** 2).mean() / 2, count=len, tokens=False
+        )
         with seeded(0) as rng:
             client = Client(
                 call.client, self.model, data, config, rng, store, objective=squares, stays=self.stays

@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.method import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
 from rayfed.models.sharing import skeleton
-from rayfed.objective import NEXT_CHARACTER, SEGMENTATION, TEXT_CLASSIFICATION
+from rayfed.objective import LANGUAGE_MODELING, NEXT_CHARACTER, SEGMENTATION, TEXT_CLASSIFICATION
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import SMALL
 
@@ -155,7 +155,8 @@ def test_every_data_set_alone_is_a_valid_experiment(name):
     bare = load_config([f"data={name}", "data.root=x", "model.pretrained=false"]).model
     model = skeleton(lambda: build_backbone(bare, 1, 0))
     if isinstance(getattr(reader, "task", None), property):  # of tables, whose columns decide
-        assert model.task == TEXT_CLASSIFICATION
+        answers = {"completion", "messages"} & {*(config.data.columns or ())}
+        assert model.task == (LANGUAGE_MODELING if answers else TEXT_CLASSIFICATION)
     else:
         assert model.task == task_of(reader)
     check_task(model.task, parts.server, parts.local)

@@ -106,6 +106,10 @@ def test_splits_come_from_a_column_or_a_dict(tmp_path):
     assert (found.splits == 3).sum() == (frame["split"] == "test").sum() == found.test.sum()
     with pytest.raises(DataError, match="there is no 'train' among test"):
         own_data({"a": {"test": ARRAYS["c0"]}})
+    with pytest.raises(DataError, match=r"data\['a'\]: 'valid' .*did you mean 'val'"):
+        own_data({"a": {"train": ARRAYS["c0"], "valid": ARRAYS["c0"]}})
+    own = {"train": ARRAYS["c0"], "test": ARRAYS["c0"], "domain": "noisy"}
+    assert stored({"a": own, "b": {"train": ARRAYS["c1"]}}, tmp_path).domains == ("noisy", "all")
 
 
 @settings(max_examples=40, deadline=None)

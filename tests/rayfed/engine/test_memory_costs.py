@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rayfed.engine import memory
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.memory import count_cost
 from rayfed.executors.inline import InlineExecutor
@@ -72,12 +73,15 @@ def test_a_model_whose_blocks_differ_is_counted_whole(make):
     assert whole.loads == {4: count_cost(model, world(model=make.__name__), {"a": 1, "b": 4}, 4).loads[4]}
 
 
-def test_a_model_that_cannot_run_without_values_is_not_counted(model, caplog):
+def test_a_large_model_that_cannot_run_without_values_is_not_counted(model, caplog, monkeypatch):
+    """A small one is counted with zeros instead."""
     caplog.set_level("INFO")
 
     broken = skeleton(lambda: apply_tuning(small("vit"), Adapter(), 0))
-    broken.net.norm.register_forward_hook(lambda layer, inputs, out: out * float(out.sum()))
-    assert count_cost(broken, world(model="broken"), {"a": 4}, 4) is None
+    broken.net.norm.register_forward_hook(lambda layer, inputs, out: out * float(out.detach().sum()))
+    assert count_cost(broken, world(model="broken"), {"a": 4}, 4) is not None
+    monkeypatch.setattr(memory, "SMALL", 0)
+    assert count_cost(broken, world(model="large and broken"), {"a": 4}, 4) is None
     assert "the operations of training are not counted" in caplog.text
 
 

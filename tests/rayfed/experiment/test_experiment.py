@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, ServerError
 from rayfed.tuning.lora import Lora
 
 SMALL = {
@@ -229,6 +229,48 @@ def test_a_dataset_of_torch_equals_its_arrays():
         for name, (x, y) in arrays.items()
     }
     assert own(data=sets).run(quiet=True).sha256 == own(data=arrays).run(quiet=True).sha256
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            {"loss": lambda o, y: (o.squeeze(1) - y) ** 2, "metrics": {"mae": lambda o, y: (o - y).abs()}},
+            r"task.metrics\['mae'\] returned shape \(2, 2\) for outputs of shape \(2, 1\)",
+        ),
+        (
+            {
+                "loss": lambda o, y: (o.squeeze(1) - y) ** 2,
+                "metrics": {"mae": lambda o, y: (o - y).abs().mean()},
+            },
+            r"task.metrics\['mae'\] returned shape \(\) .* return one number for each example, shape \(2,\)",
+        ),
+        (
+            {"loss": nn.functional.mse_loss, "metrics": {"mae": lambda o, y: (o.squeeze(1) - y).abs()}},
+            "task: the loss of 'own_task' cannot be computed .* Using a target size",
+        ),
+    ],
+)
+def test_functions_of_a_task_with_wrong_shapes_are_named(task, message):
+    data = {name: (x, y.astype(np.float32)) for name, (x, y) in clients().items()}
+    with pytest.raises(ConfigError, match=message):
+        own(model=net(1), data=data, task=rayfed.Task(**task, smaller=("mae",))).run()
+
+
+def test_a_rule_that_forgets_to_return_a_state_is_named():
+    class Silent(rayfed.Server):
+        def aggregate(self, state, cohort, updates):
+            super().aggregate(state, cohort, updates)
+
+    with pytest.raises(ServerError, match=r"Silent.*\.aggregate returned None; return a ServerState"):
+        own(method=Silent).run()
+
+
+def test_a_model_is_built_where_gradients_are_off():
+    run = own().run()
+    x = torch.zeros(2, 6)
+    with torch.no_grad():
+        assert torch.equal(run.model()(x), run.model()(x))
 
 
 def test_a_task_of_the_user_is_shown_by_its_own_metric(tmp_path):

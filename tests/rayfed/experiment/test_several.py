@@ -5,7 +5,7 @@ import pytest
 import rayfed
 from rayfed.engine.session import launch
 from rayfed.errors import ConfigError
-from tests.rayfed.experiment.test_experiment import own
+from tests.rayfed.experiment.test_experiment import clients, own
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,30 @@ def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():
         rayfed.compare([own()])
 
 
-def test_a_sweep_finds_the_best_of_its_trials():
-    found = rayfed.sweep(own(rounds=1), {"train.lr": (0.001, 1.0), "train.batch_size": [4, 8]}, trials=3)
-    scores = [run.accuracy for _, run in found.trials]
-    assert found.run.accuracy == max(scores) == found.table["accuracy"].iloc[0]
-    assert set(found.best) == {"train.lr", "train.batch_size"}
+def with_validation():
+    """Clients with splits of their own."""
+    return {
+        name: {"train": (x[:12], y[:12]), "val": (x[12:15], y[12:15]), "test": (x[15:], y[15:])}
+        for name, (x, y) in clients().items()
+    }
+
+
+def test_a_sweep_finds_the_best_of_its_trials_by_their_validation_splits():
+    """The first trial has the experiment's own values, and the test splits choose nothing."""
+    base = own(rounds=1, data=with_validation(), train={"lr": 0.25, "batch_size": 8, "momentum": 0.5})
+    space = {"train.lr": (0.001, 1.0), "train.batch_size": [4, 8], "train.momentum": (0.0, 0.9)}
+    found = rayfed.sweep(base, space, trials=3)
+    scores = [run.metrics["val_accuracy"] for _, run in found.trials]
+    assert found.metric == "val_accuracy"
+    assert found.run.metrics["val_accuracy"] == max(scores) == found.table["val_accuracy"].iloc[0]
+    assert found.trials[0][0] == {"train.lr": 0.25, "train.batch_size": 8, "train.momentum": 0.5}
     with pytest.raises(ConfigError, match=r"train.lr: \(1, 0.1\) is neither a list of values nor a pair"):
         rayfed.sweep(own(), {"train.lr": (1, 0.1)})
+
+
+def test_a_sweep_of_lists_repeats_no_combination_and_names_the_test_splits_where_it_uses_them():
+    base = own(rounds=1, train={"lr": 0.2})
+    found = rayfed.sweep(base, {"train.lr": [0.1, 0.2], "train.batch_size": [4, 16]}, trials=6)
+    tried = [tuple(values.values()) for values, _ in found.trials]
+    assert sorted(tried) == [(0.1, 4), (0.1, 16), (0.2, 4), (0.2, 16)]
+    assert found.metric == ("val_accuracy" if "val_accuracy" in found.run.metrics else "accuracy")

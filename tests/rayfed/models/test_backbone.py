@@ -138,9 +138,9 @@ def test_two_tensors_with_one_name_are_an_error():
     net = nn.Module()
     net.base_layer = nn.Module()
     net.a, net.base_layer.a = nn.Module(), nn.Module()
-    net.a.lora_A, net.a.base_layer = nn.Linear(2, 2), nn.Module()
-    net.a.base_layer.lora_A = nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match=r"would both be called 'a\.lora_A\.weight'"):
+    net.a.lora_A, net.a.base_layer = nn.Linear(2, 2, bias=False), nn.Module()
+    net.a.base_layer.lora_A = nn.Linear(2, 2, bias=False)
+    with pytest.raises(RuntimeError, match=r"would both be called 'a\.lora_A'"):
         Backbone(net, nn.Linear(2, 2)).tensors()
 
 

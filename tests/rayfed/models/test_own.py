@@ -153,3 +153,16 @@ def test_the_tensor_of_outputs_is_found():
     assert all(output_of(each) is x for each in (x, (x, 1), {"out": x}, type("Output", (), {"logits": x})()))
     with pytest.raises(TypeError, match="returns str"):
         output_of("x")
+
+
+def test_a_network_that_returns_several_tensors_is_refused():
+    """The first one may be features, which would be trained as if they were outputs."""
+
+    class Pair(Net):
+        def forward(self, x):
+            return x.mean((2, 3)), super().forward(x)
+
+    with pytest.raises(
+        ConfigError, match=r"a tuple of tensors of shapes \(2, 3\) and \(2, 5\); return the outputs"
+    ):
+        network(Pair())
