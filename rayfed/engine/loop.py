@@ -16,7 +16,7 @@ import torch
 from rayfed.clients import ClientTable
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
-from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line, shown
+from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line, place_of, shown
 from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.cohort import Cohort, Cost, Federation, Ledger, Sampling
@@ -338,10 +338,10 @@ def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[
 
 @contextmanager
 def arithmetic_of(server: Server, round: int) -> Iterator[None]:
-    """Errors of arithmetic in the block become those of the server's hyperparameters.
+    """Turn errors of the block into one line: of arithmetic with the hyperparameters, of code with its place.
 
     Raises:
-        ServerError: There was one.
+        ServerError: There was an error of arithmetic, or a mistake in the code of the method's server.
     """
     try:
         yield
@@ -351,6 +351,11 @@ def arithmetic_of(server: Server, round: int) -> Iterator[None]:
             f"round {round + 1}: the server's arithmetic failed ({type(err).__name__}: "
             f"{one_line(err)}); choose smaller values of {keys or 'train.lr'}, or a smaller train.lr"
         ) from err
+    except (TypeError, AttributeError, NameError) as err:
+        if not (place := place_of(err)):
+            raise
+        what = f"{type(err).__name__}: {one_line(err)}{place}"
+        raise ServerError(f"round {round + 1}: the server of {type(server).__name__} failed: {what}") from err
 
 
 def closed(

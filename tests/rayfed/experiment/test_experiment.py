@@ -265,6 +265,15 @@ def test_a_rule_that_forgets_to_return_a_state_is_named():
     with pytest.raises(ServerError, match=r"Silent.*\.aggregate returned None; return a ServerState"):
         own(method=Silent).run()
 
+    class Mistaken(rayfed.Server):
+        def aggregate(self, state, cohort, updates):
+            return state.replaced()
+
+    with pytest.raises(
+        ServerError, match=r"round 1: the server of Mistaken.* failed: AttributeError: .*test_exp"
+    ):
+        own(method=Mistaken).run()
+
 
 def test_a_model_is_built_where_gradients_are_off():
     run = own().run()
