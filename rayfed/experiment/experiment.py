@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
     from rayfed.engine.session import Session
+    from rayfed.experiment.sections import (
+        CheckpointKeys,
+        ClusterKeys,
+        EvaluationKeys,
+        FailuresKeys,
+        FaultsKeys,
+        PartitionKeys,
+        PrivacyKeys,
+        TrainKeys,
+    )
     from rayfed.federation.cohort import Sampling
     from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
@@ -66,20 +76,20 @@ class Experiment:
         columns: Mapping[str, Any] | None = None,
         rounds: int | None = None,
         seed: int | None = None,
-        train: TrainConfig | Section | None = None,
+        train: TrainConfig | TrainKeys | Section | None = None,
         server: Mapping[str, Any] | None = None,
         local: Mapping[str, Any] | None = None,
-        partition: PartitionConfig | Section | None = None,
-        evaluation: EvaluationConfig | Section | None = None,
-        cluster: Literal["inline"] | ClusterConfig | Section | None = None,
+        partition: PartitionConfig | PartitionKeys | Section | None = None,
+        evaluation: EvaluationConfig | EvaluationKeys | Section | None = None,
+        cluster: Literal["inline"] | ClusterConfig | ClusterKeys | Section | None = None,
         clients_per_round: int | Literal["all"] | None = None,
         sampling: Sampling | None = None,
         channel: Any = None,
-        privacy: PrivacyConfig | Section | None = None,
+        privacy: PrivacyConfig | PrivacyKeys | Section | None = None,
         capacity: Any = None,
-        faults: FaultsConfig | Section | None = None,
-        failures: Policy | Section | None = None,
-        checkpoint: CheckpointConfig | Section | None = None,
+        faults: FaultsConfig | FaultsKeys | Section | None = None,
+        failures: Policy | FailuresKeys | Section | None = None,
+        checkpoint: CheckpointConfig | CheckpointKeys | Section | None = None,
         protocol: ProtocolName | None = None,
         experiment: str | None = None,
         **others: Any,
