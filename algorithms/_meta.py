@@ -6,24 +6,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rayfed.models.lora_layer import twice_differentiable
 
 MetaUpdate: TypeAlias = Literal["sequential", "fo_restore", "second_order"]
 InnerOptimizer: TypeAlias = Literal["client", "plain_sgd"]
 Loss: TypeAlias = Callable[[], Tensor]
-
-
-@contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Compute attention and LSTMs by kernels with second derivatives, which the fused ones do not have."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.enabled
-    cudnn.enabled = False
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        cudnn.enabled = before
 
 
 def meta_step(

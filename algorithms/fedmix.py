@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
-from algorithms._meta import twice_differentiable
 from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
 from rayfed.federation.local import logits
+from rayfed.models.lora_layer import twice_differentiable
 from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.types import Batch, Count, Fraction

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.models.backbone import Backbone
-from rayfed.models.dropout import Draw, Dropped, dropped
+from rayfed.models.dropout import Draw, dropped
 from rayfed.models.stacked import Stacked
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -32,6 +36,25 @@ ADAPTER = "default"
 
 EXACT = ("cpu", "meta")
 """Devices where a layer adds as PEFT does, to the bit; on the meta device its operations are counted."""
+
+
+_twice: ContextVar[bool] = ContextVar("twice", default=False)
+"""Whether passes need second derivatives."""
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Compute LoRA, attention and LSTMs by operations with second derivatives; the fused ones have none."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    token = _twice.set(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _twice.reset(token)
+        cudnn.enabled = before
 
 
 class AddLowRank(torch.autograd.Function):
@@ -105,16 +128,11 @@ class FrozenAndLowRank(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gradients(ctx, grad)
-
-
-class OnDevice(FrozenAndLowRank):
-    """The same on a device, where second derivatives exist."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True; results without their dependence on A would be wrong
+            raise RuntimeError(
+                "second derivatives of LoRA need `with twice_differentiable():` around both passes"
+            )
         return _gradients(ctx, grad)
 
 
@@ -128,18 +146,10 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
         if ctx.draw is None:
             of_x.view(rows.shape).baddbmm_(back.mT, a)
         else:
-            _add_dropped(of_x, torch.bmm(back.mT, a).view(of_x.shape), ctx.draw)
+            torch.ops.rayfed.dropout_add_(of_x, torch.bmm(back.mT, a).view(of_x.shape), *ctx.draw.parts)
     of_a = torch.bmm(back, rows) if wants_a else None
     of_b = _of_b(low, own, ctx.scale) if wants_b else None
     return of_x, None, of_a, of_b, None, None
-
-
-def _add_dropped(of_x: Tensor, further: Tensor, draw: Draw) -> None:
-    """Add the gradient of what was dropped in place."""
-    if torch.is_grad_enabled():  # of the gradient there will be a gradient, too
-        of_x += Dropped.apply(further, draw)
-    else:
-        torch.ops.rayfed.dropout_add_(of_x, further, *draw.parts)
 
 
 def _add_low_rank(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -284,12 +294,13 @@ class AdaptedLinear(_Multiplied):
         scale = self.scaling[ADAPTER]
         frozen = _is_frozen(layer)
         on_device = x.device.type not in EXACT
-        low, draw = dropped(self.lora_dropout[ADAPTER], x, apart=not (on_device and frozen))
+        together = on_device and frozen and not _twice.get()
+        low, draw = dropped(self.lora_dropout[ADAPTER], x, apart=not together)
         b: Any = second.weight
         stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
         result: Tensor
-        if low is x and frozen and on_device:
-            result = OnDevice.apply(x, _in(x.dtype, layer), *self._factors(x.dtype), scale, draw)
+        if low is x and together:
+            result = FrozenAndLowRank.apply(x, _in(x.dtype, layer), *self._factors(x.dtype), scale, draw)
             return result
         if low is x and frozen and stacked and not mixed:
             result = FrozenAndLowRank.apply(x, (layer.weight, layer.bias), a.value, b.value, scale, None)

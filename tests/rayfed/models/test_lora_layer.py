@@ -15,6 +15,7 @@ from rayfed.models.lora_layer import (
     FrozenAndLowRank,
     JointCasts,
     adapt,
+    twice_differentiable,
     use_joint_casts,
 )
 from rayfed.models.stacked import Stacked, stackable
@@ -127,10 +128,32 @@ def test_a_device_adds_the_products_in_place(shape):
         output = there(given)
         assert device.counts.kernels == 3
         leaves = [there.lora_A["default"].weight, there.lora_B["default"].weight]
-        found = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
-        assert found[0].grad_fn is not None  # methods with second derivatives
+        found = torch.autograd.grad(output.sin().sum(), leaves)
         for mine, theirs in zip((output, *found), (here, *wanted), strict=True):
             near(mine.detach().inner, theirs.detach(), LONGEST)
+
+
+def curvature(layer, x):
+    """Derivatives by input and factors of the sum of squares of the gradients of the factors."""
+    leaves = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    first = torch.autograd.grad(layer(x).sin().sum(), leaves[1:], create_graph=True)
+    return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+
+def test_a_device_has_second_derivatives_where_they_are_asked_for_and_else_raises():
+    layer = one_layer(0.0, torch.float32)
+    layer.base_layer.requires_grad_(False)
+    x = torch.randn(9, 64)
+    wanted = curvature(layer, x.clone().requires_grad_())
+    with pretended() as device:
+        there = layer.to(device.name)
+        given = x.to(device.name).requires_grad_()
+        with twice_differentiable():
+            found = curvature(there, given)
+        for mine, theirs in zip(found, wanted, strict=True):
+            near(mine.inner, theirs, 4 * LONGEST)
+        with pytest.raises(RuntimeError, match="need `with twice_differentiable"):
+            curvature(there, given)
 
 
 def test_all_factors_of_a_device_are_cast_in_one_launch_each_way():
