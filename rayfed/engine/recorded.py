@@ -27,6 +27,7 @@ from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
+from rayfed.terminal.guard import finishing
 from rayfed.types import Params, Row
 
 log = logging.getLogger(__name__)
@@ -183,9 +184,10 @@ def record_rounds(
             try:
                 with _saved_early(keeper, folder):
                     for done in run_rounds(experiment, executor, start, state, personal):
-                        done, row = _recorded(done, keeper, folder, visits, watch)
-                        state = done.state
-                        keeper.finished(done, is_due(every, state.round, experiment.rounds))
+                        with finishing():  # else a row could have no checkpoint
+                            done, row = _recorded(done, keeper, folder, visits, watch)
+                            state = done.state
+                            keeper.finished(done, is_due(every, state.round, experiment.rounds))
                         yield row
                     folder.write_without(
                         None if state is None else score_without(experiment, executor, state)

@@ -243,6 +243,36 @@ def guarded(
     return end.code
 
 
+class _Held:
+    """Signals that wait.
+
+    Attributes:
+        blocks: Blocks of `finishing` that are being run.
+        missed: A signal came in one of them.
+    """
+
+    blocks = 0
+    missed = False
+
+
+_HELD = _Held()
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Let a signal wait for the end of the block, where a round is recorded; a second one does not wait."""
+    _HELD.blocks += 1
+    missed = False
+    try:
+        yield
+    finally:
+        _HELD.blocks -= 1
+        if not _HELD.blocks:
+            missed, _HELD.missed = _HELD.missed, False
+    if missed:
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
     """While the block runs, SIGTERM and Ctrl-C raise KeyboardInterrupt and set STOP.
@@ -254,9 +284,13 @@ def stoppable() -> Iterator[None]:
 
     def stop(*_: object) -> None:
         STOP.set()
+        if _HELD.blocks and not _HELD.missed:
+            _HELD.missed = True
+            return
         raise KeyboardInterrupt
 
     STOP.clear()
+    _HELD.missed = False
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError
+from rayfed.terminal import guard
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import STOP, guarded
 
@@ -134,3 +135,18 @@ def test_the_traceback_of_a_client_is_offered_or_shown(debug, capsys):
     *before, line = capsys.readouterr().err.splitlines()
     assert ("Traceback of the client" in before) == debug
     assert line.endswith("--debug shows the traceback") != debug
+
+
+def test_a_signal_waits_for_the_round_that_is_recorded_and_a_second_one_does_not(handlers):
+    done = []
+    with guard.stoppable():
+        with pytest.raises(KeyboardInterrupt), guard.finishing():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("recorded")
+        with pytest.raises(KeyboardInterrupt), guard.finishing():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("not reached")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert done == ["recorded"]
