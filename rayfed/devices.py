@@ -179,7 +179,7 @@ class CountedDraws:
         self._drawn = drawn
 
 
-class _Now:
+class _Current:
     """Clients whose calls this process computes.
 
     Attributes:
@@ -193,21 +193,21 @@ class _Now:
 
 def counted() -> tuple[CountedDraws, ...]:
     """Those of the clients whose rows are computed now, in this order; empty: outside of calls."""
-    return _Now.clients
+    return _Current.clients
 
 
 def counted_seeds(device: torch.device) -> Tensor:
     """Seeds of the clients of `counted` on a device, int64, shape (K,)."""
-    if _Now.seeds is None:
+    if _Current.seeds is None:
         parts = [client.on(device) for client in counted()]
-        _Now.seeds = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return _Now.seeds
+        _Current.seeds = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _Current.seeds
 
 
 def count_for(clients: Iterable[CountedDraws]) -> None:
     """Let dropout draw for these clients from now on, as `torch.set_rng_state` does for a stream."""
-    _Now.clients = tuple(clients)
-    _Now.seeds = None
+    _Current.clients = tuple(clients)
+    _Current.seeds = None
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def counting(clients: Iterable[CountedDraws]) -> Iterator[None]:
         count_for(before)
 
 
-class Again:
+class RepeatedDraws:
     """A context in which dropout draws what it would draw when this is made; can be entered repeatedly.
 
     What was counted before the context is known again after it.
@@ -253,7 +253,7 @@ def same_draws(device: torch.device) -> Iterator[None]:
     """Restore the random states of the CPU and of a device after the block, so that it can be repeated."""
     cpu = torch.get_rng_state()
     own = random_state(device)
-    with Again():
+    with RepeatedDraws():
         try:
             yield
         finally:

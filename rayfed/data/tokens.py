@@ -216,19 +216,3 @@ class Tokenized:
                 f"every answer ends; set eos_token in its tokenizer_config.json"
             )
         return end
-
-
-def prompt_ids(tokenizer: Any, text: Text, template: str | None, size: int) -> list[int]:
-    """Tokens after which a model writes its answer to a prompt.
-
-    Args:
-        tokenizer: The tokenizer.
-        text: A sample.
-        template: The value of `data.template`.
-        size: Most tokens; more are cut at the beginning.
-    """
-    first = tokenizer("")["input_ids"][:1]
-    begin = list(first) if first and first[0] == tokenizer.bos_token_id else []
-    shown = (template or f"{PLACE}\n").replace(PLACE, text.text)
-    ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
-    return [*begin, *ids[max(0, len(ids) + len(begin) - size) :]]

@@ -282,7 +282,7 @@ def run_rounds(
         state = replace(state, round=r)
         after = None
         if cohort.ids:
-            with suppress(NobodyAnsweredError), arithmetic_of(experiment.server, r):
+            with suppress(NobodyAnsweredError), server_errors(experiment.server, r):
                 after = checked_state(
                     experiment.server, experiment.server.round(state, cohort, experiment.local)
                 )
@@ -337,7 +337,7 @@ def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[
 
 
 @contextmanager
-def arithmetic_of(server: Server, round: int) -> Iterator[None]:
+def server_errors(server: Server, round: int) -> Iterator[None]:
     """Turn errors of the block into one line: of arithmetic with the hyperparameters, of code with its place.
 
     Raises:

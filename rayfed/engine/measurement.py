@@ -34,6 +34,7 @@ from rayfed.devices import (
     peak_memory,
     reserved_memory,
     reset_peak,
+    settings_restored,
     total_memory,
 )
 from rayfed.engine.loop import Training, make_cohort, score_global
@@ -286,6 +287,7 @@ class _Played:
     state: ServerState
 
 
+@settings_restored()
 def batches_a_step(setup: Setup) -> float:
     """Training batches that a client takes for each step of `train`; 0: the method trains nothing.
 

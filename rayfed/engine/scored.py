@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from rayfed.devices import settings_restored
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 from rayfed.executors.worker import Worker
@@ -82,6 +83,7 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 
 
+@settings_restored()
 def personal_params(folder: Path, client: str, setup: Setup) -> Params:
     """The values that a client would deploy at the end of a finished run, by global name.
 

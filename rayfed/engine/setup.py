@@ -31,7 +31,7 @@ from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
-from rayfed.devices import HOST, chosen_device
+from rayfed.devices import HOST, chosen_device, settings_restored
 from rayfed.engine.loop import Training, adaptation_of, usual_size
 from rayfed.engine.memory import (
     GB,
@@ -167,6 +167,7 @@ MOST_CLIENTS = 32
 """Clients whose first batch is used; with more clients, as many are drawn."""
 
 
+@settings_restored()
 def core_start(world: World, weights: Weights, start: Params, experiment: Training) -> tuple[Weights, Params]:
     """All initial tensors, and those that are sent, with the start values that the tuning asks for.
 

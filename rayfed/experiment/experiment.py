@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.errors import ConfigError
 from rayfed.experiment.given import split
-from rayfed.experiment.run import Round, Run
+from rayfed.experiment.run import RoundRow, Run
 from rayfed.objects import is_own
 from rayfed.terminal.stages import screen_of, shown_on
 
@@ -194,7 +194,7 @@ class Experiment:
         """
         return execute(self, output, quiet, overwrite)
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[RoundRow]:
         """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
         from rayfed.engine.session import launch
         from rayfed.experiment.alone import begin
@@ -213,7 +213,7 @@ class Experiment:
                 with launch(plan.setup, config, path, claim=claim.token, session=session) as rows:
                     for row in rows:
                         if "round" in row:
-                            yield Round(row)
+                            yield RoundRow(row)
 
     def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
         """Continue a run of this experiment after its last checkpoint, to the same bytes.

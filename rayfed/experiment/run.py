@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rayfed.types import Params
 
 
-class Round(dict[str, Any]):
+class RoundRow(dict[str, Any]):
     """The row of one round; its columns are attributes, too: `round.accuracy`, `round.round`."""
 
     def __getattr__(self, name: str) -> Any:

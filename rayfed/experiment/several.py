@@ -229,6 +229,8 @@ def sweep(
     Raises:
         ConfigError: A key or a range is wrong, or something in a trial.
     """
+    if not space or trials < 1:
+        raise ConfigError(f"sweep: {trials} trials of {len(space)} keys; give at least one of both")
     for key, values in space.items():
         _check_range(key, values)
     base = experiment.changed(**{"evaluation.validation": True})
@@ -244,9 +246,7 @@ def sweep(
     if all(isinstance(values, list) for values in space.values()):
         combinations = [dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())]
         random.Random(seed).shuffle(combinations)
-        combinations.sort(
-            key=lambda each: each != own
-        )  # stable: the experiment's own values, then the others
+        combinations.sort(key=lambda each: each != own)  # the experiment's own values, then the others
         for values in combinations[:trials]:
             score(values)
     else:
@@ -287,15 +287,18 @@ def _own_values(experiment: Experiment, space: Mapping[str, Any]) -> dict[str, A
         found: Any = tree
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-        is_in = (
-            found in values
-            if isinstance(values, list)
-            else (type(found) in (int, float) and values[0] <= found <= values[1])
-        )
-        if not is_in:
+        if not _contains(values, found):
             return None
         own[key] = found
     return own
+
+
+def _contains(values: Any, value: Any) -> bool:
+    """Whether a list has a value, or a range, of whole numbers if both its ends are."""
+    if isinstance(values, list):
+        return value in values
+    kinds = (int,) if all(isinstance(end, int) for end in values) else (int, float)
+    return type(value) in kinds and bool(values[0] <= value <= values[1])
 
 
 def _check_range(key: str, values: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rayfed.devices import Again, counted
+from rayfed.devices import RepeatedDraws, counted
 
 Change: TypeAlias = Callable[..., Tensor]
 
@@ -169,7 +169,7 @@ class BlockStack(nn.Sequential):
 def _checkpointed(block: Any, x: Tensor, **options: Any) -> Tensor:
     """Output of a block, whose activations are computed again in the backward pass, with the same dropout."""
     if counted() and not torch.compiler.is_compiling():
-        options["context_fn"] = lambda: (nullcontext(), Again())
+        options["context_fn"] = lambda: (nullcontext(), RepeatedDraws())
     result: Tensor = checkpoint(block, x, use_reentrant=False, **options)
     return result
 

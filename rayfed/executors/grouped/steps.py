@@ -45,7 +45,7 @@ def ask_for_steps(optimizer: torch.optim.Optimizer, ask: Callable[[Step], Any]) 
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class JointOptimizer:
     """An optimizer for the stacks, and those of the clients that it stands for."""
 
     whole: torch.optim.Optimizer
@@ -72,7 +72,7 @@ class JointSteps:
         """
         self._stacks = stacks
         self._names = [{id(own[name]): name for name in stacks} for own in values]
-        self._joints: list[Joint] = []
+        self._joints: list[JointOptimizer] = []
 
     def take(self, requests: Mapping[int, torch.optim.Optimizer]) -> None:
         """Take a step with the optimizers of these clients.
@@ -111,10 +111,10 @@ class JointSteps:
         given = [p.grad is not None for p in group["params"]]
         return None if None in names else (type(optimizer), names, given, _settings(optimizer))
 
-    def _together(self, optimizers: Sequence[torch.optim.Optimizer], joint: Joint | None) -> None:
+    def _together(self, optimizers: Sequence[torch.optim.Optimizer], joint: JointOptimizer | None) -> None:
         if joint is None:
             self._part(optimizers)
-            joint = Joint(self._joined(optimizers), optimizers)
+            joint = JointOptimizer(self._joined(optimizers), optimizers)
             self._joints.append(joint)
         whole: Any = joint.whole
         whole.param_groups[0].update(_settings(optimizers[0]))
@@ -184,9 +184,7 @@ def _whole(tensors: Sequence[Tensor]) -> Tensor | None:
     size = first.numel()
     place, step = first.data_ptr(), size * first.element_size()
     if not place or any(each.data_ptr() != place + k * step for k, each in enumerate(tensors)):
-        return (
-            None  # those of a class that wraps other tensors have no memory of their own, and the address 0
-        )
+        return None  # tensors of a class that wraps others have no memory, and the address 0
     end = (first.storage_offset() + len(tensors) * size) * first.element_size()
     if end > first.untyped_storage().nbytes() or not all(each.is_contiguous() for each in tensors):
         return None

@@ -135,7 +135,8 @@ def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
     threads = torch.get_num_threads()
     torch.manual_seed(5)
     try:
-        experiment.run()
+        run = experiment.run()
+        run.personal("c 1")
         assert torch.get_num_threads() == threads
         assert not torch.are_deterministic_algorithms_enabled()
         assert torch.equal(torch.rand(3), drawn)

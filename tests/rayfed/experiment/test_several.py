@@ -69,6 +69,17 @@ def test_a_sweep_finds_the_best_of_its_trials_by_their_validation_splits():
     assert found.trials[0][0] == {"train.lr": 0.25, "train.batch_size": 8, "train.momentum": 0.5}
     with pytest.raises(ConfigError, match=r"train.lr: \(1, 0.1\) is neither a list of values nor a pair"):
         rayfed.sweep(own(), {"train.lr": (1, 0.1)})
+    for space, trials in (({}, 3), ({"train.lr": [0.1]}, 0)):
+        with pytest.raises(ConfigError, match="give at least one of both"):
+            rayfed.sweep(own(), space, trials=trials)
+
+
+def test_own_values_that_the_space_does_not_have_are_not_tried():
+    """A rate beyond its range is none of the space, so that the search chooses the first trial."""
+    for lr, first in ((0.5, False), (0.05, True)):
+        space = {"train.lr": (0.01, 0.1), "train.batch_size": (4, 16)}
+        found = rayfed.sweep(own(rounds=1, train={"lr": lr, "batch_size": 6}), space, trials=1)
+        assert (found.trials[0][0] == {"train.lr": lr, "train.batch_size": 6}) is first
 
 
 def test_a_sweep_of_lists_repeats_no_combination_and_names_the_test_splits_where_it_uses_them():

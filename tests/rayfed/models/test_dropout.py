@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.devices import Again, CountedDraws, count_for, counted, counting, same_draws
+from rayfed.devices import CountedDraws, RepeatedDraws, count_for, counted, counting, same_draws
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.dropout import CountedDropout, use_counted_dropout
@@ -82,7 +82,7 @@ def test_what_is_repeated_draws_the_same_and_is_counted_once():
     drop = layer()
     client = CountedDraws(5)
     with counting([client]):
-        again = Again()
+        again = RepeatedDraws()
         first = drop(ONES)
         count_for([])
         for _ in range(2):
