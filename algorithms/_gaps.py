@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from rayfed import Cohort, Local, Server, ServerState, Update
 from rayfed.errors import NobodyAnsweredError
+from rayfed.federation.client_tasks import evaluate, fit
 from rayfed.federation.cohort import TRAINING, Ledger
 from rayfed.federation.executor import Task
-from rayfed.federation.visit import evaluate, fit
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from algorithms._losses import RECEIVED, LossKind, LossWeighted, fit_watched
 from rayfed import Broadcast, Client, Cohort, Local, ServerState, Update
 from rayfed.devices import HOST, numbers, total
 from rayfed.errors import NobodyAnsweredError
+from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Task
-from rayfed.federation.visit import fit
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, TEXT_CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.tuning.base import train_mode

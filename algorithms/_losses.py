@@ -20,8 +20,8 @@ from algorithms._arrays import Array, to_numpy
 from rayfed import Broadcast, Client, Cohort, Local, Server, Update
 from rayfed.devices import numbers, total
 from rayfed.errors import NonFiniteClientError
+from rayfed.federation.client_tasks import fit
 from rayfed.federation.executor import Task
-from rayfed.federation.visit import fit
 from rayfed.types import Batch
 
 SMALLEST = 1e-10

@@ -20,8 +20,8 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.devices import numbers
+from rayfed.federation.client_tasks import score
 from rayfed.federation.params import sq_distance
-from rayfed.federation.visit import score
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Batch, NonNegative

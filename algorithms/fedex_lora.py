@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed import Method, Server
-from rayfed.federation.lora_mean import LoraRule
+from rayfed.federation.aggregation import LoraRule
 
 
 @dataclass(frozen=True)

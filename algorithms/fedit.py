@@ -2,7 +2,7 @@
 
 Zhang et al., Towards Building the FederatedGPT: Federated Instruction Tuning, ICASSP 2024 [zhang2024fedit],
 as the baseline of LoRA-FAIR [bian2025lorafair]. It is FedAvg with `tuning=lora`, and refuses another
-tuning. The mean of the factors is not the mean of their products (`rayfed.federation.lora_mean`).
+tuning. The mean of the factors is not the mean of their products (`rayfed.federation.aggregation`).
 """
 
 from dataclasses import dataclass

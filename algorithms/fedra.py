@@ -4,7 +4,7 @@ Su, Li, Xue, FedRA: A Random Allocation Strategy for Federated Tuning to Unleash
 Clients, ECCV 2024 [su2024fedra], section 3.5, Eq. 3 and 4.
 
 LoRA factors are averaged separately, as in the paper; this is not the mean of their products
-(`rayfed.federation.lora_mean`).
+(`rayfed.federation.aggregation`).
 
 Differs from the paper: Eq. 4 is sampled exactly, over the clients of the round. Differs from the released
 code: frozen norms are not uploaded, and the mean is weighted by data (`server.weighting=uniform` as in the

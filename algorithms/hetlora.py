@@ -19,7 +19,7 @@ from torch import Tensor
 
 from algorithms._lora import LoraServer
 from rayfed import Broadcast, Client, Local, Method, ServerState, Update
-from rayfed.federation.lora_mean import A, B, by_layer
+from rayfed.federation.aggregation import A, B, by_layer
 from rayfed.types import Batch, Fraction, NonNegative, cut_to_rank, rank_axes
 
 RANK = "rank"

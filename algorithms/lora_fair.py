@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms._lora import LoraServer
 from rayfed import Method, ServerState, Update
-from rayfed.federation.lora_mean import A, B, by_layer, stack
+from rayfed.federation.aggregation import A, B, by_layer, stack
 from rayfed.types import Count, NonNegative
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 
 from benchmarks.gpu_check import ROOT, TINY, replaced
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.testing import play
 from tests.pretended import pretended
 

@@ -22,8 +22,8 @@ from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.simulate import simulate
+from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Ledger
-from rayfed.federation.visit import evaluate
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 MIXED = "12, 10, 8, 6, 3"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.figures import FIGURES, OF_FOLDS, compare_runs
+from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.slopes import TITLE as SLOPES
-from rayfed.report.table import RunTables
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "figures.md"

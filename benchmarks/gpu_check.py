@@ -57,11 +57,11 @@ from rayfed.executors import worker
 from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Visit
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.dropout import use_counted_dropout
-from rayfed.models.sharing import attach
+from rayfed.models.shared_weights import attach
 from rayfed.testing.contracts import SGD, plain_steps, play
 
 Row: TypeAlias = dict[str, Any]

@@ -29,7 +29,7 @@ import rayfed
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed.federation.method_registry import Method
 from rayfed.federation.server import Server
 from rayfed.terminal import console
 from rayfed.types import Broadcast, ServerState, Update

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import rayfed
 from rayfed.config.schema import Config, load_config
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "method_cost.csv"
 FIELDS = ("algorithm", "model", "tuning", "base", "bytes_up", "bytes_down")

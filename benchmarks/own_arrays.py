@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.data.listing import Listing
-from rayfed.data.own import own_data
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
+from rayfed.data.user_data import own_data
 
 CLIENTS = 10_000
 SIDE = 32

@@ -39,7 +39,7 @@ def probe() -> Any:
         def load(self, world: Any, weights: Any) -> dict[str, float]:
             import torch
 
-            from rayfed.models.sharing import attach
+            from rayfed.models.shared_weights import attach
 
             torch.set_num_threads(1)
             self.model = world.skeleton()

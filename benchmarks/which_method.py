@@ -26,7 +26,7 @@ from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor.diagnosis import machine
 from rayfed.documents import to_json
 from rayfed.errors import ConfigError, one_line
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_json, read_rows
 from rayfed.reproduce.job import JobCell, Plans, TableJob

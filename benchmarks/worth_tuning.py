@@ -38,7 +38,7 @@ FIXED = (
 def scores(overrides: list[str]) -> Iterator[float | None]:
     """Percent of the final model, and without what the tuning trains and the head; None: there is none."""
     from rayfed.experiment.simulate import simulate
-    from rayfed.report.table import scores_without
+    from rayfed.report.final_table import scores_without
 
     with tempfile.TemporaryDirectory() as folder:
         result = simulate([*FIXED, f"output={folder}/run", *overrides])

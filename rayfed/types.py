@@ -35,7 +35,7 @@ EXIT = "exits."
 
 RESIDUAL = ".lora_R"
 """Global names of LoRA residuals end with this. They are sent to clients and never trained: they hold what
-the factors cannot represent of the mean product (`rayfed.federation.lora_mean`)."""
+the factors cannot represent of the mean product (`rayfed.federation.aggregation`)."""
 
 
 @cache

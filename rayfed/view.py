@@ -14,7 +14,7 @@ from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.table import terminal_width
+from rayfed.terminal.table_formats import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.types import Row
@@ -43,7 +43,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
     """
-    from rayfed.report.table import final_table, last_evaluated
+    from rayfed.report.final_table import final_table, last_evaluated
 
     rounds = planned(path)
     with reading(path):

@@ -52,7 +52,7 @@ NUMERIC = (
     *("algorithms/test_fedra.py", "algorithms/test_fft_gp.py", "algorithms/test_inclusivefl.py"),
     *("algorithms/test_meta.py", "algorithms/test_rounds_by_hand.py", "algorithms/test_wiring.py"),
     *("rayfed/federation/test_client_gradients.py", "rayfed/executors/grouped/test_passes_group.py"),
-    *("rayfed/federation/test_lora_mean.py", "rayfed/federation/test_params.py"),
+    *("rayfed/federation/test_aggregation.py", "rayfed/federation/test_params.py"),
     *("rayfed/models/test_attention.py", "rayfed/models/test_backbone.py", "rayfed/models/test_clip.py"),
     "rayfed/models/test_attention_class_token.py",
     *(

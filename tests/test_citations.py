@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rayfed.config.compose import choices
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import ROOT
 

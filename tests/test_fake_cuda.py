@@ -11,7 +11,7 @@ import torch
 
 from rayfed.errors import ClientError
 from rayfed.federation.local import Local
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.testing import play
 from tests.conftest import STEADY, quickly
 from tests.fake_cuda import fake_cuda

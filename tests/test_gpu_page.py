@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import device_counts
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from tests.conftest import ROOT
 
 TEXT = device_counts.PAGE.read_text()

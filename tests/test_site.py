@@ -12,7 +12,7 @@ import yaml
 import rayfed
 from docs.generate import api, bibliography, commands, hook, keys, measured, methods, papers, tunings
 from rayfed.__main__ import VERBS
-from rayfed.config import parse
+from rayfed.config import check_keys
 from rayfed.config.catalog import listed
 from rayfed.config.compose import folder
 from rayfed.config.papers import tables
@@ -60,7 +60,7 @@ def test_two_clicks_lead_to_a_papers_table_a_method_of_ones_own_and_four_gpus():
 def test_the_page_of_keys_has_every_key_its_type_default_and_meaning():
     text = keys.page()
     rows = dict(re.findall(r"^\| `([\w.]+)` (\|.*\|)$", text, re.MULTILINE))
-    assert set(parse.keys_of(Config)) <= {*rows}
+    assert set(check_keys.keys_of(Config)) <= {*rows}
     assert rows["rounds"] == "| whole number ≥ 1 | `10` | Number of rounds. |"
     assert rows["cluster.actors"].startswith(
         "| `auto`, `per_client` or whole number ≥ 1 | `auto` | Number of "

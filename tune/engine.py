@@ -22,7 +22,7 @@ from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
-from rayfed.experiment.alone import last_words
+from rayfed.experiment.single_run import last_words
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayfed.config.schema import Config
-from rayfed.engine.recorded import Keeping, Watch, record_rounds
+from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
-from rayfed.experiment.alone import begin
+from rayfed.experiment.single_run import begin
 from rayfed.federation.executor import Executor
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look

@@ -13,7 +13,7 @@ from rayfed.config.schema import to_dict
 from rayfed.errors import count_of
 from rayfed.record.files import write_parquet, write_text
 from rayfed.record.readers import rows_so_far
-from rayfed.terminal.table import Table
+from rayfed.terminal.table_formats import Table
 from rayfed.types import Row
 from tune.folder import trial_folder
 from tune.results import STATES, Outcome, Outcomes, seed_folders

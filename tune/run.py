@@ -13,7 +13,7 @@ from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
 from rayfed.terminal.supervisor import note_advice, supervised
-from rayfed.terminal.table import terminal_width
+from rayfed.terminal.table_formats import terminal_width
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR]

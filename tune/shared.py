@@ -9,11 +9,11 @@ from typing import Any
 import numpy.typing as npt
 import ray
 
-from rayfed.engine.shared import digest_of
+from rayfed.engine.built_once import digest_of
 from rayfed.executors.worker import World
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.sharing import attach, dump, skeleton
+from rayfed.models.shared_weights import attach, dump, skeleton
 from rayfed.tuning.base import apply_tuning
 
 Array = npt.NDArray[Any]

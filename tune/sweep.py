@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from rayfed.config.check_keys import parse
 from rayfed.config.compose import folder
-from rayfed.config.parse import parse
 from rayfed.documents import parse_value, read_file, user_path
 from rayfed.errors import ConfigError, unknown
 from rayfed.objective import METRICS, is_larger_better

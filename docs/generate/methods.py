@@ -15,7 +15,7 @@ from rayfed.config.catalog import Choice, listed
 from rayfed.config.compose import folder
 from rayfed.config.papers import MINI, PaperTable, tables
 from rayfed.config.schema import load_config
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)

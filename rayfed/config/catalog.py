@@ -20,7 +20,7 @@ from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.table import fitted, terminal_width
+from rayfed.terminal.table_formats import fitted, terminal_width
 
 USAGE = """\
 rayfed list [SECTION] [--json] [--debug]

@@ -437,7 +437,7 @@ def _by_name(group: str, name: str) -> dict[str, Any]:
 
 def _of_examples(name: str) -> dict[str, Any]:
     """Keys that examples of a user have by default; none for readers of data sets."""
-    from rayfed.data.own import made
+    from rayfed.data.user_data import made
 
     known = find(name)
     value = known.value if known is not None else imported(name)

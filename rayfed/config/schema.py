@@ -16,18 +16,18 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 import yaml
 from annotated_types import Ge, Le
 
+from rayfed.config.check_keys import UnknownKeyError, advice, parse, plain, whole
 from rayfed.config.compose import CHOOSES, check_listed_once, compose, listed
-from rayfed.config.parse import UnknownKeyError, advice, parse, plain, whole
 from rayfed.data.config import DataConfig
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
 from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
-from rayfed.federation.channel import ChannelConfig
 from rayfed.federation.cohort import Sampling
 from rayfed.federation.executor import OnNonFinite, Policy
-from rayfed.federation.method import METHODS, Parts, check_compatible
-from rayfed.federation.privacy import PrivacyConfig
+from rayfed.federation.method_registry import METHODS, Parts, check_compatible
+from rayfed.federation.noise_and_compression import ChannelConfig
+from rayfed.federation.privacy_accountant import PrivacyConfig
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfed.data.config import DataConfig, Resize, check_config, client_domains
-from rayfed.data.own import OwnData
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import ONE_DOMAIN, Listing, Source, source_of, task_of
 from rayfed.data.text import Targets
 from rayfed.data.tokens import Tokenized
+from rayfed.data.user_data import OwnData
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.objective import CLASSES, objective
 

@@ -17,7 +17,7 @@ from rayfed.data.listing import ONE_DOMAIN as ONE_DOMAIN
 from rayfed.data.listing import BadImageError as BadImageError
 from rayfed.data.listing import Decoded as Decoded
 from rayfed.data.listing import Listing as Listing
-from rayfed.data.own import OwnData, made
+from rayfed.data.user_data import OwnData, made
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSES, CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry

@@ -11,7 +11,7 @@ from rayfed.documents import to_json
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
-from rayfed.terminal.table import terminal_width
+from rayfed.terminal.table_formats import terminal_width
 
 USAGE = """\
 python -m rayfed.doctor [overrides] [--config FILE] [--json] [--report] [--debug]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rayfed.errors import ConfigError, count_of
 from rayfed.terminal.console import size
 from rayfed.terminal.stages import stage
-from rayfed.terminal.table import fitted
+from rayfed.terminal.table_formats import fitted
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -117,7 +117,7 @@ def diagnose(config: Config) -> Diagnosis:
     from rayfed.devices import mps_runs
     from rayfed.engine.measurement import actors_on, is_measured, measure, plan_actors, too_small
     from rayfed.engine.setup import prepare
-    from rayfed.experiment.parts import first_run
+    from rayfed.experiment.plan import first_run
     from rayfed.record.trackers import check_trackers
 
     check_trackers(config.trackers)

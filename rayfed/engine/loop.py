@@ -19,12 +19,12 @@ from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line, place_of, shown
 from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
+from rayfed.federation.client_tasks import INSTEAD, SETS, adapt, evaluate, evaluate_pack
 from rayfed.federation.cohort import Cohort, Cost, Federation, Ledger, Sampling
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
-from rayfed.federation.privacy import Privacy
+from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import Server
-from rayfed.federation.visit import INSTEAD, SETS, adapt, evaluate, evaluate_pack
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import METRICS, metric_of

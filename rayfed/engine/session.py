@@ -18,11 +18,11 @@ from rayfed.config.schema import ClusterConfig, Config
 from rayfed.devices import settings_restored
 from rayfed.engine.loop import Training
 from rayfed.engine.measurement import GpuPlans, inline_device
-from rayfed.engine.recorded import Keeping, Watch, record_rounds
+from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
+from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.lane import namespace
 from rayfed.executors.worker import World
 from rayfed.federation.executor import Policy
 from rayfed.terminal.guard import STOP
@@ -30,7 +30,7 @@ from rayfed.terminal.stages import counted, stage
 from rayfed.types import Row
 
 if TYPE_CHECKING:
-    from rayfed.engine.stored import WeightStore
+    from rayfed.engine.weight_store import WeightStore
     from rayfed.executors.actors import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health

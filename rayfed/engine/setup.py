@@ -32,6 +32,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.devices import HOST, chosen_device, settings_restored
+from rayfed.engine.built_once import Built, Shared
 from rayfed.engine.loop import Training, adaptation_of, usual_size
 from rayfed.engine.memory import (
     GB,
@@ -43,18 +44,17 @@ from rayfed.engine.memory import (
     measurable,
     why_whole_batches,
 )
-from rayfed.engine.shared import Built, Shared
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
 from rayfed.executors.worker import Weights, Worker, World, adjust_trunk, converter
-from rayfed.federation.channel import Channel
 from rayfed.federation.client import Client, make_optimizer
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
-from rayfed.federation.method import Parts, check_task
-from rayfed.federation.privacy import Privacy, check_private, check_values, guarantee
-from rayfed.federation.stays import names_that_stay
+from rayfed.federation.method_registry import Parts, check_task
+from rayfed.federation.noise_and_compression import Channel
+from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee
+from rayfed.federation.tensors_that_stay import names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
@@ -62,9 +62,9 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.named_tensors import global_name
-from rayfed.models.own import first_pass, fitted, network_of
-from rayfed.models.sharing import as_array, skeleton
+from rayfed.models.shared_weights import as_array, skeleton
 from rayfed.models.trunk import check_compiler
+from rayfed.models.user_model import first_pass, fitted, network_of
 from rayfed.objective import (
     CLASSES,
     CLASSIFICATION,

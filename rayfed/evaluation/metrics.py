@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from rayfed.clients import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
+from rayfed.federation.client_tasks import BY_CLASS
 from rayfed.federation.cohort import Answer, Ledger
-from rayfed.federation.visit import BY_CLASS
 from rayfed.objective import METRICS, NUM, LanguageModeling, is_larger_better, metric_of
 from rayfed.types import ServerState, Update
 
@@ -76,8 +76,8 @@ def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> 
 
     Args:
         sets: Test sets.
-        answers: Answers to `rayfed.federation.visit.evaluate`, by id of the test set. Sets without examples
-            or without an answer are left out.
+        answers: Answers to `rayfed.federation.client_tasks.evaluate`, by id of the test set. Sets without
+            examples or without an answer are left out.
     """
     clients: dict[str, Score] = {}
     domains: dict[str, list[Score]] = {}

@@ -26,8 +26,8 @@ from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
+from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
-from rayfed.executors.lane import Job, Lane, Pace, StartProgress, WireCall
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.executors.worker import World
 from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units

@@ -49,17 +49,16 @@ from rayfed.errors import (
     place_of,
 )
 from rayfed.executors.grouped.passes import Group, MemberError, log_failure
-from rayfed.federation.channel import CODED
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
-from rayfed.federation.stays import STAYS, add_own, keep_own, names_that_stay
+from rayfed.federation.noise_and_compression import CODED
+from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.own import Network
-from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.models.trunk import (
     FeatureCache,
     FeatureFolder,
@@ -68,6 +67,7 @@ from rayfed.models.trunk import (
     use_compile,
     use_mean_pooling,
 )
+from rayfed.models.user_model import Network
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, seeded
 from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
@@ -374,7 +374,7 @@ class World:
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         personal_split: Split of a client on which they are scored.
         rounds: Number of planned rounds.
-        stays: Which tensors stay at the clients (`rayfed.federation.stays`).
+        stays: Which tensors stay at the clients (`rayfed.federation.tensors_that_stay`).
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
         resident_bytes: Most bytes of examples that `resident=auto` copies.
         threads: torch threads of a process; equal in all processes, because it affects float sums.

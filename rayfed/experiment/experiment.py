@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.errors import ConfigError
-from rayfed.experiment.given import split
+from rayfed.experiment.from_objects import split
 from rayfed.experiment.run import RoundRow, Run
 from rayfed.objects import is_own
 from rayfed.terminal.stages import screen_of, shown_on
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from rayfed.federation.cohort import Sampling
     from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
-    from rayfed.federation.method import Method
-    from rayfed.federation.privacy import PrivacyConfig
+    from rayfed.federation.method_registry import Method
+    from rayfed.federation.privacy_accountant import PrivacyConfig
     from rayfed.federation.server import Server
     from rayfed.federation.train_config import TrainConfig
     from rayfed.heterogeneity.faults import FaultsConfig
     from rayfed.models.config import ModelConfig
-    from rayfed.models.own import Model
+    from rayfed.models.user_model import Model
     from rayfed.objective import Task
     from rayfed.tuning.base import Tuning
 
@@ -197,8 +197,8 @@ class Experiment:
     def __iter__(self) -> Iterator[RoundRow]:
         """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
         from rayfed.engine.session import launch
-        from rayfed.experiment.alone import begin
-        from rayfed.experiment.parts import make_plan
+        from rayfed.experiment.plan import make_plan
+        from rayfed.experiment.single_run import begin
         from rayfed.record import claim as folders
 
         with tempfile.TemporaryDirectory(prefix="rayfed-") as folder:

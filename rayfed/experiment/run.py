@@ -79,7 +79,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """The row of the last round in which models were scored."""
         from rayfed.record.readers import read_rows
-        from rayfed.report.table import last_evaluated
+        from rayfed.report.final_table import last_evaluated
 
         return last_evaluated(read_rows(self._folder))
 
@@ -135,7 +135,7 @@ class Run:
         Raises:
             ConfigError: There is no such client, or it keeps something in this method and never trained.
         """
-        from rayfed.engine.scored import personal_params
+        from rayfed.engine.score_finished_run import personal_params
 
         own = personal_params(self._folder, self._id_of(client), self._setup)
         return self._network({**self.params, **own})

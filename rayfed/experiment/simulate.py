@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, shown
-from rayfed.experiment.alone import Show
+from rayfed.experiment.single_run import Show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ class Result:
     def metrics(self) -> dict[str, Any]:
         """The row of the last round in which models were scored."""
         from rayfed.record.readers import read_rows
-        from rayfed.report.table import last_evaluated
+        from rayfed.report.final_table import last_evaluated
 
         return last_evaluated(read_rows(self.path))
 
@@ -90,7 +90,7 @@ def simulate(
     """
     from rayfed.config.schema import Config, load_config
     from rayfed.engine.session import Session
-    from rayfed.experiment.parts import make_plan, run
+    from rayfed.experiment.plan import make_plan, run
     from rayfed.record import claim as folders
     from rayfed.record.claim import check_own_folder
     from rayfed.record.trackers import check_trackers

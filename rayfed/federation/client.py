@@ -410,7 +410,7 @@ class Client:
         """Detached copies of the values this client sends, on its device.
 
         These are the trained tensors of its blocks, and BatchNorm statistics where `batch_norm` is `average`.
-        LoRA residuals (`rayfed.federation.lora_mean`) are received, but never sent.
+        LoRA residuals (`rayfed.federation.aggregation`) are received, but never sent.
         """
         held = copies(self.model, buffers=self.buffers_travel)
         return {name: value for name, value in held.items() if not name.endswith(RESIDUAL)}

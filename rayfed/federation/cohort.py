@@ -10,8 +10,8 @@ import numpy as np
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
-from rayfed.federation.channel import OPEN, Channel, with_attack
 from rayfed.federation.executor import Call, Executor, Leave, Task
+from rayfed.federation.noise_and_compression import OPEN, Channel, with_attack
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank

@@ -25,7 +25,7 @@ class Local:
     Attributes:
         stays: Tensors that stay at the client: it keeps its own values from round to round, the server never
             sees them, and every client is scored with its own. `head`, `norm`, `lora_A`, `lora_B`, or regular
-            expressions that match whole global names (`rayfed.federation.stays`).
+            expressions that match whole global names (`rayfed.federation.tensors_that_stay`).
         offers: Names of what this half puts into `shared` or `extra`.
         needs: Names that the server, the local half or the tuning must offer; checked before the run.
         deploys: Which model the accuracy columns of the results are about: the global model, or the personal

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from rayfed.federation.aggregation import EXACT, LoraRule, exact_mean, product_mean
+from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING, Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
-from rayfed.federation.lora_mean import EXACT, LoraRule, exact_mean, product_mean
 from rayfed.federation.params import mean_by_name, without_statistics
-from rayfed.federation.visit import fit
 from rayfed.types import Broadcast, Params, ServerState, Update
 
 STEP = "step"
@@ -32,7 +32,7 @@ class Server:
         weighting: Weight of a client in the mean: its number of training examples, the same for all, or the
             tokens that a language model learned in its training batches.
         lora_agg: How LoRA factors are combined: the mean of each factor, the best approximation of the mean
-            product at the same rank, or that mean exactly (`rayfed.federation.lora_mean`).
+            product at the same rank, or that mean exactly (`rayfed.federation.aggregation`).
         offers: Names of what this half puts into `shared`.
         needs: Names that the server, the local half or the tuning must offer; checked before the run.
         tuning: Options of the tuning scheme that this half sets, by name, whatever the config says. A half

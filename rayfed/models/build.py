@@ -12,10 +12,10 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
-from rayfed.models.checkpoints import load_into, locate
 from rayfed.models.config import ModelConfig
 from rayfed.models.networks import BareNetwork, construct_network
-from rayfed.models.own import Network, network_of
+from rayfed.models.user_model import Network, network_of
+from rayfed.models.weight_files import load_into, locate
 from rayfed.objective import SEGMENTATION
 from rayfed.seeds import derive, seeded
 
@@ -30,7 +30,7 @@ def build_backbone(
     """Build a float32 backbone with a new head.
 
     Random weights depend on the seed only; the head is the same for random and for published weights. Under
-    torch.device("meta") no weights are read: `rayfed.models.sharing.attach` sets them later.
+    torch.device("meta") no weights are read: `rayfed.models.shared_weights.attach` sets them later.
 
     Args:
         config: The model and its weights.

@@ -39,10 +39,10 @@ from rayfed.data.formats.slices import MEAN, ONE_SD
 from rayfed.data.text import SYMBOLS, WINDOW
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
-from rayfed.models.checkpoints import PublishedWeights
 from rayfed.models.clip import Tokenizer
 from rayfed.models.config import OPEN_CLIP, ModelConfig
 from rayfed.models.language import TextModel, build, is_text
+from rayfed.models.weight_files import PublishedWeights
 from rayfed.objective import (
     CLASSIFICATION,
     LANGUAGE_MODELING,

@@ -22,7 +22,7 @@ from rayfed.documents import check_own
 from rayfed.errors import ConfigError, one_line
 from rayfed.objective import SEGMENTATION
 from rayfed.terminal.console import say, size
-from rayfed.terminal.table import Table, terminal_width
+from rayfed.terminal.table_formats import Table, terminal_width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on
-from rayfed.terminal.table import Table, terminal_width
+from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import load
 
 BATCH = 8

@@ -10,7 +10,7 @@ from typing import Any
 
 from rayfed.config.variants import trained_otherwise
 from rayfed.objective import METRICS, metric_of
-from rayfed.report.table import (
+from rayfed.report.final_table import (
     KINDS,
     MODELS,
     RunTables,
@@ -28,7 +28,7 @@ from rayfed.report.table import (
     total_steps,
     unevaluated_note,
 )
-from rayfed.terminal.table import Table
+from rayfed.terminal.table_formats import Table
 
 MOST_DOMAINS = 8
 """Largest number of domains that have a column each; the tables of the methods' own reports have them all."""
@@ -61,7 +61,7 @@ class _Scored:
         scores: Rows of `clients.parquet` of that round with this metric.
         notes: Notes on missing clients and on values that are not finite.
         cost: Values of the columns `COST`, as text.
-        without: Scores with tensors put back, by kind (`rayfed.report.table.scores_without`).
+        without: Scores with tensors put back, by kind (`rayfed.report.final_table.scores_without`).
     """
 
     name: str

@@ -10,7 +10,7 @@ from typing import Any
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
 from rayfed.report.style import Drawing
-from rayfed.terminal.table import Table
+from rayfed.terminal.table_formats import Table
 
 SETTINGS = (
     *("algorithm", "compare", "protocol", "tuning.name", "model.name", "model.pretrained", "model.weights"),

@@ -32,8 +32,8 @@ from rayfed.federation.local import Local
 from rayfed.record.files import write_parquet
 from rayfed.report import style
 from rayfed.report.document import add_figure
+from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
-from rayfed.report.table import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import screen_of, shown_on, stage

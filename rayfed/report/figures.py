@@ -11,6 +11,7 @@ from rayfed.record.readers import COMPARE, ROWS
 from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
+from rayfed.report.final_table import RunTables, in_words, span, unit_of
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.method_figures import (
@@ -26,7 +27,6 @@ from rayfed.report.protocols import selected
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
-from rayfed.report.table import RunTables, in_words, span, unit_of
 from rayfed.terminal.stages import stage
 
 HELD_OUT = "report_held_out"

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
+from rayfed.config.check_keys import plain
 from rayfed.config.compose import folder
-from rayfed.config.parse import plain
 from rayfed.config.schema import Config, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
-from rayfed.terminal.table import Table, terminal_width
+from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import TUNINGS
 
 ADAPTIVE = ("adam", "adamw")

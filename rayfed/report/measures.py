@@ -14,8 +14,8 @@ from rayfed.errors import ConfigError, unknown
 from rayfed.record.folder import how_to_go_on
 from rayfed.record.readers import read_json, read_rows
 from rayfed.report import style
+from rayfed.report.final_table import RunTables
 from rayfed.report.protocols import MEASURES, scores, selected
-from rayfed.report.table import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 

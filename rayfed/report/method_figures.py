@@ -11,7 +11,7 @@ import numpy as np
 from rayfed.documents import parse_json
 from rayfed.record.readers import read_table
 from rayfed.report import style
-from rayfed.report.table import RunTables, domain_order, span
+from rayfed.report.final_table import RunTables, domain_order, span
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,8 +21,15 @@ from rayfed.config.variants import BASE, LOCAL_STEPS, NEW
 from rayfed.errors import count_of
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import COMPARE, read_rows
-from rayfed.report.table import RunTables, drawn_clients, last_evaluated, of_drawn, own_tensors, scores_of
-from rayfed.terminal.table import Table
+from rayfed.report.final_table import (
+    RunTables,
+    drawn_clients,
+    last_evaluated,
+    of_drawn,
+    own_tensors,
+    scores_of,
+)
+from rayfed.terminal.table_formats import Table
 
 MEASURES = {
     "clients": "personalization",

@@ -21,15 +21,15 @@ from rayfed.documents import user_folder
 from rayfed.engine.loop import make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Cohort, Ledger
 from rayfed.federation.params import mean_by_name
-from rayfed.federation.visit import evaluate
 from rayfed.record.files import write_parquet
 from rayfed.report import style
 from rayfed.report.document import add_figure
+from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import trained_once_more
 from rayfed.report.reopen import ReopenedRun, reopen
-from rayfed.report.table import RunTables
 from rayfed.terminal.console import say
 from rayfed.terminal.guard import guarded, parser_of
 from rayfed.terminal.stages import counted, screen_of, shown_on, stage

@@ -14,7 +14,7 @@ from rayfed.terminal.console import say
 from rayfed.terminal.guard import Arguments, command_line, guarded, parser_of
 from rayfed.terminal.stages import Screen, screen_of, shown_on, stage
 from rayfed.terminal.supervisor import supervised
-from rayfed.terminal.table import terminal_width
+from rayfed.terminal.table_formats import terminal_width
 
 if TYPE_CHECKING:
     from rayfed.reproduce.job import TableJob
@@ -95,7 +95,7 @@ def work(args: argparse.Namespace) -> None:
                 return
             found = _run(job, args)
     from rayfed.documents import to_json
-    from rayfed.experiment.alone import last_words
+    from rayfed.experiment.single_run import last_words
     from rayfed.reproduce.results import text
 
     stream = sys.stderr if args.json else None

@@ -29,15 +29,15 @@ from rayfed.config import papers
 from rayfed.config.compose import ELSE
 from rayfed.config.schema import ClusterConfig, Config, changes
 from rayfed.documents import parse_value, user_path
-from rayfed.engine.shared import Shared
+from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
-from rayfed.experiment.parts import Plan, make_plan
+from rayfed.experiment.plan import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
+from rayfed.report.final_table import RunTables, last_evaluated, scores_of, scores_without, total_steps
 from rayfed.report.protocols import MEASURES, outcome, selected
-from rayfed.report.table import RunTables, last_evaluated, scores_of, scores_without, total_steps
 
 if TYPE_CHECKING:
     from rayfed.executors import cluster

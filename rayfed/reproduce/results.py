@@ -26,7 +26,7 @@ from rayfed.reproduce.job import (
     rule_of,
     unit,
 )
-from rayfed.terminal.table import Table, fitted
+from rayfed.terminal.table_formats import Table, fitted
 
 FORMAT = 1
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"

@@ -17,8 +17,8 @@ from rayfed.documents import to_json
 from rayfed.engine.measurement import costs
 from rayfed.engine.session import Session
 from rayfed.errors import ClusterError, PartsFailedError, RayFedError, one_line
-from rayfed.experiment.alone import Show
-from rayfed.experiment.parts import Plan, run_part
+from rayfed.experiment.plan import Plan, run_part
+from rayfed.experiment.single_run import Show
 from rayfed.record import claim as folders
 from rayfed.record.claim import mark_of
 from rayfed.record.files import write_text
@@ -200,7 +200,7 @@ def _finishing(progress: JobProgress, plans: Plans) -> Generator[tuple[JobCell, 
                 work = partial(_run, progress, plans, cell, None, session)
                 yield from _outcome(progress, cell, work)
         return
-    from rayfed.engine.stored import WeightStore
+    from rayfed.engine.weight_store import WeightStore
     from rayfed.executors.cluster import node_resources
     from rayfed.executors.connection import connection
 

@@ -28,19 +28,19 @@ from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.data.text import Text, Tokens
 from rayfed.engine.loop import Training, run_rounds
-from rayfed.engine.recorded import Keeping, record_rounds
+from rayfed.engine.record_rounds import Keeping, record_rounds
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
 from rayfed.experiment.simulate import Result
 from rayfed.federation.executor import Call, Executor
-from rayfed.federation.method import check_compatible
+from rayfed.federation.method_registry import check_compatible
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import TraceEntry
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, trainable
 from rayfed.types import Broadcast, Params, Update

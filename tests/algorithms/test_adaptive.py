@@ -9,9 +9,9 @@ from algorithms.fedadam import FedAdam
 from algorithms.fedavgm import FedAvgM
 from algorithms.fedit import FedIT
 from algorithms.fedyogi import FedYogi
-from rayfed.federation.channel import Channel
 from rayfed.federation.local import Local
-from rayfed.federation.privacy import check_private
+from rayfed.federation.noise_and_compression import Channel
+from rayfed.federation.privacy_accountant import check_private
 from rayfed.federation.train_config import TrainConfig
 from tests import rounding
 from tests.algorithms.test_fedadam import cohort, state, update

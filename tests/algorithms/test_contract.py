@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from rayfed.config.schema import load_config
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.testing import METHOD_CHECKS
 from rayfed.testing.contracts import (
     DOMAINS,

@@ -6,8 +6,8 @@ from torch import nn
 
 import rayfed
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS
-from rayfed.models.own import register
+from rayfed.federation.method_registry import METHODS
+from rayfed.models.user_model import register
 from rayfed.testing.contracts import (
     DOMAINS,
     leaves_messages_and_frozen_weights_alone,

@@ -8,7 +8,7 @@ from algorithms.inclusivefl import InclusiveServer
 from rayfed import simulate
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
-from rayfed.federation.method import check_compatible
+from rayfed.federation.method_registry import check_compatible
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update

@@ -287,8 +287,8 @@ def _broken():
     from functools import partial
 
     from algorithms._losses import RECEIVED, LossWeighted
-    from rayfed.federation.method import Method
-    from rayfed.federation.visit import fit
+    from rayfed.federation.client_tasks import fit
+    from rayfed.federation.method_registry import Method
 
     def lie(client, sent, local):
         update = fit(client, sent, local)

@@ -11,9 +11,9 @@ from algorithms.allsmall import AllSmall
 from algorithms.fedra import RandomAllocation
 from rayfed import simulate
 from rayfed.config.schema import load_config
+from rayfed.engine.built_once import _block_bytes
 from rayfed.engine.loop import make_cohort
 from rayfed.engine.setup import prepare
-from rayfed.engine.shared import _block_bytes
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
@@ -21,7 +21,7 @@ from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import skeleton
+from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.lora import Lora
 from rayfed.types import ServerState, Update, block_of, num_bytes

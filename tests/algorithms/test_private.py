@@ -15,11 +15,11 @@ from rayfed.config.schema import build_parts, load_config
 from rayfed.engine.loop import Training, closed, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.channel import Channel, leave
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
-from rayfed.federation.method import METHODS
-from rayfed.federation.privacy import Privacy
+from rayfed.federation.method_registry import METHODS
+from rayfed.federation.noise_and_compression import Channel, leave
+from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import Server
 from rayfed.testing.contracts import DOMAINS, small_setup
 from rayfed.types import Update

@@ -16,8 +16,8 @@ from rayfed.clients import ClientTable
 from rayfed.data.examples import ClientData, Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
-from rayfed.federation.method import METHODS
-from rayfed.federation.stays import STAYS, add_own, keep_own, names_that_stay
+from rayfed.federation.method_registry import METHODS
+from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.seeds import seeded
 from rayfed.tuning.base import copies, load

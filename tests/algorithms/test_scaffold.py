@@ -145,7 +145,7 @@ def test_later_rounds_differ_and_other_optimizers_work(short):
 def test_one_half_alone_is_refused(half):
     from rayfed.config.schema import build_parts, load_config
     from rayfed.errors import ConfigError
-    from rayfed.federation.method import check_compatible
+    from rayfed.federation.method_registry import check_compatible
 
     parts = build_parts(load_config(["algorithm=fedavg", f"{half}.name=scaffold"]))
     with pytest.raises(ConfigError, match="needs control"):

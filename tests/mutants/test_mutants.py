@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from tests.conftest import ROOT
 from tests.mutants.kill import FOLDER, changed, main, mutants
 

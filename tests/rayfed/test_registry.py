@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS, Method
+from rayfed.federation.method_registry import METHODS, Method
 
 
 def test_the_current_folder_is_searched_last(tmp_path, monkeypatch):

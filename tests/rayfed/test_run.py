@@ -12,7 +12,7 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.experiment.simulate import Result
-from rayfed.report.table import final_table
+from rayfed.report.final_table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.executors.head_node import head_node, ray_command
 from tests.rounding import equally_near, exactly

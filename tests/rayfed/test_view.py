@@ -9,7 +9,7 @@ import pytest
 
 from rayfed import view
 from rayfed.record.folder import RunFolder
-from rayfed.report.table import final_table
+from rayfed.report.final_table import final_table
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
+from rayfed.engine.built_once import digest_of
 from rayfed.engine.setup import prepare
-from rayfed.engine.shared import digest_of
 from rayfed.executors.inline import InlineExecutor
 from tests.conftest import SMALL
 from tune import shared
@@ -73,8 +73,8 @@ def test_another_model_is_built_from_its_own_weights(cache, store):
 
 
 def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, store):
+    from rayfed.federation.client_tasks import evaluate
     from rayfed.federation.executor import Call
-    from rayfed.federation.visit import evaluate
     from rayfed.types import Broadcast
 
     setup = prepare(load_config(overrides(cache, "tuning=head")))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rayfed.columns import column, repeated, table
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
-from rayfed.terminal.table import fitted, table_blocks
+from rayfed.terminal.table_formats import fitted, table_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ from rayfed.documents import DocumentError, check_run_folder, parse_json
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
+from rayfed.report.final_table import MODELS, RunTables, last_evaluated, scores_without
 from rayfed.report.protocols import Ties, selected
-from rayfed.report.table import MODELS, RunTables, last_evaluated, scores_without
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,6 +25,7 @@ from rayfed.errors import ConfigError
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
+from rayfed.report.final_table import total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import (
@@ -54,8 +55,7 @@ from rayfed.report.page.single import (
     spread_table,
 )
 from rayfed.report.protocols import TABLES, methods_in
-from rayfed.report.table import total_cost, total_steps
-from rayfed.terminal.table import Table
+from rayfed.terminal.table_formats import Table
 from rayfed.types import Row
 
 SEED = re.compile(r", seed \d+")

@@ -22,6 +22,15 @@ from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, share_of
 from rayfed.record.readers import read_bytes, read_footer, reading
 from rayfed.report.document import WORDS
+from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
+from rayfed.report.final_table import (
+    fault_notes,
+    own_tensors,
+    privacy_notes,
+    selection_notes,
+    total_cost,
+    total_steps,
+)
 from rayfed.report.method_figures import LABELS, gap_variances, matched_groups
 from rayfed.report.page.charts import (
     ROUND,
@@ -50,15 +59,6 @@ from rayfed.report.page.parts import (
     shown_as,
 )
 from rayfed.report.page.run import PageRun
-from rayfed.report.table import KINDS as WITHOUT_COLUMNS
-from rayfed.report.table import (
-    fault_notes,
-    own_tensors,
-    privacy_notes,
-    selection_notes,
-    total_cost,
-    total_steps,
-)
 from rayfed.types import Row
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {

@@ -8,9 +8,9 @@ from rayfed.config.compose import choices, compose, folder
 from rayfed.config.schema import build_parts, load_config, to_dict
 from rayfed.data.source import READERS, task_of
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS, check_compatible, check_task
+from rayfed.federation.method_registry import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
-from rayfed.models.sharing import skeleton
+from rayfed.models.shared_weights import skeleton
 from rayfed.objective import LANGUAGE_MODELING, NEXT_CHARACTER, SEGMENTATION, TEXT_CLASSIFICATION
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import SMALL

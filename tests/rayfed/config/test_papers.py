@@ -11,7 +11,7 @@ from rayfed.config.compose import choices, folder
 from rayfed.config.papers import tables
 from rayfed.config.schema import compatible_parts, load_config, to_dict
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.report.matrix import matrix_of
 from tests.conftest import ROOT, quickly
 

@@ -1,6 +1,6 @@
 """The keys of a config are a promise: a new one is a decision, and a former one is missed by users."""
 
-from rayfed.config.parse import keys_of
+from rayfed.config.check_keys import keys_of
 from rayfed.config.schema import Config
 from tests.conftest import ROOT
 

@@ -11,10 +11,10 @@ from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import BUFFERS, Worker
+from rayfed.federation.client_tasks import fit
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
-from rayfed.federation.visit import fit
 from rayfed.types import Broadcast
 from tests.rounding import near
 

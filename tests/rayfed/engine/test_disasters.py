@@ -146,7 +146,7 @@ GREEDY = """
 import os, time
 from dataclasses import dataclass
 from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed.federation.method_registry import Method
 
 @dataclass(frozen=True)
 class Greedy(Local):

@@ -11,8 +11,8 @@ from rayfed.engine.loop import make_cohort, run_rounds, score_global, score_with
 from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import WITHOUT
 from rayfed.report.comparison import table_of_methods
+from rayfed.report.final_table import final_table
 from rayfed.report.page.run import PageRun
-from rayfed.report.table import final_table
 from rayfed.resume import main
 from rayfed.testing.contracts import small_setup
 from tests.conftest import SMALL

@@ -12,7 +12,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import skeleton
+from rayfed.models.shared_weights import skeleton
 from rayfed.testing.contracts import DOMAINS, small_setup
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning

@@ -8,7 +8,7 @@ from rayfed.engine import memory
 from rayfed.engine.memory import step_operations
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import skeleton
+from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head

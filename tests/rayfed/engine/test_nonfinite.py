@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rayfed.documents import to_json, without_nonfinite
-from rayfed.engine.recorded import _checked
+from rayfed.engine.record_rounds import _checked
 from rayfed.errors import ClientError, NonFiniteClientError, NonFiniteError
 from rayfed.evaluation.metrics import Evaluation, Round, Score
 from rayfed.evaluation.nonfinite import find, sentence
 from rayfed.federation.cohort import Answer, Ledger
 from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed.federation.method_registry import Method
 from rayfed.federation.server import Server
 from rayfed.record.trackers import scalars
 from rayfed.run import main

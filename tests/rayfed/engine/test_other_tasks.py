@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import read_rows
-from rayfed.report.table import client_table, final_table
+from rayfed.report.final_table import client_table, final_table
 from tests.conftest import quickly
 from tests.rayfed.data.readers.test_shakespeare import script
 

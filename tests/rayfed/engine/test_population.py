@@ -7,7 +7,7 @@ import pytest
 
 from rayfed.data.partition.population import Population
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.recorded import Keeping
+from rayfed.engine.record_rounds import Keeping
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
 from rayfed.testing.contracts import small_setup

@@ -12,13 +12,13 @@ from algorithms.fedadam import FedAdam
 from algorithms.fedavgm import FedAvgM
 from rayfed.engine.loop import closed, make_cohort
 from rayfed.errors import ConfigError
-from rayfed.federation.channel import Channel
 from rayfed.federation.local import Local
-from rayfed.federation.method import Method
+from rayfed.federation.method_registry import Method
+from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.server import STEP, Server
 from rayfed.record.readers import read_yaml
 from rayfed.report.comparison import table_of_methods
-from rayfed.report.table import privacy_notes
+from rayfed.report.final_table import privacy_notes
 from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample

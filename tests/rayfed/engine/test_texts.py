@@ -21,7 +21,7 @@ from rayfed.federation.client import backward
 from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
-from rayfed.report.table import final_table
+from rayfed.report.final_table import final_table
 from rayfed.testing.contracts import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly

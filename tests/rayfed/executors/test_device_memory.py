@@ -18,14 +18,14 @@ from rayfed.devices import ALLOCATION, limit_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
 from rayfed.executors import client_actor
+from rayfed.executors.actor_state import Lane, Pace
 from rayfed.executors.actors import Exchange
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.lane import Lane, Pace
 from rayfed.executors.worker import Worker, is_fault, is_out_of_memory, out_of_memory
 from rayfed.federation.executor import Call, Policy
 from rayfed.models.backbone import Backbone
-from rayfed.models.sharing import checksum
+from rayfed.models.shared_weights import checksum
 from rayfed.testing.contracts import SMALL, play, small_setup
 from rayfed.types import Broadcast, Update
 from tests.conftest import STEADY

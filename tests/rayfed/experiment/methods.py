@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rayfed.federation.method import Method
+from rayfed.federation.method_registry import Method
 from rayfed.federation.server import Server
 
 

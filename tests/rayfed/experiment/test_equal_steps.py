@@ -7,9 +7,9 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
-from rayfed.experiment.parts import make_plan
+from rayfed.experiment.plan import make_plan
 from rayfed.record.readers import read_rows, read_yaml
-from rayfed.report.table import total_steps
+from rayfed.report.final_table import total_steps
 from rayfed.resume import main as resume
 from rayfed.run import main as run
 from tests.conftest import SMALL

@@ -63,7 +63,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_names_and_objects_give_the_same_digest_as_the_command_line(name, tmp_path):
-    from rayfed.federation.method import METHODS as FILES
+    from rayfed.federation.method_registry import METHODS as FILES
 
     override, fields = METHODS[name]
     method = FILES.load(name)

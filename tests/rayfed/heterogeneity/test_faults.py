@@ -18,7 +18,7 @@ from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
-from rayfed.report.table import final_table
+from rayfed.report.final_table import final_table
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
 

@@ -156,7 +156,7 @@ def test_a_pickle_with_code_is_refused(tmp_path, monkeypatch):
 )
 def test_without_network_and_cache_the_error_says_what_to_do(offline, monkeypatch, name, file):
     monkeypatch.setattr(
-        "rayfed.models.checkpoints.PROBE_SECONDS", 1e-6
+        "rayfed.models.weight_files.PROBE_SECONDS", 1e-6
     )  # for urls, which know no offline mode
     waits, sleep, here = [], time.sleep, threading.get_ident()
 

@@ -12,7 +12,7 @@ from rayfed.models import clip, networks
 from rayfed.models.build import build_backbone
 from rayfed.models.captions import CONTEXT, VOCABULARY, Captioner, class_names, tokenize
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import attach, checksum, dump, skeleton
+from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.seeds import generator
 from rayfed.tuning.attention_adapter import AttAI
 from rayfed.tuning.base import apply_tuning, export, load, trainable

@@ -8,7 +8,7 @@ import torch
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
-from rayfed.models.sharing import attach, dump, skeleton
+from rayfed.models.shared_weights import attach, dump, skeleton
 from rayfed.tuning.base import apply_tuning, export, load
 from rayfed.tuning.full import Full
 

@@ -4,7 +4,7 @@ import pytest
 
 from rayfed.record.readers import read_rows
 from rayfed.report.comparison import table_of_methods
-from rayfed.report.table import final_table
+from rayfed.report.final_table import final_table
 
 
 def numbers(table, row):

@@ -12,16 +12,16 @@ from algorithms._gaps import variance
 from algorithms.ga import adjusted_weights, step_at
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client_tasks import evaluate, fit
 from rayfed.federation.executor import Call
-from rayfed.federation.visit import evaluate, fit
 from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
 from rayfed.report import feature_map as features
 from rayfed.report import landscape as measured
+from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import gap_variance, gap_variances
 from rayfed.report.reopen import reopen
-from rayfed.report.table import RunTables
 from tests.rounding import Exact, equally_near, exact_numbers, near
 from tests.vectors import vector
 

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from rayfed.record.files import write_text
 from rayfed.report import style
 from rayfed.report.figures import OF_FOLDS, score_by_fold, score_by_fold_and_round
-from rayfed.report.table import RunTables
+from rayfed.report.final_table import RunTables
 from tests.rayfed.report.tables import write_run
 from tests.rounding import near
 

@@ -6,8 +6,8 @@ import pytest
 
 import rayfed
 from rayfed.report import measures, slopes
+from rayfed.report.final_table import RunTables
 from rayfed.report.measures import measures_of
-from rayfed.report.table import RunTables
 from tests.conftest import SMALL
 
 

@@ -11,8 +11,8 @@ from matplotlib.colors import to_hex, to_rgb
 from rayfed.record.readers import read_table
 from rayfed.report import style
 from rayfed.report.figures import FIGURES, compare_runs, draw_figures
+from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import cluster_flow, matched_groups
-from rayfed.report.table import RunTables
 from tests.conftest import ROOT, quickly
 from tests.rayfed.report.tables import DOMAINS, HELD_OUT, write_rounds, write_run
 from tests.rounding import near

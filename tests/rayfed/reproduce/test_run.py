@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rayfed.engine import setup
-from rayfed.engine.stored import WeightStore
+from rayfed.engine.weight_store import WeightStore
 from rayfed.errors import ConfigError, PartsFailedError
 from rayfed.record.readers import read_rows
 from rayfed.reproduce.__main__ import main

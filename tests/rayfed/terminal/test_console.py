@@ -7,7 +7,7 @@ import pytest
 import rich
 
 from rayfed import resume, run
-from rayfed.engine.recorded import slowest
+from rayfed.engine.record_rounds import slowest
 from rayfed.federation.executor import Visit
 from rayfed.terminal.console import headline, line, showing
 from tests.conftest import SMALL

@@ -14,7 +14,7 @@ from rayfed.config.schema import load_config
 from rayfed.devices import same_draws, set_deterministic
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import ROOT, STEADY, quickly

@@ -9,7 +9,7 @@ import torch
 
 from rayfed.config.schema import compatible_parts, load_config
 from rayfed.errors import ConfigError
-from rayfed.federation.method import METHODS
+from rayfed.federation.method_registry import METHODS
 from rayfed.testing import TUNING_CHECKS, check_tuning
 from rayfed.testing import contracts as checks
 from rayfed.tuning.base import TUNINGS, freeze

@@ -6,7 +6,7 @@ import torch
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.prompters import GCNet, scrambled
-from rayfed.models.sharing import skeleton
+from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.gc_prompt import GCPrompt
 from rayfed.tuning.visual_prompt import VisualPrompt

@@ -173,7 +173,7 @@ def test_ranges_are_checked_when_a_config_is_read(name, values):
 
 def test_imports_stay_light():
     code = (
-        "import sys; import rayfed.models.build, rayfed.models.sharing, rayfed.tuning.lora, "
+        "import sys; import rayfed.models.build, rayfed.models.shared_weights, rayfed.tuning.lora, "
         "rayfed.tuning.visual_prompt; "
         "print([m for m in ('peft', 'timm', 'torchvision', 'ray') if m in sys.modules])"
     )

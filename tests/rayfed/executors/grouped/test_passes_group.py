@@ -11,11 +11,11 @@ from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.errors import ClientError
 from rayfed.executors.grouped.passes import _warn
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Policy, units
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
-from rayfed.federation.visit import fit
 from rayfed.testing.contracts import small_setup
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, STEADY

@@ -1,0 +1,191 @@
+"""Turns names, dicts, dataclasses and objects of a user into the overrides and values of a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rayfed import objects
+from rayfed.config.check_keys import plain
+from rayfed.config.compose import choices
+from rayfed.errors import ConfigError, shown
+from rayfed.federation.local import Local
+from rayfed.federation.method_registry import METHODS, Method, method_of
+from rayfed.federation.server import Server
+from rayfed.objective import Task
+from rayfed.tuning.base import TUNINGS
+
+GROUPS = ("algorithm", "data", "model", "tuning", "cluster", "experiment")
+"""Keys whose value may be a name that chooses a section."""
+
+BUILT_IN = {"algorithms.": METHODS, "rayfed.tuning.": TUNINGS}
+"""Packages whose modules are chosen by their last name."""
+
+
+def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The overrides and the values of a config for what was given by key.
+
+    Args:
+        given: Names, plain values, dicts, dataclasses and objects, by key of the config; keys may have dots.
+
+    Raises:
+        ConfigError: An object is of no kind that its key accepts.
+    """
+    overrides: list[str] = []
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key == "columns":
+            continue
+        if key == "data":
+            made = data(value, given.get("columns"))
+        else:
+            made = OBJECTS[key](value) if key in OBJECTS else {key: value}
+        for own, each in made.items():
+            name, rest = _chosen(own, each)
+            overrides += [f"{own}={name}"] if name else []
+            if isinstance(rest, Mapping) and isinstance(values.get(own), Mapping):
+                values[own] = {**values[own], **rest}
+            elif rest is not None:
+                values[own] = rest
+    return overrides, values
+
+
+def _chosen(key: str, value: Any) -> tuple[str, Any]:
+    """The name that chooses a section, and what else is set; empty and None: nothing of it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = plain(value)
+    if key not in GROUPS:
+        return "", value
+    if isinstance(value, str):
+        return value, None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}: {shown(value)} is neither a name nor a dict of its keys")
+    name = value.get("name")
+    if isinstance(name, str) and (key == "model" or name in choices(key) or objects.find(name)):
+        return name, {own: each for own, each in value.items() if own != "name"} or None
+    return "", dict(value)
+
+
+def method(value: Any) -> dict[str, Any]:
+    """The keys `algorithm`, `server` and `local` for a method in any form."""
+    if isinstance(value, str):
+        return {"algorithm": value}
+    if isinstance(value, Method):
+        return {"algorithm": _name_of(value)}
+    parts = value if isinstance(value, tuple | list) else (value,)
+    keys = [_half_of(part) for part in parts]
+    halves = {
+        key: getattr(method_of(part if isinstance(part, type) else type(part)), key)
+        for key, part in zip(keys, parts, strict=True)
+        if key
+    }
+    fields = {
+        key: _fields(part, key)
+        for key, part in zip(keys, parts, strict=True)
+        if key and not isinstance(part, type)
+    }
+    if len(halves) != len(parts) or not halves:
+        raise ConfigError(
+            f"method: {shown(value)} is no method; give a name, a Server or Local class or an instance of "
+            f"one, a pair of both, or a Method"
+        )
+    if len(halves) == 1:
+        (half,) = halves.values()
+        return {"algorithm": _name_of(half), **fields}
+    return {"algorithm": _name_of(Method(**halves)), **fields}
+
+
+def _half_of(part: Any) -> str:
+    """Key of the config that a half belongs to; empty: it is none."""
+    kind = part if isinstance(part, type) else type(part)
+    return "server" if issubclass(kind, Server) else "local" if issubclass(kind, Local) else ""
+
+
+def _fields(half: Any, key: str) -> dict[str, Any]:
+    """The hyperparameters of an instance of a half."""
+    try:
+        return plain(half)
+    except Exception as err:
+        raise ConfigError(
+            f"{key}: {shown(half)} has a field that is no number, text, list or dict ({err})"
+        ) from err
+
+
+def _name_of(value: Any) -> str:
+    """The name of a method, or of half of one."""
+    halves = (value.server, value.local) if isinstance(value, Method) else (value,)
+    whole = method_of(value)
+    for half in halves:
+        module = half.__module__
+        if (
+            module.startswith("algorithms.")
+            and (name := module.removeprefix("algorithms.")) in METHODS.names()
+        ):
+            built = METHODS.load(name)
+            if built == whole:
+                return name
+    if not isinstance(value, Method):
+        return objects.register(value)
+    own = [half for half in halves if half not in (Server, Local)] or [Server]
+    digest = "".join(objects.source_digest(half) for half in own)
+    label = "_".join(half.__name__ for half in own)
+    return objects.register(value, own[0], objects.text_digest(digest), label)
+
+
+def tuning(value: Any) -> dict[str, Any]:
+    """The key `tuning` for a scheme in any form."""
+    if isinstance(value, str | Mapping):
+        return {"tuning": value}
+    kind = value if isinstance(value, type) else type(value)
+    if not hasattr(kind, "apply"):
+        raise ConfigError(f"tuning: {shown(value)} is no tuning scheme; give a name, or rayfed.LoRA(rank=8)")
+    module = kind.__module__.removeprefix("rayfed.tuning.")
+    name = module if module in TUNINGS.names() and TUNINGS.load(module) is kind else objects.register(kind)
+    return {"tuning": {"name": name, **({} if isinstance(value, type) else plain(value))}}
+
+
+def model(value: Any) -> dict[str, Any]:
+    """The key `model` for a network in any form."""
+    from rayfed.models.config import ModelConfig
+
+    if isinstance(value, str | Mapping | ModelConfig):
+        return {"model": value}
+    from rayfed.models.user_model import register
+
+    return {"model": {"name": register(value), "pretrained": False}}
+
+
+def task(value: Any) -> dict[str, Any]:
+    """The key `task` for a task in any form."""
+    if isinstance(value, Task):
+        functions = [value.loss, *value.metrics.values(), *value.over_set.values()]
+        digest = objects.text_digest(
+            "".join(map(objects.source_digest, functions)) + repr((value.smaller, value.percent))
+        )
+        return {"task": objects.register(value, value.loss, digest, value.name)}
+    if not isinstance(value, str):
+        raise ConfigError(f"task: {shown(value)} is neither a name nor a rayfed.Task")
+    return {"task": value}
+
+
+def data(value: Any, columns: Any = None) -> dict[str, Any]:
+    """The section `data` for examples in any form.
+
+    Args:
+        value: A name, a section, or examples.
+        columns: Names of columns, if the examples are a table.
+    """
+    from rayfed.data.config import DataConfig
+    from rayfed.data.user_data import is_own, made, own_data
+
+    if isinstance(value, str | DataConfig) or not is_own(value):
+        return {"data": value, **({"data.columns": columns} if columns else {})}
+    found = own_data(value, columns) if columns else made(value)
+    name = objects.import_path(value) if callable(value) else ""
+    name = name or objects.register(found, type(found), found.fingerprint(), "own_data")
+    return {"data": name, "data.name": "own_data"}
+
+
+OBJECTS = {"algorithm": method, "tuning": tuning, "model": model, "task": task}
+"""Keys that accept objects, and what turns these into keys of the config."""

@@ -1,0 +1,306 @@
+"""Runs one prepared experiment in its folder, and writes its tables, figures and report.
+
+Config, versions and partition are written before the first round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfed.config.schema import Config, to_dict
+from rayfed.config.variants import PROTOCOLS
+from rayfed.data.partition.manifest import describe, with_digests
+from rayfed.engine.record_rounds import basis_of, objects_of
+from rayfed.engine.score_finished_run import score_model_of
+from rayfed.engine.setup import Setup
+from rayfed.errors import ConfigError, RayFedError, count_of
+from rayfed.objective import score_facts
+from rayfed.record.checkpoint import Checkpoints
+from rayfed.record.claim import Claim
+from rayfed.record.files import write_table, write_text
+from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
+from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
+from rayfed.terminal.console import showing, teller
+from rayfed.terminal.guard import STOP, command_line
+from rayfed.terminal.supervisor import note_advice
+from rayfed.terminal.table_formats import fitted, terminal_width
+
+if TYPE_CHECKING:
+    from rayfed.engine.session import Session
+
+
+def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
+    """Write config.yaml, environment.json and partition.parquet, and show the partition.
+
+    Args:
+        config: The config of the run.
+        setup: The experiment, prepared from it.
+        claim: The right to write into the folder.
+        tell: Called with each text for the user.
+        resume: The folder holds a run that is continued; check that its inputs are the same.
+
+    Raises:
+        ConfigError: The run that is continued had other data or another config, or its checkpoints are
+            missing.
+    """
+    partition = setup.partition
+    dataset = setup.dataset
+    path = claim.path
+    basis = basis_of(config, setup)
+    facts = {
+        **basis.data,
+        "bad_images_skipped": dataset.skipped,
+        "task": setup.world.objective.task,
+        SCORE: score_facts(setup.world.objective),
+        "examples": setup.world.objective.examples,
+        "tensors_trained": len(setup.start),
+        "numbers_trained": sum(v.numel() for v in setup.start.values()),
+        "threads": config.cluster.threads,
+        "precision": config.train.precision,
+        "group": setup.group.clients,
+        **_own_tensors(setup),
+        **({"objects": own} if (own := objects_of(config)) else {}),
+    }
+    commands: list[str] = []
+    if resume:
+        with suppress(DamagedError):
+            commands = list(read_json(path / "environment.json", dict).get("commands") or [])
+        check_continuable(config, setup, path)  # names the key of the config from which other data follow
+        check_same_inputs(path, facts)
+        claim.take_over()
+    commands += [command_line()] if command_line() else []
+    describe_run(path, to_dict(config), {**facts, "commands": commands})
+    write_table(path / "partition.parquet", with_digests(partition, dataset))
+    tell_clients(setup, tell)
+
+
+def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
+    """Number of scored clients with kept tensors in the run whose model is scored; empty: none has."""
+    names = [name for unit in setup.experiment.sets for name in unit.clients]
+    kept = sum(name in setup.stores for name in names)
+    return {OWN_TENSORS: {"clients": len(names), "kept": kept}} if kept else {}
+
+
+def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
+    """Show the table of the clients, what they hold if it differs, and how many images could not be read."""
+    sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
+    tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
+    if setup.world.network is not None:
+        tell(fitted(trained_in_words(setup), terminal_width()))
+    if setup.group.sentence:
+        tell(fitted(setup.group.sentence, terminal_width()))
+    if skipped := setup.dataset.skipped:
+        tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+MOST_NAMED = 100
+"""Modules of a user's network that are listed before a run."""
+
+
+def trained_in_words(setup: Setup) -> str:
+    """The modules of a user's network that are trained; adapters have the names of their layers."""
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in setup.start))
+    few = ", ".join(modules[:MOST_NAMED])
+    more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
+    return f"trained in {count_of(len(modules), 'module')}: {few}{more}"
+
+
+def check_continuable(config: Config, setup: Setup, path: Path) -> None:
+    """Check that neither the config nor the data of a run changed since its last checkpoint.
+
+    Args:
+        config: The config with which the run is continued, or reported again.
+        setup: The experiment, prepared from it.
+        path: Folder of the run.
+
+    Raises:
+        ConfigError: Something changed that affects the result, or the checkpoints are missing.
+    """
+    Checkpoints(path, basis=basis_of(config, setup)).check_continuable(rounds_on_disk(path))
+
+
+@dataclass(frozen=True)
+class Show:
+    """Output of a command: nothing (`quiet`), text, or JSON objects.
+
+    Attributes:
+        quiet: Show nothing.
+        as_json: Write JSON objects to standard output, and text to standard error.
+        whole: Folder of the run that the shown one is a part of; None: it is the whole.
+        described: Digests of the partitions whose table of clients was shown.
+        again: The command that continues the whole; empty: `rayfed.resume` does.
+    """
+
+    quiet: bool = True
+    as_json: bool = False
+    whole: Path | None = None
+    described: set[str] = field(default_factory=set)
+    again: str = ""
+
+    @property
+    def tell(self) -> Callable[[str], None]:
+        return teller(self.quiet, self.as_json)
+
+    def tell_whole(self, text: str) -> None:
+        """Show a text, unless the run is a part of another one, which shows this for all its parts."""
+        if self.whole is None:
+            self.tell(text)
+
+    def part_of(self, whole: Path) -> Show:
+        """The same for a part of the run in the folder `whole`."""
+        return replace(self, whole=self.whole or whole)
+
+    def about_clients(self, partition: str) -> Callable[[str], None]:
+        """Shows the table of clients of a partition with this digest, the first time."""
+        if partition in self.described:
+            return lambda _: None
+        self.described.add(partition)
+        return self.tell
+
+
+def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool, session: Session) -> str:
+    """Run or continue one experiment; a finished one is not repeated.
+
+    Args:
+        config: The experiment.
+        setup: The same, prepared.
+        claim: The right to write into its folder.
+        show: What is shown.
+        resume: Continue the run in the folder.
+        session: Ray and the actors of the command.
+
+    Returns:
+        The SHA-256 digest of the final tensors.
+
+    Raises:
+        RayFedError: The run failed; its finished rounds are on disk.
+    """
+    from rayfed.engine.session import launch
+
+    began = time.perf_counter()
+    path = claim.path
+    if (trained := config.evaluation.model_of) is not None:
+        setup = score_model_of(trained, setup)
+    digest = finished(path, config.rounds) if resume else ""
+    if digest:
+        check_continuable(config, setup, path)
+        claim.take_over()
+    else:
+        begin(config, setup, claim, show.about_clients(setup.partition.digest), resume)
+        note_advice(advice(path, show))
+        rows_of = path if show.as_json else None
+        try:
+            with (
+                showing(config.rounds, show.quiet, rows_of) as show_row,
+                launch(setup, config, path, show.tell, resume, claim.token, session) as rows,
+            ):
+                for row in rows:
+                    show_row(row)
+                    digest = str(row.get("sha256", digest))
+                    note_advice(advice(path, show))
+                    _raise_if_asked_to_stop()
+            _raise_if_asked_to_stop()
+        except ConfigError:
+            if not (path / ROWS).exists():  # nothing ran, so the same output can be used again
+                claim.discard()
+            raise
+        except (RayFedError, KeyboardInterrupt) as err:
+            err.add_note(advice(path, show))  # the end of the line that the user sees
+            raise
+    if show.whole is not None:
+        show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
+    return digest
+
+
+def advice(path: Path, show: Show) -> str:
+    """Advice about a run that ended too early."""
+    if show.whole is None:
+        return how_to_go_on(path)
+    again = show.again or f"python -m rayfed.resume {show.whole}"
+    return f"what is finished is kept; continue with: {again}"
+
+
+def _raise_if_asked_to_stop() -> None:
+    if STOP.is_set():
+        raise KeyboardInterrupt
+
+
+Tell = Callable[[str], None]
+
+
+def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> None:
+    """Write report.md with tables and figures, and show the first table.
+
+    Args:
+        path: Folder of the run.
+        tell: Called with the table as text.
+        others: Algorithms whose runs are in `compare/<name>`; then the first table is that of all methods.
+        figures: Draw the figures.
+    """
+    from rayfed.record.readers import COMPARE
+    from rayfed.report.comparison import table_of_methods
+    from rayfed.report.document import document
+    from rayfed.report.final_table import RunTables, final_table
+
+    inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
+    with reading(path):
+        # The main method of a comparison may have failed in its first round.
+        tables = [final_table(path)] if RunTables(path).rounds or not others else []
+        if others:
+            tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
+        text = document(path, tables, _drawn(path, figures), inside)
+    write_text(path / "report.md", text)
+    tell("\n" + tables[0].text(terminal_width()))
+
+
+def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Tell) -> None:
+    """The same for the finished runs of a protocol.
+
+    Args:
+        config: The experiment of all runs.
+        path: Folder of the whole run.
+        folds: Folders of the finished runs, such as folds by held-out domain.
+        tell: Called with the tables as text.
+    """
+    from rayfed.report.document import document
+    from rayfed.report.protocols import TABLES
+
+    setting = PROTOCOLS[config.protocol].setting
+    inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
+    with reading(path):
+        tables = TABLES[config.protocol](config, folds)
+        text = document(path, tables.parts, _drawn(path, config.figures), inside)
+    write_text(path / "report.md", text)
+    tell("\n" + tables.text(terminal_width()))
+
+
+def last_words(path: Path, tell: Tell, write: bool) -> None:
+    """Say which command shows everything on one page; with `write` (report=true), write that page.
+
+    Args:
+        path: Folder of the run.
+        tell: Called with a sentence.
+        write: Write the page.
+
+    Raises:
+        ConfigError: There is a file of somebody else with the name of the page.
+    """
+    from rayfed.report.page.render import NAME, command, write_report
+
+    if write:
+        write_report([path], path / NAME)
+        tell(f"everything on one page: {path / NAME}")
+    else:
+        tell(f"everything on one page: {command(path)}")
+
+
+def _drawn(path: Path, figures: bool) -> Mapping[str, Path]:
+    """Draw the figures of a run if they are wanted; returns their files by title."""
+    from rayfed.report.figures import draw_figures
+
+    return draw_figures(path) if figures else {}

@@ -1,0 +1,140 @@
+"""Federated methods: a server half and a local half, looked up by name in `algorithms/`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.errors import ConfigError
+from rayfed.federation.aggregation import EXACT
+from rayfed.federation.local import Local
+from rayfed.federation.server import Server
+from rayfed.objective import LANGUAGE_MODELING
+from rayfed.registry import METHOD_FILES, Registry
+from rayfed.tuning.base import TUNINGS, Tuning
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method, as a file of `algorithms/` defines it. A half that is not given is FedAvg's."""
+
+    server: type[Server] = Server
+    local: type[Local] = Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The three exchangeable parts of an algorithm."""
+
+    server: Server
+    local: Local
+    tuning: Tuning
+
+
+def check_compatible(
+    server: Server, local: Local, tuning: object, chosen: Mapping[str, str] | None = None
+) -> None:
+    """Check before a run that every part gets what it needs from the others.
+
+    Args:
+        server: The driver half.
+        local: The client half.
+        tuning: The tuning scheme.
+        chosen: The names of the algorithm, of its halves and of the tuning, by config key (`algorithm`,
+            `server`, `local`, `tuning`), for the message; None: the message names classes.
+
+    Raises:
+        ConfigError: A part needs something that no part offers (the message says what can be chosen instead),
+            or a LoRA rule needs residuals and the tuning has none.
+    """
+    if server.lora_agg in EXACT and not getattr(tuning, "residual", False):
+        raise ConfigError(
+            f"server.lora_agg: {server.lora_agg!r} needs tuning=lora with tuning.residual=true, which stores "
+            f"the part of the mean that the factors cannot represent"
+        )
+    parts = {"server": server, "local": local, "tuning": tuning}
+    offered: frozenset[str] = frozenset().union(
+        *(getattr(part, "offers", frozenset()) for part in parts.values())
+    )
+    for key, part in parts.items():
+        if missing := sorted(getattr(part, "needs", frozenset()) - offered):
+            named = chosen or {name: type(value).__name__ for name, value in parts.items()}
+            raise ConfigError(_incompatible(key, missing, named))
+
+
+def _incompatible(key: str, missing: Sequence[str], chosen: Mapping[str, str]) -> str:
+    """The message for a part that lacks something.
+
+    Args:
+        key: Config key of the part.
+        missing: What it lacks.
+        chosen: Names by config key.
+    """
+    whole = chosen.get("algorithm", chosen[key])
+    who = f"algorithm={whole}" if chosen[key] == whole else f"{key}.name={chosen[key]}"
+    fitting = [f"tuning={name}" for name in TUNINGS.names() if set(missing) <= set(TUNINGS.load(name).offers)]
+    if fitting:
+        return (
+            f"tuning: {chosen['tuning']!r} cannot be used with {who}, which needs {' or '.join(fitting)}; "
+            f"keep that, or choose another algorithm, for example algorithm=fedavg tuning={chosen['tuning']}"
+        )
+    others = ", ".join(f"{name}.name={chosen[name]}" for name in ("server", "local", "tuning") if name != key)
+    return (
+        f"{key}.name: {chosen[key]} needs {', '.join(missing)}, which none of {others} offers; leave out "
+        f"server.name and local.name, so that both halves are of the same algorithm"
+    )
+
+
+def check_task(task: str, *halves: Server | Local) -> None:
+    """Check before a run that both halves of a method support the task of the data set.
+
+    Raises:
+        ConfigError: A half does not support the task (`rayfed.objective`); names the tasks it supports.
+    """
+    for half in halves:
+        if isinstance(half, Server) and half.weighting == "tokens" and task != LANGUAGE_MODELING:
+            raise ConfigError(
+                f"server.weighting: tokens counts what a language model learns, and the data set is for "
+                f"{task}; set server.weighting=data_size or uniform"
+            )
+        if isinstance(half, Local) and task in half.not_for:
+            raise ConfigError(
+                f"algorithm: {type(half).__name__} is not for {task}, which the data set is for; choose "
+                f"another method"
+            )
+        if half.tasks and task not in half.tasks:
+            *others, last = sorted(half.tasks)
+            allowed = f"{', '.join(others)} and {last}" if others else last
+            raise ConfigError(
+                f"algorithm: {type(half).__name__} is for {allowed}, and the data set is for {task}"
+            )
+
+
+def with_fields(half: type[Any]) -> type[Any]:
+    """A half of a method whose annotated attributes are its hyperparameters, as those of a dataclass are.
+
+    A class that is not a dataclass becomes one, in place.
+    """
+    if "__dataclass_fields__" not in vars(half) and vars(half).get("__annotations__"):
+        return dataclass(frozen=True)(half)
+    return half
+
+
+def method_of(value: Any) -> Any:
+    """The method of a `Server` class, of a `Local` class, or of a pair of them; anything else as it is."""
+    if isinstance(value, type) and issubclass(value, Server):
+        return Method(server=with_fields(value))
+    if isinstance(value, type) and issubclass(value, Local):
+        return Method(local=with_fields(value))
+    return value
+
+
+METHODS = Registry(
+    files=METHOD_FILES,
+    attribute="METHOD",
+    key="algorithm",
+    accepts=lambda value: isinstance(value, Method),
+    expected="a method, which is a Method(...), a Server class or a Local class",
+    made=method_of,
+)

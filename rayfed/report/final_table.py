@@ -1,0 +1,559 @@
+"""The tables of a run, read from its folder: its final table, and the data of its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rayfed.documents import parse_json
+from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
+from rayfed.evaluation.nonfinite import COLUMN
+from rayfed.objective import METRICS, SEGMENTATION, LanguageModeling, is_larger_better, metric_of, share_of
+from rayfed.record.history import History
+from rayfed.record.readers import (
+    OWN_TENSORS,
+    WITHOUT,
+    read_footer,
+    read_json,
+    read_parquet,
+    read_rows,
+    read_table,
+    read_yaml,
+    rows_so_far,
+)
+from rayfed.report.style import UNKNOWN, Look, looks
+from rayfed.terminal.table_formats import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+HELD_OUT = "held_out"
+
+
+class RunTables:
+    """The folder of a run, each file of which is read at most once.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tables: dict[str, Sequence[Mapping[str, Any]]] = {}
+
+    def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Rows of a table; none where the run has no such table."""
+        if name not in self._tables:
+            self._tables[name] = read_table(self.path, name)
+        return self._tables[name]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        path = self.path / "config.yaml"
+        return read_yaml(path) if path.exists() else {}
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The row of every round; none before the first."""
+        return rows_so_far(self.path)
+
+    @cached_property
+    def manifest(self) -> pa.Table | None:
+        """Columns label, domain, client, split, index of `partition.parquet`."""
+        path = self.path / "partition.parquet"
+        columns = ["label", "domain", "client", "split", "index"]
+        return read_parquet(path, columns) if path.exists() else None
+
+    @cached_property
+    def segmentation(self) -> bool:
+        path = self.path / "environment.json"
+        return path.exists() and read_json(path, dict).get("task") == SEGMENTATION
+
+    @cached_property
+    def own_tensors(self) -> tuple[int, int]:
+        """Numbers of clients that kept tensors in the run whose model was scored, and of scored clients."""
+        path = self.path / "environment.json"
+        found = read_json(path, dict).get(OWN_TENSORS) if path.exists() else None
+        return (found["kept"], found["clients"]) if found else (0, 0)
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """Domain of every client, in the order of the manifest."""
+        if self.manifest is None:
+            return {}
+        pairs = self.manifest.group_by(["client", "domain"], use_threads=False).aggregate([]).to_pylist()
+        return {pair["client"]: pair["domain"] for pair in pairs if pair["client"]}
+
+    @cached_property
+    def held_out(self) -> list[str]:
+        """Domains of which no client has an image, in the order of the data set."""
+        if self.manifest is None:
+            return []
+        pairs = self.manifest.group_by(["domain", "split"], use_threads=False).aggregate([]).to_pylist()
+        names = {pair["domain"] for pair in pairs if pair["split"] == HELD_OUT}
+        return [name for name in self.domains if name in names]
+
+    @cached_property
+    def domains(self) -> dict[str, Look]:
+        """The look of every domain, in the order of the data set."""
+        return {} if self.manifest is None else looks(domain_order(self.manifest))
+
+    def look(self, domain: str) -> Look:
+        return self.domains.get(domain, UNKNOWN)
+
+    @cached_property
+    def name(self) -> str:
+        """Method, data and seed, for example `fedgcr on digits-five-mini, seed 0`."""
+        if not self.config:
+            return self.path.name
+        return f"{self.config['algorithm']} on {self.config['data']['name']}, seed {self.config['seed']}"
+
+    def title(self, what: str, when: str = "") -> tuple[str, str]:
+        """The two lines of a title: what is shown; then method, data, seed and round."""
+        return what, self.name + (f", {when}" if when else "")
+
+
+KINDS = {"adapters": "without_adapters", "head": "without_head"}
+"""Kinds of trained tensors that are put back after the last round, with the columns of the scores."""
+
+
+def scores_without(folder: Path, row: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]] | None:
+    """Scores of the final model with the tensors of each kind put back to their start values.
+
+    Args:
+        folder: Folder of a run.
+        row: The row of the round that is reported.
+
+    Returns:
+        By kind, `clients`, `domains` and `by_domain` (`rayfed.engine.loop.score_without`); None where the
+        model was not scored in this way, or the round is not the last one.
+    """
+    path = folder / WITHOUT
+    if not row or not path.exists() or row["round"] != rows_so_far(folder)[-1]["round"]:
+        return None
+    return {kind: found for kind, found in read_json(path, dict).items() if kind in KINDS}
+
+
+def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A note on methods whose clients keep tensors (`local.stays`); none where there is no such method.
+
+    Args:
+        configs: The configs of the runs of a table.
+    """
+    keeping = dict.fromkeys(str(own["algorithm"]) for own in configs if own.get("local", {}).get("stays"))
+    what = "clients are scored with the tensors that stay at them, all else with initial values of these"
+    return (f"{', '.join(keeping)}: {what}",) if keeping else ()
+
+
+def domain_order(manifest: pa.Table) -> list[str]:
+    """Domains of a manifest in the order of the data set, whose samples are stored domain by domain."""
+    first = manifest.group_by("domain", use_threads=False).aggregate([("index", "min")]).to_pylist()
+    return [row["domain"] for row in sorted(first, key=lambda row: row["index_min"])]
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Words for the rounds from the first to the last of these."""
+    first, last = min(numbers), max(numbers)
+    return f"round {first}" if first == last else f"rounds {first} to {last}"
+
+
+WHERE = {
+    "server": "noise added by the server to the mean",
+    "client": "of one that takes part in every round; noise added by each client to its own answer",
+}
+"""Where the noise was added, by `privacy.noise_at`."""
+
+
+def privacy_notes(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A note on the guarantee after the last finished round; nothing where no noise was added.
+
+    Args:
+        config: The config of the run.
+        history: Its rows by round.
+    """
+    if not history or (epsilon := history[-1].get("epsilon")) is None:
+        return
+    section = config["privacy"]
+    delta = history[-1].get("delta")  # earlier versions did not write it
+    at = f" at delta {delta:.3g}" if delta is not None else ""
+    yield (
+        f"differential privacy of clients: epsilon {epsilon:.3g}{at} after round {history[-1]['round']}; "
+        f"{WHERE[section['noise_at']]}; counted by {section['accountant']}; of this run alone, "
+        f"and only towards those who do not know its seed: the noise is drawn from it"
+    )
+
+
+NOBODY: Mapping[str, int] = {}
+
+
+def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last row with scores; empty where no round was evaluated."""
+    return next((row for row in reversed(rows) if metric_of(row)), {})
+
+
+DOMAINS = {"report_domains": "", "report_held_out": " (held out)"}
+"""Words after the name of a domain in a table, by the exchange in which it was scored."""
+
+
+def _class_notes(row: Mapping[str, Any]) -> Iterator[str]:
+    """A note on scores over all test texts that are no means over examples, where there are any."""
+    for prefix, name in (("", ""), ("global_", "global model: ")):
+        if row.get(f"{prefix}macro_f1") is not None:
+            f1, mcc = row[f"{prefix}macro_f1"], row[f"{prefix}mcc"]
+            yield f"{name}over all test texts: macro F1 {percent(f1)} %, MCC {mcc:.3f}"
+
+
+def _losses(folder: Path, row: Mapping[str, Any]) -> dict[tuple[str, str], float | None]:
+    """Mean loss by model and domain in the round of a row."""
+    now = scores_of(folder, row["round"])
+    return {
+        (s["model"], s["client"]): s["value"]
+        for s in now
+        if s["metric"] == "loss" and s["exchange"] in DOMAINS
+    }
+
+
+def _perplexity_of(loss: float | None) -> str:
+    return "" if loss is None else f"{perplexity(loss):.1f}"
+
+
+def final_table(folder: Path) -> Table:
+    """Scores of the global and personal models by domain, with statistics over domains and clients as notes.
+
+    With `evaluation.table: clients`, the table has one row per model with statistics over clients instead.
+    """
+    config = read_yaml(folder / "config.yaml")
+    history = read_rows(folder)
+    row = last_evaluated(history)
+    metric = metric_of(row) or METRICS[0]
+    now = [s for s in scores_of(folder, row["round"]) if s["metric"] == metric] if row else []
+    title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
+    title += f"{config['tuning']['name']}, seed {config['seed']}, "
+    title += f"round {row['round']}" if row else "not evaluated"
+    models = [m for m in MODELS if any(s["model"] == m for s in now)]
+    about = (*own_tensors([config]), *notes_without(folder, row), *cost_notes(history))
+    about = about if row else (*unevaluated_note(config, len(history)), *about)
+    after = (*about, *privacy_notes(config, history), *fault_notes(history))
+    if config["evaluation"].get("table") == "clients":
+        tests = test_counts(folder)
+        table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
+        return replace(table, notes=(*sample_note(config, now), *_unseen_notes(row), *after))
+    without = scores_without(folder, row) or {}
+    shown = [kind for kind in KINDS if without]
+    what = _examples(folder)
+    counts = _counts(folder)
+    rows = []
+    columns = (
+        "domain",
+        "clients",
+        f"train {what}",
+        f"test {what}",
+        *(f"{m} {metric}{unit_of(metric)}" for m in models),
+    )
+    columns += tuple(KINDS[kind] for kind in shown)
+    losses = _losses(folder, row) if metric == LanguageModeling.metric and row else {}
+    columns += tuple(f"{m} {PERPLEXITY}" for m in models if losses)
+    for kind, suffix in DOMAINS.items():
+        of_kind = [s for s in now if s["exchange"] == kind]
+        for domain in dict.fromkeys(s["client"] for s in of_kind):
+            values = {s["model"]: s["value"] for s in of_kind if s["client"] == domain}
+            cells = (percent(values[m], metric) if m in values else "" for m in models)
+            again = (cell_without(without, kind, domain, metric) for kind in shown)
+            writes = (_perplexity_of(losses.get((m, domain))) for m in models if losses)
+            rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again, *writes))
+    notes = (*_notes(row), *_class_notes(row), *sample_note(config, now), *selection_notes(history), *after)
+    return Table(title, columns, tuple(rows), notes)
+
+
+def cell_without(
+    without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None, metric: str = METRICS[0]
+) -> str:
+    """Score of the final model without the tensors of a kind, as text; empty where there is none.
+
+    Args:
+        without: The scores by kind, of `scores_without`.
+        kind: The kind.
+        domain: A domain; None: the mean over domains.
+        metric: The metric of the scores.
+    """
+    found = without.get(kind, {})
+    scores = {None: found.get("domains"), **found.get("by_domain", {})}
+    return percent(scores[domain], metric) if kind in without and domain in scores else ""
+
+
+def notes_without(folder: Path, row: Mapping[str, Any]) -> Iterator[str]:
+    """A note on the scores of the final model with some trained tensors put back to their start values."""
+    without = scores_without(folder, row)
+    if without:
+        metric = metric_of(row) or METRICS[0]
+        means = (f"{KINDS[kind]} {percent(found['domains'], metric)}" for kind, found in without.items())
+        yield f"global model with tensors at their start values, mean over domains: {', '.join(means)}"
+    elif without is not None:
+        yield "without_adapters, without_head: empty, because the whole network is what is trained"
+
+
+def unevaluated_note(config: Mapping[str, Any], finished: int) -> Iterator[str]:
+    """A note that nothing was evaluated, and what to set so that it is.
+
+    Args:
+        config: The config of the run.
+        finished: Number of finished rounds.
+    """
+    every = config["evaluation"].get("every", 1)
+    what = f"evaluation.every={every}"
+    if every and finished < config["rounds"]:
+        what += f", and {finished} of {config['rounds']} rounds are finished"
+    yield (
+        f"nothing was evaluated ({what}): run again with evaluation.every=1, which scores the model after "
+        f"every round"
+    )
+
+
+def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
+    """Rows of clients.parquet of one round; for a run that is not finished, from its history."""
+    file = folder / "clients.parquet"
+    every = read_parquet(file).to_pylist() if file.exists() else []
+    now = [score for score in every if score["round"] == round]
+    return now or (History(folder).entry(round) or {"tables": {}})["tables"].get("clients", [])
+
+
+def _notes(row: dict[str, Any]) -> list[str]:
+    notes = []
+    for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
+        if metric := metric_of(row, prefix):
+            statistics = (metric, f"{metric}_domain", "sigma_type", "sigma_client", f"worst_domain_{metric}")
+            clients, domains, by_type, by_client, worst = (
+                percent(row[prefix + k], metric) for k in statistics
+            )
+            notes.append(
+                f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
+                f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
+            )
+    return [*notes, *_unseen_notes(row)]
+
+
+LAST = 5
+"""Evaluated rounds at the end of a run over which scores are averaged, as many as FedGCR's code scores."""
+
+BEST_OF = 4
+"""The same for FedRA, whose code evaluates the last four rounds and does not say which one it reports."""
+
+
+def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Notes on the reported round, and on what other rules would report; nothing for a short run."""
+    scored = [row for row in history if metric_of(row)][-LAST:]
+    metric = metric_of(scored[-1]) or METRICS[0] if scored else METRICS[0]
+    key = f"{metric}_domain"
+    values = [(row["round"], row[key]) for row in scored if row.get(key) is not None]
+    if len(values) < LAST:
+        return
+    last = [value for _, value in values]
+    sign = 1 if is_larger_better(metric) else -1
+    best, place = max((sign * value, -number) for number, value in values[-BEST_OF:])
+    best *= sign
+    yield (
+        f"reported: the last evaluated round; its mean over domains, averaged over the last {LAST} as in "
+        f"FedGCR's code {percent(fmean(last), metric)}, over the last {BEST_OF} as in FedRA's "
+        f"{percent(fmean(last[-BEST_OF:]), metric)}; the best of these {BEST_OF} {percent(best, metric)} "
+        "(round "
+        f"{-place})"
+    )
+
+
+def sample_note(config: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A note where the global model was scored on the test sets of some clients only.
+
+    Args:
+        config: The config of the run.
+        scores: Rows of clients.parquet of one round and one metric. They are of all clients, whatever
+            `evaluation.clients` says, where the clients of a domain share its test images.
+    """
+    wanted = config["evaluation"].get("clients", "all")
+    scored = sum(s["exchange"] == "report_clients" and s["model"] == "global" for s in scores)
+    if wanted != "all" and 0 < scored <= wanted:
+        yield f"global model scored on {scored} clients (evaluation.clients), the same for all methods"
+
+
+def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
+    """Cost of training in these rounds: operations in GFLOP, and the numbers that a client trains.
+
+    Both are 0 where nothing trained, and for runs that did not count them.
+    """
+    flops = sum(row.get("flops") or 0 for row in history)
+    return flops / 1e9, max((row.get("trained_params") or 0 for row in history), default=0)
+
+
+def total_steps(history: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Training batches of all clients in these rounds, and examples in them; 0 where nothing trained."""
+    steps, rows = (sum(row.get(key) or 0 for row in history) for key in ("local_steps", "local_examples"))
+    return steps, rows
+
+
+def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Notes on what training cost; nothing where it was not counted."""
+    steps, rows = total_steps(history)
+    if steps:
+        yield f"trained: {steps:,} local steps of all clients, on {rows:,} examples{_tokens(history)}"
+    gflops, trained = total_cost(history)
+    if trained:
+        yield f"training: {gflops:,.1f} GFLOP of all clients; a client trains up to {trained:,} parameters"
+
+
+def _tokens(history: Sequence[Mapping[str, Any]]) -> str:
+    """Tokens of the training batches of texts, and how many each second of training; empty for other data."""
+    tokens = sum(row.get("local_tokens") or 0 for row in history)
+    seconds = sum(row.get("seconds_training") or 0 for row in history)
+    speed = f", {tokens / seconds:,.0f} a second" if seconds else ""
+    return f" with {tokens:,} tokens{speed}" if tokens else ""
+
+
+def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
+    """Notes on missing clients over the run and on virtual time, where there are any."""
+    notes = []
+    if any("missing" in row for row in history):
+        missing, drawn = (sum(row.get(key, 0) for row in history) for key in ("missing", "clients"))
+        silent = missing >= drawn and not total_cost(history)[0]
+        nobody = "; no client answered in any round, so nothing was trained" if silent else ""
+        notes.append(f"missing: {missing} client visits over the run, with {drawn} clients drawn{nobody}")
+    if bad := [row["round"] for row in history if row.get(COLUMN)]:
+        count = sum(row.get(COLUMN, 0) for row in history)
+        which = f"round {bad[0]}" if len(bad) == 1 else f"{len(bad)} rounds, first {bad[0]}, last {bad[-1]}"
+        notes.append(f"not finite: {count} losses, scores or tensors in {which} (events.parquet says whose)")
+    if history and "virtual_time" in history[-1]:
+        notes.append(f"virtual time {history[-1]['virtual_time']:.1f} s")
+    return notes
+
+
+def _unseen_notes(row: dict[str, Any]) -> Iterator[str]:
+    for prefix, what in (("held_out_", "held-out domains"), ("unseen_", "unseen clients")):
+        if metric := metric_of(row, prefix):
+            yield f"mean over {what} {percent(row[prefix + metric], metric)}"
+
+
+def client_table(
+    title: str,
+    algorithm: str,
+    metric: str,
+    scores: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, int],
+    drawn: Mapping[str, int] = NOBODY,
+) -> Table:
+    """Table with the columns of FFT-GP's Table 10, level and spread of the clients' scores, by model.
+
+    Args:
+        title: Title of the table.
+        algorithm: Algorithm, for the names of the rows.
+        metric: Name of the metric.
+        scores: Rows of clients.parquet of one round and this metric.
+        counts: Test examples by client.
+        drawn: Number of clients of a virtual population by domain, which have the score of their domain.
+
+    Returns:
+        Average, mean of the worst and of the best tenth of the clients (the number rounded down, at least
+        one), and population variance, all of percentages by client; then the mean over all test examples,
+        which stays empty where clients share their test examples.
+    """
+    columns = (
+        f"{metric}{unit_of(metric)}",
+        "clients",
+        "average",
+        "worst 10%",
+        "best 10%",
+        "variance",
+        "over examples",
+    )
+    rows = []
+    for model in MODELS:
+        own = {s["client"]: share_of(metric) * s["value"] for s in scores if _is_client(s, model)}
+        domains = {
+            s["client"]: share_of(metric) * s["value"]
+            for s in scores
+            if _is_score(s, "report_domains", model)
+        }
+        if own := own or of_drawn(domains, drawn):
+            weights = [counts.get(cid, 0) for cid in own]
+            level = spread(sorted(own.values()))
+            ends = (level.worst, level.best) if is_larger_better(metric) else (level.best, level.worst)
+            numbers = [level.average, *ends, level.variance]
+            if sum(weights):
+                numbers.append(sum(v * n for v, n in zip(own.values(), weights, strict=True)) / sum(weights))
+            cells = [in_words(number, metric) for number in numbers] + [""] * (
+                len(columns) - 2 - len(numbers)
+            )
+            rows.append((f"{algorithm}, {model}", str(len(own)), *cells))
+    return Table(title, columns, tuple(rows))
+
+
+def of_drawn(domains: Mapping[str, float], drawn: Mapping[str, int]) -> dict[str, float]:
+    """Domain scores of a virtual population, one pseudo-client for each domain."""
+    return {f"{name} {i}": value for name, value in domains.items() for i in range(drawn.get(name, 0))}
+
+
+def _is_client(score: Mapping[str, Any], model: str) -> bool:
+    return _is_score(score, "report_clients", model)
+
+
+def _is_score(score: Mapping[str, Any], exchange: str, model: str) -> bool:
+    return score["exchange"] == exchange and score["model"] == model and score["value"] is not None
+
+
+MODELS = ("global", "personal")
+
+
+def test_counts(folder: Path) -> dict[str, int]:
+    """Number of test examples of each client that has some of its own, from the manifest."""
+    manifest = read_parquet(folder / "partition.parquet", ["client", "split"]).to_pylist()
+    return dict(Counter(row["client"] for row in manifest if row["split"] == "test"))
+
+
+def drawn_clients(folder: Path) -> Mapping[str, int]:
+    """Number of clients of each domain of a virtual population, from the manifest; else empty."""
+    path = folder / "partition.parquet"
+    about = (read_footer(path).metadata or {}) if path.exists() else {}
+    found: Mapping[str, int] = parse_json(about.get(b"rayfed", b"{}")).get("population", NOBODY)
+    return found
+
+
+def _examples(folder: Path) -> str:
+    """Word for the examples of the data set."""
+    path = folder / "environment.json"
+    return str(read_json(path, dict).get("examples", "images")) if path.exists() else "images"
+
+
+def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
+    """Numbers of clients, training and test examples of each domain, as text, from the manifest."""
+    manifest = read_parquet(folder / "partition.parquet", ["domain", "client", "split"]).to_pylist()
+    drawn = drawn_clients(folder)
+    counts: dict[str, tuple[set[str], list[int]]] = {}
+    for row in manifest:
+        clients, images = counts.setdefault(row["domain"], (set(), [0, 0]))
+        if row["client"]:
+            clients.add(row["client"])
+        images[0] += row["split"] == "train"
+        images[1] += row["split"] in ("test", "held_out")
+    return {d: (str(len(c) or drawn.get(d) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
+
+
+def percent(value: float | None, metric: str = METRICS[0]) -> str:
+    """A score as text: a share in percent with one digit after the point, any other with four digits.
+
+    >>> percent(0.123), percent(None), percent(12.3456, "mae")
+    ('12.3', 'not finite', '12.35')
+    """
+    return "not finite" if value is None else in_words(share_of(metric) * value, metric)
+
+
+def in_words(value: float, metric: str) -> str:
+    """A number in the unit in which a metric is shown."""
+    return f"{value:.1f}" if share_of(metric) != 1 else f"{value:.4g}"
+
+
+def unit_of(metric: str) -> str:
+    """Unit of a metric after its name in headings, with a space before it."""
+    return " %" if share_of(metric) != 1 else ""

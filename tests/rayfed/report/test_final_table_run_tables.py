@@ -1,0 +1,40 @@
+"""What all tables of scores say of their methods."""
+
+import pytest
+
+from rayfed.config.schema import load_config
+from rayfed.report.comparison import table_of_methods
+from rayfed.report.final_table import final_table
+from rayfed.report.page.run import PageRun
+from rayfed.report.page.single import summary
+from rayfed.report.protocols import TABLES
+from tests.rayfed.report.page import folders
+
+LINE = "fedper: clients are scored with the tensors that stay at them, all else with initial values of these"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of FedPer compared with FedAvg, in which one domain is held out."""
+    path = tmp_path_factory.mktemp("run") / "street"
+    folders.write(path, method="fedper", rounds=2, held_out="street")
+    folders.write(path / "compare" / "fedavg", method="fedavg", rounds=2, held_out="street")
+    return path
+
+
+@pytest.mark.parametrize("protocol", TABLES)
+def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_are_scored(protocol, runs):
+    config = load_config(["algorithm=fedper", "compare=[fedavg]", f"protocol={protocol}"])
+    table, *_ = TABLES[protocol](config, {"street": runs}).parts
+    assert table.notes[-1] == LINE
+    assert table.title.startswith("fedper, fedavg on ")
+    place = table.columns.index("method")
+    assert [row[place] for row in table.rows[:2]] == ["fedper", "fedavg"]
+
+
+def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
+    other = runs / "compare" / "fedavg"
+    assert LINE in table_of_methods([other, runs]).notes
+    assert LINE in final_table(runs).notes
+    assert f"{LINE}." in summary(PageRun(runs)).parts[1].sentences
+    assert "stay at them" not in str((final_table(other).notes, summary(PageRun(other)).parts[1].sentences))
