@@ -7,9 +7,9 @@ from rayfed.experiment.simulate import simulate as simulate
 from rayfed.federation.client import Client as Client
 from rayfed.federation.cohort import Cohort as Cohort
 from rayfed.federation.local import Local as Local
-from rayfed.federation.method import Method as Method
+from rayfed.federation.method_registry import Method as Method
 from rayfed.federation.server import Server as Server
-from rayfed.models.own import Model as Model
+from rayfed.models.user_model import Model as Model
 from rayfed.objective import Task as Task
 from rayfed.tuning.lora import LoRA as LoRA
 from rayfed.types import Broadcast as Broadcast
