@@ -13,9 +13,10 @@ from annotated_types import Ge
 
 from rayfed import Broadcast, Client, Cohort, Local, Server, ServerState, Update
 from rayfed.errors import ConfigError
+from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.executor import Task
-from rayfed.federation.params import mean_by_name, subtract, without_statistics
+from rayfed.federation.params import subtract, without_statistics
 from rayfed.types import NonNegative, Params
 
 Blocks: TypeAlias = dict[str, tuple[int, ...]]

@@ -14,7 +14,8 @@ import torch
 
 from algorithms._lora import check_own_rule
 from rayfed import Broadcast, Client, Local, Method, Server, ServerState, Update
-from rayfed.federation.params import mean_by_name, subtract, without_statistics
+from rayfed.federation.aggregation import mean_by_name
+from rayfed.federation.params import subtract, without_statistics
 from rayfed.federation.train_config import TrainConfig
 
 STEPS = "effective_steps"

@@ -17,7 +17,8 @@ import torch
 from algorithms._blocks import BlockServer
 from rayfed import Broadcast, Cohort, Method, ServerState, Update, is_statistic
 from rayfed.errors import ConfigError
-from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.aggregation import mean_by_name
+from rayfed.federation.params import subtract
 from rayfed.types import Fraction, Params, block_of
 
 Moves = dict[int, Params]

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from algorithms._losses import LossKind, LossWeighted, fit_with_loss
 from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed.federation.aggregation import mean_of_statistics
 from rayfed.federation.executor import Task
-from rayfed.federation.params import mean_of_statistics, subtract, without_statistics
+from rayfed.federation.params import subtract, without_statistics
 from rayfed.types import NonNegative, Params, Positive
 
 Norm: TypeAlias = Literal["l2_sum", "l2_sq"]

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
 from rayfed import Cohort, Method, ServerState, Update
-from rayfed.federation.params import mean_of_statistics, without_statistics
+from rayfed.federation.aggregation import mean_of_statistics
+from rayfed.federation.params import without_statistics
 from rayfed.types import Params
 
 EMA = "tilt_normalizer"

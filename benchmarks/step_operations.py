@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.gpu_check import PAGE, replaced
-from rayfed.data.augment_config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
 from rayfed.data.augmentation import Augmentation
+from rayfed.data.config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from rayfed import __version__
 from rayfed.errors import unknown
+from rayfed.terminal.arguments import called_as
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import called_as
 from rayfed.terminal.supervisor import supervised
 
 VERBS = {

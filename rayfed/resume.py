@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on, stage
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import screen_of, shown_on, stage
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.supervisor import supervised
 
 if TYPE_CHECKING:

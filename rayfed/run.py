@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import ending, parser_of
-from rayfed.terminal.stages import screen_of, shown_on, stage
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say, screen_of, shown_on, stage
+from rayfed.terminal.exit_code import ending
 from rayfed.terminal.supervisor import supervised
 
 USAGE = """\

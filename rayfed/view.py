@@ -12,8 +12,9 @@ from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
+from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import terminal_width
 
 if TYPE_CHECKING:

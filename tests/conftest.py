@@ -17,7 +17,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.simulate import Result
-from rayfed.terminal.guard import STOP
+from rayfed.terminal.exit_code import STOP
 from rayfed.testing.contracts import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder

@@ -25,8 +25,7 @@ from rayfed.executors.connection import connection
 from rayfed.experiment.single_run import last_words
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
-from rayfed.terminal.console import say
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import say, stage
 from tune.checks import Search, check_sweep, continued, describe, new_folder
 from tune.figures import draw_figures
 from tune.progress import Progress

@@ -8,7 +8,7 @@ from typing import Any
 import ray.tune
 
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import STOP
+from rayfed.terminal.exit_code import STOP
 from tune.report import number
 
 

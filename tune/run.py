@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say, screen_of, shown_on
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.supervisor import note_advice, supervised
 from rayfed.terminal.table_formats import terminal_width
 

@@ -18,8 +18,9 @@ from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
+from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import fitted, terminal_width
 
 USAGE = """\

@@ -23,11 +23,11 @@ from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
 from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
-from rayfed.federation.cohort import Sampling
 from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
 from rayfed.federation.noise_and_compression import ChannelConfig
 from rayfed.federation.privacy_accountant import PrivacyConfig
+from rayfed.federation.sampling import Sampling
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig

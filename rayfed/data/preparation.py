@@ -34,7 +34,7 @@ from rayfed.data.text import Text, Tokens
 from rayfed.documents import user_path
 from rayfed.errors import ConfigError, DataError, ResourceError
 from rayfed.objective import objective
-from rayfed.terminal.stages import counted
+from rayfed.terminal.console import counted
 
 
 def cache_folder(config: DataConfig) -> Path:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError, count_of
-from rayfed.terminal.console import size
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import size, stage
 from rayfed.terminal.table_formats import fitted
 
 if TYPE_CHECKING:

@@ -46,8 +46,7 @@ from rayfed.executors.worker import Weights, World
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Call, Policy
 from rayfed.federation.train_config import TrainConfig, override
-from rayfed.terminal.console import size
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import size, stage
 from rayfed.types import ServerState, Update, num_bytes
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
-from rayfed.terminal.guard import finishing
+from rayfed.terminal.exit_code import finishing
 from rayfed.types import Params, Row
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import World
 from rayfed.federation.executor import Policy
-from rayfed.terminal.guard import STOP
-from rayfed.terminal.stages import counted, stage
+from rayfed.terminal.console import counted, stage
+from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
 
 if TYPE_CHECKING:

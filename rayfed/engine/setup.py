@@ -33,7 +33,7 @@ from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.devices import HOST, chosen_device, settings_restored
 from rayfed.engine.built_once import Built, Shared
-from rayfed.engine.loop import Training, adaptation_of, usual_size
+from rayfed.engine.loop import Training, adaptation_of
 from rayfed.engine.memory import (
     GB,
     check_counts,
@@ -54,6 +54,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee
+from rayfed.federation.sampling import usual_size
 from rayfed.federation.tensors_that_stay import names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
@@ -75,7 +76,7 @@ from rayfed.objective import (
     objective,
 )
 from rayfed.seeds import derive, generator, seeded
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import stage
 from rayfed.tuning.lora import Lora, core_sites
 from rayfed.types import Broadcast, Params, Update
 

@@ -27,7 +27,7 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from rayfed.errors import ClusterError, ConfigError, one_line
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import stage
 from rayfed.terminal.supervisor import note_ending
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

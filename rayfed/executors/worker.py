@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.clients import Splits
-from rayfed.data.augment_config import AugmentConfig
 from rayfed.data.augmentation import Augmentation
+from rayfed.data.config import AugmentConfig
 from rayfed.data.examples import ClientData, Normalizer, Resident, choose
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.text import Inputs

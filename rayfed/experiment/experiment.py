@@ -16,7 +16,7 @@ from rayfed.errors import ConfigError
 from rayfed.experiment.from_objects import split
 from rayfed.experiment.run import RoundRow, Run
 from rayfed.objects import is_own
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.console import screen_of, shown_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
         PrivacyKeys,
         TrainKeys,
     )
-    from rayfed.federation.cohort import Sampling
     from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
     from rayfed.federation.method_registry import Method
     from rayfed.federation.privacy_accountant import PrivacyConfig
+    from rayfed.federation.sampling import Sampling
     from rayfed.federation.server import Server
     from rayfed.federation.train_config import TrainConfig
     from rayfed.heterogeneity.faults import FaultsConfig

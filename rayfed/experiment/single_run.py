@@ -25,8 +25,9 @@ from rayfed.record.claim import Claim
 from rayfed.record.files import write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
+from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import showing, teller
-from rayfed.terminal.guard import STOP, command_line
+from rayfed.terminal.exit_code import STOP
 from rayfed.terminal.supervisor import note_advice
 from rayfed.terminal.table_formats import fitted, terminal_width
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from rayfed.clients import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
+from rayfed.federation.attacks import with_attack
 from rayfed.federation.executor import Call, Executor, Leave, Task
-from rayfed.federation.noise_and_compression import OPEN, Channel, with_attack
+from rayfed.federation.noise_and_compression import OPEN, Channel
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
@@ -69,10 +70,7 @@ class Cost:
         return Load(step=step, row=row, trained=trained)
 
 
-__all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Federation", "Ledger", "Sampling", "task_name"]
-
-Sampling: TypeAlias = Literal["uniform", "poisson", "one_per_domain"]
-"""The ways in which the clients of a round are drawn."""
+__all__ = ["TRAINING", "Answer", "ClientInfo", "Cohort", "Federation", "Ledger", "task_name"]
 
 TRAINING = "fit"
 """Tag of the training exchange. All methods share it, so clients draw the same random numbers in each."""

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Leave, Task
-from rayfed.heterogeneity.faults import HONEST, Attack
+from rayfed.federation.executor import Leave
 from rayfed.seeds import derive
 from rayfed.types import (
     Broadcast,
@@ -31,7 +30,6 @@ from rayfed.types import (
     Params,
     Positive,
     Update,
-    beyond_rank,
     is_statistic,
     up_to_rank,
 )
@@ -353,48 +351,3 @@ def _compressed(channel: Channel, client: Client, sent: Broadcast, update: Updat
     if residue:
         client.store[RESIDUE] = residue
     return replace(update, params=params, extra={**update.extra, CODED: coded})
-
-
-def with_attack(task: Task, attack: Attack, scale: float) -> tuple[Task, tuple[Leave, ...]]:
-    """The training exchange as a client with this attack runs it: its task, and what changes its answer.
-
-    Args:
-        task: The task of honest clients.
-        attack: What the client does (`faults.attack`).
-        scale: Strength of the attack (`faults.attack_scale`).
-    """
-    if attack == HONEST:
-        return task, ()
-    if attack == "labels":
-        return partial(_relabelled, task=task), ()
-    return task, (partial(_attack, attack, scale),)
-
-
-def _relabelled(client: Client, sent: Broadcast, task: Task) -> Update:
-    """Task: run another task on labels that are counted from the other end."""
-    last = client.model.num_classes - 1
-    client.data = replace(client.data, relabel=lambda y: last - y)
-    return task(client, sent)
-
-
-def _attack(attack: Attack, scale: float, client: Client, sent: Broadcast, update: Update) -> Update:
-    """The answer of an attacker in place of the one of its task."""
-    own = [n for n, value in update.params.items() if value.is_floating_point() and not is_statistic(n)]
-    start = {n: sent.params[n] if n in sent.params else torch.zeros_like(update.params[n]) for n in own}
-    if attack == "sign_flip":
-        changed = {n: start[n] - scale * (update.params[n] - start[n]) for n in own}
-    else:
-        changed = _noisy(client, start, scale)
-    return replace(update, params={**update.params, **changed})
-
-
-def _noisy(client: Client, start: Params, scale: float) -> Params:
-    """Values plus Gaussian noise of this standard deviation, within the rank of the client."""
-    noisy = {}
-    for name in sorted(start):
-        noise: Tensor = client.to_device(torch.randn(start[name].shape, generator=client.rng)) * scale
-        if client.rank is not None:
-            for part in beyond_rank(name, noise, client.rank):
-                part.zero_()
-        noisy[name] = start[name] + noise.to(start[name].dtype)
-    return noisy

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from annotated_types import Gt, Lt
 
 from rayfed.errors import ConfigError
-from rayfed.federation.cohort import Sampling
 from rayfed.federation.local import Local
 from rayfed.federation.noise_and_compression import Channel
+from rayfed.federation.sampling import Sampling
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
 from rayfed.types import Params, is_statistic

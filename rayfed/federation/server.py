@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.federation.aggregation import EXACT, LoraRule, exact_mean, product_mean
+from rayfed.federation.aggregation import (
+    EXACT,
+    LoraRule,
+    Weighting,
+    client_weights,
+    exact_mean,
+    mean_by_name,
+    product_mean,
+)
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING, Cohort
 from rayfed.federation.executor import Task
 from rayfed.federation.local import Local
-from rayfed.federation.params import mean_by_name, without_statistics
+from rayfed.federation.params import without_statistics
 from rayfed.types import Broadcast, Params, ServerState, Update
 
 STEP = "step"
@@ -42,7 +50,7 @@ class Server:
         trains: Whether rounds change the model; if not, comparisons run one round only.
     """
 
-    weighting: Literal["data_size", "uniform", "tokens"] = "data_size"
+    weighting: Weighting = "data_size"
     lora_agg: LoraRule = "factor_mean"
 
     offers: ClassVar[frozenset[str]] = frozenset()
@@ -143,11 +151,7 @@ class Server:
 
     def base_weights(self, updates: Sequence[Update]) -> list[float]:
         """One weight per update according to `weighting`, summing to 1."""
-        raw = [1.0 if self.weighting == "uniform" else float(u.num_examples) for u in updates]
-        if self.weighting == "tokens" and any(u.learned for u in updates):
-            raw = [float(u.learned) for u in updates]
-        total = sum(raw)
-        return [w / total for w in raw]
+        return client_weights(updates, self.weighting)
 
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         """Weighted mean of each name over the clients that sent it; other names keep their value."""

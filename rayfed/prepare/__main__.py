@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.documents import is_folder, user_folder
 from rayfed.errors import ConfigError, shown
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import Arguments, guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.arguments import Arguments, parser_of
+from rayfed.terminal.console import say, screen_of, shown_on
+from rayfed.terminal.exit_code import guarded
 
 if TYPE_CHECKING:
     from rayfed.data.published import PublishedDataset

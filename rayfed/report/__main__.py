@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rayfed.documents import user_folder, user_path
 from rayfed.report.page.render import JSON, page_file, write_report
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say, screen_of, shown_on
+from rayfed.terminal.exit_code import guarded
 
 USAGE = """\
 python -m rayfed.report RUN... [--out FILE] [--debug]

@@ -28,9 +28,9 @@ from rayfed.objective import LANGUAGE_MODELING
 from rayfed.record.files import write_text
 from rayfed.record.readers import read_bytes, reading
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say, screen_of, shown_on
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import load
 

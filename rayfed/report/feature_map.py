@@ -34,9 +34,9 @@ from rayfed.report import style
 from rayfed.report.document import add_figure
 from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import screen_of, shown_on, stage
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say, screen_of, shown_on, stage
+from rayfed.terminal.exit_code import guarded
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
 

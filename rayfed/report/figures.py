@@ -27,7 +27,7 @@ from rayfed.report.protocols import selected
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import stage
 
 HELD_OUT = "report_held_out"
 BY_DOMAIN = ("report_domains", HELD_OUT)

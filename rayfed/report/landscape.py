@@ -26,18 +26,19 @@ from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
 from rayfed.evaluation.test_sets import all_splits
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import Cohort, Ledger
-from rayfed.federation.params import mean_by_name, subtract
+from rayfed.federation.params import subtract
 from rayfed.record.files import write_parquet
 from rayfed.record.readers import read_table
 from rayfed.report import style
 from rayfed.report.document import add_figure
 from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
-from rayfed.terminal.stages import counted, screen_of, shown_on, stage
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import counted, say, screen_of, shown_on, stage
+from rayfed.terminal.exit_code import guarded
 from rayfed.types import Params, ServerState, Update, is_statistic
 
 Vectors: TypeAlias = npt.NDArray[np.float64]

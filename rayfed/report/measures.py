@@ -16,8 +16,9 @@ from rayfed.record.readers import read_json, read_rows
 from rayfed.report import style
 from rayfed.report.final_table import RunTables
 from rayfed.report.protocols import MEASURES, scores, selected
+from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import guarded, parser_of
+from rayfed.terminal.exit_code import guarded
 
 USAGE = """\
 python -m rayfed.report.measures RUN [RUN ...] [--names a,b]

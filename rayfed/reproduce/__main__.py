@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.papers import MINI, PAPER
 from rayfed.errors import ConfigError
-from rayfed.terminal.console import say
-from rayfed.terminal.guard import Arguments, command_line, guarded, parser_of
-from rayfed.terminal.stages import Screen, screen_of, shown_on, stage
+from rayfed.terminal.arguments import Arguments, command_line, parser_of
+from rayfed.terminal.console import Screen, say, screen_of, shown_on, stage
+from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.supervisor import supervised
 from rayfed.terminal.table_formats import terminal_width
 

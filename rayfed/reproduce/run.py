@@ -38,9 +38,8 @@ from rayfed.reproduce.job import (
     share,
 )
 from rayfed.reproduce.results import Reproduction, compare, measures_of
-from rayfed.terminal.console import size
-from rayfed.terminal.guard import STOP
-from rayfed.terminal.stages import Screen, erase, shown_on, stage
+from rayfed.terminal.console import Screen, erase, shown_on, size, stage
+from rayfed.terminal.exit_code import STOP
 from rayfed.terminal.supervisor import note_advice
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from algorithms.fedclip import both_sides, symmetric_loss
 from rayfed.config.schema import load_config
 from rayfed.config.variants import comparisons
 from rayfed.errors import ConfigError
-from rayfed.federation.params import mean_by_name
+from rayfed.federation.aggregation import mean_by_name
 from rayfed.testing.contracts import small_setup
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update

@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.record.claim import check_own_folder
 from rayfed.resume import main as resume
 from rayfed.run import main
-from rayfed.terminal.guard import Arguments, refuse_repeated
+from rayfed.terminal.arguments import Arguments, refuse_repeated
 from rayfed.view import main as view
 from tests.conftest import SMALL
 from tests.rayfed.data.folders import make_folder

@@ -13,7 +13,7 @@ import yaml
 
 import rayfed
 from rayfed.resume import main
-from rayfed.terminal.guard import STOP
+from rayfed.terminal.exit_code import STOP
 from tests.conftest import ROOT, SMALL, STEADY
 
 LONG = (

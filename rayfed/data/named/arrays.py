@@ -24,8 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.data.formats.digit_files import MALFORMED, plain_or_packed, read_idx, read_mat
-from rayfed.data.formats.stored import StoredImages, load_arrays, spool
+from rayfed.data.formats.array_files import (
+    MALFORMED,
+    StoredImages,
+    load_arrays,
+    plain_or_packed,
+    read_idx,
+    read_mat,
+    spool,
+)
 from rayfed.data.named.content import Content, ContentReader, folder_of, stat_hash, with_classes
 from rayfed.data.source import Listing
 from rayfed.errors import DataError

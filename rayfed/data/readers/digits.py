@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rayfed.data.formats.digit_files import (
+from rayfed.data.formats.array_files import (
     MALFORMED,
     plain_or_packed,
     read_idx,

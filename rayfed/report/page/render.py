@@ -19,7 +19,7 @@ from rayfed.record.files import write_text
 from rayfed.report.page.charts import thinned
 from rayfed.report.page.parts import Cell, Column, Figure, Grid, Page, Part, Rows, Section
 from rayfed.report.style import DARK_PALETTE, PALETTE
-from rayfed.terminal.stages import stage
+from rayfed.terminal.console import stage
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -12,7 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from rayfed.data import load
-from rayfed.data.formats.digit_files import read_idx, read_mat, read_pickles
+from rayfed.data.formats.array_files import read_idx, read_mat, read_pickles
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Listing

@@ -4,12 +4,12 @@ import pytest
 
 from rayfed.clients import ClientTable
 from rayfed.engine.loop import Training, headline, is_due
-from rayfed.engine.loop import sample as draw
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, personal, pool, summary
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.federation.local import Local
+from rayfed.federation.sampling import sample as draw
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import assign, draw_capacities
 from rayfed.types import Update

@@ -7,7 +7,8 @@ import torch
 from rayfed.clients import ByClient
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation.params import digest, mean_by_name
+from rayfed.federation.aggregation import mean_by_name
+from rayfed.federation.params import digest
 from rayfed.heterogeneity.faults import Faults, Profile
 from rayfed.heterogeneity.traces import TraceEntry
 from tests.conftest import quickly

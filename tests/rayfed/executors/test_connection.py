@@ -16,7 +16,7 @@ from rayfed.executors.connection import (
     own_sigterm_handler,
     session_folder,
 )
-from rayfed.terminal.guard import stoppable
+from rayfed.terminal.exit_code import stoppable
 
 
 @pytest.fixture(autouse=True)

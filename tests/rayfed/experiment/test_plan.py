@@ -10,7 +10,7 @@ from rayfed.models.trunk import FeatureCache
 from rayfed.record.readers import read_tensors
 from rayfed.resume import main as resume
 from rayfed.run import main
-from rayfed.terminal.guard import CLOSED, STOP
+from rayfed.terminal.exit_code import CLOSED, STOP
 from tests.conftest import SMALL, STEADY
 
 BROKEN = "tests.rayfed.experiment.methods:BROKEN"

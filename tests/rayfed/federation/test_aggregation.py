@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
-from rayfed.federation.aggregation import product_mean, refactor, stack
-from rayfed.federation.params import mean_by_name
+from rayfed.federation.aggregation import mean_by_name, product_mean, refactor, stack
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
 from tests.rounding import limit, near

@@ -3,7 +3,8 @@ import re
 import pytest
 import torch
 
-from rayfed.federation.params import digest, mean_by_name, sq_distance, subtract
+from rayfed.federation.aggregation import mean_by_name
+from rayfed.federation.params import digest, sq_distance, subtract
 from rayfed.types import Broadcast, ServerState, Update, block_of, num_bytes
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from rayfed.data.published import PUBLISHED
 from rayfed.prepare.__main__ import main
-from rayfed.terminal.stages import CLEAR
+from rayfed.terminal.console import CLEAR
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
 from tests.rayfed.data.test_init import CONFIGS, from_yaml
 from tests.rayfed.prepare.conftest import CLASSES, DOMAINS

@@ -15,7 +15,7 @@ from rayfed.record.claim import claim, look
 from rayfed.record.trackers import Tracking, check_trackers, temporary_environment
 from rayfed.resume import main
 from rayfed.run import main as run_main
-from rayfed.terminal.guard import STOP
+from rayfed.terminal.exit_code import STOP
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
 from tests.rayfed.record.trackers import FakeServer, logged

@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from rayfed.terminal import stages
-from rayfed.terminal.console import say, showing
-from rayfed.terminal.guard import _Log, guarded
-from rayfed.terminal.stages import counted, screen_of, shown_on, stage
+from rayfed.terminal import console
+from rayfed.terminal.console import counted, say, screen_of, showing, shown_on, stage
+from rayfed.terminal.exit_code import _Log, guarded
 
 
 def a_terminal(monkeypatch):
@@ -42,7 +41,7 @@ def test_elsewhere_a_stage_is_a_line_and_a_count_one_every_few_seconds(capsys, m
         assert capsys.readouterr().out == "starting Ray\nimages decoded: 1,000 of 1,000\n"
         count(3)
         assert capsys.readouterr().out == "".join(f"images decoded: {n} of 3\n" for n in (1, 2, 3))
-        monkeypatch.setattr(stages, "EVERY", -1.0)
+        monkeypatch.setattr(console, "EVERY", -1.0)
         count(11)
         assert len(capsys.readouterr().out.splitlines()) == 11
     with shown_on(screen_of(as_json=True)):
@@ -52,7 +51,7 @@ def test_elsewhere_a_stage_is_a_line_and_a_count_one_every_few_seconds(capsys, m
 
 def test_on_a_terminal_the_line_goes_before_anything_else_is_written(monkeypatch):
     terminal = a_terminal(monkeypatch)
-    clear = stages.CLEAR
+    clear = console.CLEAR
 
     def work():
         with shown_on(screen_of()):

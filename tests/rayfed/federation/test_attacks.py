@@ -9,8 +9,8 @@ from rayfed.data.examples import ClientData
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.attacks import with_attack
 from rayfed.federation.cohort import TRAINING
-from rayfed.federation.noise_and_compression import with_attack
 from rayfed.federation.params import digest
 from rayfed.federation.tensors_that_stay import keep_own
 from rayfed.heterogeneity.faults import FaultsConfig, check_attack

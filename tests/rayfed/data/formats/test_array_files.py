@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from rayfed.data.formats.digit_files import matrices, read_idx, read_listed, read_mat, read_pickles, read_usps
+from rayfed.data.formats.array_files import matrices, read_idx, read_listed, read_mat, read_pickles, read_usps
 from rayfed.data.readers.digits import Digits
 from rayfed.errors import DataError
 
@@ -66,7 +66,7 @@ def test_idx_sizes_must_be_those_of_the_file(tmp_path):
 
 
 def test_packed_files_that_hold_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr("rayfed.data.formats.stored.MAX_BYTES", 1000)
+    monkeypatch.setattr("rayfed.data.formats.array_files.MAX_BYTES", 1000)
     (tmp_path / "labels").write_bytes(struct.pack(">2i", 0x801, 2) + b"\1\2")
     data = struct.pack(">4i", 0x803, 2, 32, 32) + bytes(2048)
     (tmp_path / "images.gz").write_bytes(gzip.compress(data))

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError
-from rayfed.terminal import guard
+from rayfed.terminal import exit_code
 from rayfed.terminal.console import say
-from rayfed.terminal.guard import STOP, guarded
+from rayfed.terminal.exit_code import STOP, guarded
 
 COMMANDS = {
     "rayfed.run": ["rouds=3"],
@@ -139,11 +139,11 @@ def test_the_traceback_of_a_client_is_offered_or_shown(debug, capsys):
 
 def test_a_signal_waits_for_the_round_that_is_recorded_and_a_second_one_does_not(handlers):
     done = []
-    with guard.stoppable():
-        with pytest.raises(KeyboardInterrupt), guard.finishing():
+    with exit_code.stoppable():
+        with pytest.raises(KeyboardInterrupt), exit_code.finishing():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("recorded")
-        with pytest.raises(KeyboardInterrupt), guard.finishing():
+        with pytest.raises(KeyboardInterrupt), exit_code.finishing():
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
             done.append("not reached")
