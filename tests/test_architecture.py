@@ -5,12 +5,13 @@ import importlib.util
 import json
 import re
 import traceback
+from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
-from rayfed import Method, Server
+from rayfed import Local, Method, Server, Update
 from rayfed.engine.loop import Training
 from rayfed.federation.cohort import Cohort, Federation
 from rayfed.run import main
@@ -61,6 +62,80 @@ class Tracing(Server):
 
 
 TRACING = Method(server=Tracing)
+
+
+def count_updates(file):
+    """Write the client of every `Update` that is made from now on into a file; returns what ends it."""
+    plain = Update.__init__
+
+    def init(self, *args, **fields):
+        plain(self, *args, **fields)
+        with Path(file).open("a") as lines:
+            lines.write(f"{self.client}\n")
+
+    Update.__init__ = init
+    return lambda: setattr(Update, "__init__", plain)
+
+
+@dataclass(frozen=True)
+class CountingServer(Server):
+    """Counts in `file` the updates that its process makes between the training and the sum."""
+
+    file: str = ""
+
+    def round(self, state, cohort, local):
+        end = count_updates(self.file)
+        try:
+            return super().round(state, cohort, local)
+        finally:
+            end()
+
+    def average(self, state, updates, weights):
+        Path(self.file).replace(f"{self.file}.summed")
+        return super().average(state, updates, weights)
+
+
+@dataclass(frozen=True)
+class CountingLocal(Local):
+    """Counts in `file`, if a server half has not begun that in this process, the updates of its clients."""
+
+    file: str = ""
+
+    def train(self, client, sent):
+        if Update.__init__.__module__ != __name__:
+            count_updates(self.file)
+        return super().train(client, sent)
+
+
+COUNTING = Method(server=CountingServer, local=CountingLocal)
+
+
+def rebuilt(tmp_path, cache, *more):
+    """The numbers of times that the updates of clients were made anew before the sum."""
+    options = [*SMALL[1:], f"data.cache={cache}", f"output={tmp_path / 'run'}", "evaluation.every=0", *more]
+    file = tmp_path / "updates.txt"
+    method = [f"algorithm={__name__}:COUNTING", f"server.file={file}", f"local.file={file}"]
+    assert main([*options, *method, "--quiet"]) == 0
+    made = Counter(Path(f"{file}.summed").read_text().split())
+    assert made
+    return {count - 1 for count in made.values()}
+
+
+CODES = "channel=[{clip: 9.0}, {top_k: 0.5}, fp16]"
+
+
+def test_an_update_is_rebuilt_once_in_one_process(tmp_path, cache):
+    assert rebuilt(tmp_path, cache, "cluster=inline") == {1}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize(("more", "times"), [((), 2), ((CODES,), 3)])
+def test_an_update_is_rebuilt_twice_on_ray_and_once_more_after_a_channel(
+    tmp_path, cache, ray_cluster, more, times
+):
+    assert rebuilt(tmp_path, cache, "cluster.executor=ray", "cluster.actors=1", *more) == {times}
 
 
 def traced(tmp_path, cache, *more):

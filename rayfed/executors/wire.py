@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -30,8 +30,8 @@ class Packed:
     clients: int
 
 
-PackedUpdate: TypeAlias = tuple[Update, Packed, int]
-"""An update without its parameters, the packed parameters of one or of several clients, and its row there."""
+PackedUpdate: TypeAlias = tuple[dict[str, Any], Packed, int]
+"""The fields of an update but its parameters, the packed parameters of clients, and its row there."""
 
 
 def pack(params: Mapping[str, Tensor]) -> Packed:
@@ -104,8 +104,8 @@ def encode_updates(updates: Sequence[Update]) -> list[PackedUpdate]:
     for indices in alike.values():
         packed = _pack([updates[i].params for i in indices])
         for row, i in enumerate(indices):
-            rest = replace(updates[i], params={}, extra=encode(updates[i].extra))
-            encoded[i] = (rest, packed, row)
+            rest = {name: value for name, value in vars(updates[i]).items() if name != "params"}
+            encoded[i] = (rest | {"extra": encode(updates[i].extra)}, packed, row)
     return [encoded[i] for i in range(len(updates))]
 
 
@@ -113,10 +113,10 @@ def decode_updates(parts: Sequence[PackedUpdate]) -> list[Update]:
     """Undo `encode_updates`."""
     known: dict[int, list[Params]] = {}
     updates = []
-    for update, packed, row in parts:
+    for rest, packed, row in parts:
         if id(packed) not in known:
             known[id(packed)] = _unpack(packed)
-        updates.append(replace(update, params=known[id(packed)][row], extra=decode(update.extra)))
+        updates.append(Update(**rest | {"params": known[id(packed)][row], "extra": decode(rest["extra"])}))
     return updates
 
 

@@ -140,6 +140,29 @@ class Scaled:
         return (inputs.float() - self._mean) / self._std
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """An answer that leaves a client.
+
+    Attributes:
+        client: The client.
+        answer: What its task returned.
+        params: The values that are sent in place of those of the answer.
+        extra: The same for what the method adds.
+    """
+
+    client: Client
+    answer: Update
+    params: Params
+    extra: Mapping[str, Any]
+
+    def update(self, params: Params, extra: Mapping[str, Any]) -> Update:
+        """The update with these values, and with what the client measured and counted."""
+        metrics = {**self.answer.metrics, **self.client.metrics()}
+        rank, counts = self.client.rank, self.client.counted()
+        return replace(self.answer, params=params, extra=extra, rank=rank, metrics=metrics, **counts)
+
+
 def receive(
     messages: Sequence[tuple[Broadcast, Mapping[str, Any]]], device: torch.device
 ) -> list[tuple[Broadcast, dict[str, Any]]]:
@@ -156,20 +179,17 @@ def receive(
     return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
 
 
-def send_back(
-    answers: list[tuple[Update, dict[str, Any]]], device: torch.device
-) -> list[tuple[Update, dict[str, Any]]]:
+def send_back(answers: Sequence[Leaving], device: torch.device) -> list[tuple[Update, dict[str, Any]]]:
     """Updates and stores of clients on the CPU; all tensors of a type travel together.
 
     Args:
-        answers: The update and the private store of each client, on the device of the model.
+        answers: What leaves each client, on the device of the model.
         device: Device of the model.
     """
-    if device == HOST:
-        return answers
-    parts = moved([(update.params, update.extra, store) for update, store in answers], HOST)
-    pairs = zip(answers, parts, strict=True)
-    return [(replace(update, params=p, extra=extra), own) for (update, _), (p, extra, own) in pairs]
+    parts: Any = [(one.params, one.extra, one.client.store) for one in answers]
+    if device != HOST:
+        parts = moved(parts, HOST)
+    return [(one.update(p, extra), own) for one, (p, extra, own) in zip(answers, parts, strict=True)]
 
 
 def check_shapes(update: Update, wanted: Params) -> None:
@@ -563,9 +583,9 @@ class Worker:
             ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
             client = self._client(call, self._model, own, rng)
-            update = self._answer(call, client, sent)
+            answer = self._answer(call, client, sent)
             self._keep_buffers(client)
-            ((update, kept),) = send_back([(update, client.store)], self._device)
+            ((update, kept),) = send_back([answer], self._device)
             check_finite([update])
             return update, kept
 
@@ -659,21 +679,19 @@ class Worker:
         ]
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
         with seeded(seeds[0]):  # so that the global streams are put back afterwards
-            updates = group.run(tasks)
-        answers = [(update, client.store) for update, (client, _) in zip(updates, players, strict=True)]
+            answers = group.run(tasks)
         done = send_back(answers, self._device)
         check_finite([update for update, _ in done])
         return done
 
-    def _answer(self, call: Call, client: Client, sent: Broadcast) -> Update:
+    def _answer(self, call: Call, client: Client, sent: Broadcast) -> Leaving:
         """Run the task of a call, check the shapes of its answer, and let it leave the client."""
-        update = call.task(client, sent)
-        check_shapes(update, self._start)
-        update = keep_own(update, client)
+        answer = call.task(client, sent)
+        check_shapes(answer, self._start)
+        params, extra = keep_own(answer.params, client), answer.extra
         for leave in call.leaves:
-            update = leave(client, sent, update)
-        metrics = {**update.metrics, **client.metrics()}
-        return replace(update, metrics=metrics, **client.counted())
+            params, extra = leave(client, sent, params, extra)
+        return Leaving(client, answer, params, extra)
 
     def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
         """Values of all tensors that calls may change, at the start of a call."""

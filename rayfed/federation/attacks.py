@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Leave, Task
+from rayfed.federation.executor import Content, Leave, Task
 from rayfed.heterogeneity.faults import HONEST, Attack
 from rayfed.types import Broadcast, Params, Update, beyond_rank, is_statistic
 
@@ -36,15 +38,17 @@ def _relabelled(client: Client, sent: Broadcast, task: Task) -> Update:
     return task(client, sent)
 
 
-def _attack(attack: Attack, scale: float, client: Client, sent: Broadcast, update: Update) -> Update:
+def _attack(
+    attack: Attack, scale: float, client: Client, sent: Broadcast, params: Params, extra: Mapping[str, Any]
+) -> Content:
     """The answer of an attacker in place of the one of its task."""
-    own = [n for n, value in update.params.items() if value.is_floating_point() and not is_statistic(n)]
-    start = {n: sent.params[n] if n in sent.params else torch.zeros_like(update.params[n]) for n in own}
+    own = [n for n, value in params.items() if value.is_floating_point() and not is_statistic(n)]
+    start = {n: sent.params[n] if n in sent.params else torch.zeros_like(params[n]) for n in own}
     if attack == "sign_flip":
-        changed = {n: start[n] - scale * (update.params[n] - start[n]) for n in own}
+        changed = {n: start[n] - scale * (params[n] - start[n]) for n in own}
     else:
         changed = _noisy(client, start, scale)
-    return replace(update, params={**update.params, **changed})
+    return {**params, **changed}, extra
 
 
 def _noisy(client: Client, start: Params, scale: float) -> Params:

@@ -167,7 +167,7 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
     if client.personal_split:
         local.personalize(client, sent, update)
         metrics |= _named("personal", score(client, client.personal_split))
-    return replace(update, metrics={**update.metrics, **metrics})
+    return replace(update, metrics={**update.metrics, **metrics}) if metrics else update
 
 
 def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:

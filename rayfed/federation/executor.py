@@ -10,12 +10,15 @@ from annotated_types import Ge
 
 from rayfed.errors import ClientError
 from rayfed.federation.client import Client
-from rayfed.types import Broadcast, Positive, Update
+from rayfed.types import Broadcast, Params, Positive, Update
 
 Task: TypeAlias = Callable[[Client, Broadcast], Update]
 """Work that a client does in an exchange: from the client and the message it received to its answer."""
 
-Leave: TypeAlias = Callable[[Client, Broadcast, Update], Update]
+Content: TypeAlias = tuple[Params, Mapping[str, Any]]
+"""Values of an answer and what a method adds to them: `params` and `extra` of an `Update`."""
+
+Leave: TypeAlias = Callable[[Client, Broadcast, Params, Mapping[str, Any]], Content]
 """Changes the answer of a client to a message as it leaves the client, such as an attack or compression."""
 
 

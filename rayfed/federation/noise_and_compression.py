@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Leave
+from rayfed.federation.executor import Content, Leave
 from rayfed.seeds import derive
 from rayfed.types import (
     Broadcast,
@@ -267,7 +267,9 @@ def _check_order(names: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def leave(channel: Channel, client: Client, sent: Broadcast, update: Update) -> Update:
+def leave(
+    channel: Channel, client: Client, sent: Broadcast, params: Params, extra: Mapping[str, Any]
+) -> Content:
     """The answer as it leaves the client; measures the norm of its change before clipping.
 
     With `clip`, an answer that holds NaN or infinity counts as no change: nothing bounds its norm otherwise.
@@ -277,25 +279,26 @@ def leave(channel: Channel, client: Client, sent: Broadcast, update: Update) -> 
         channel: The channel.
         client: The client, whose store keeps what `top_k` does not send.
         sent: The message that the client received.
-        update: The answer of its task.
+        params: Values that its task answered with.
+        extra: What the task added to them.
     """
     start = sent.params
     if channel.clip < math.inf:
-        size = change_norm(update.params, start)
+        size = change_norm(params, start)
         client.measure(change_norm=size)
         if not math.isfinite(size):
-            update = replace(update, params=_unchanged(update.params, start))
+            params = _unchanged(params, start)
         elif size > channel.clip:
-            update = replace(update, params=_moved(update.params, start, channel.clip / size, {}))
+            params = _moved(params, start, channel.clip / size, {})
         if channel.noise and channel.at_client:
             scale = channel.noise * channel.clip
-            trained = sorted(name for name in update.params if not is_statistic(name))
+            trained = sorted(name for name in params if not is_statistic(name))
             noise = {
-                n: client.to_device(torch.randn(update.params[n].shape, generator=client.rng) * scale)
+                n: client.to_device(torch.randn(params[n].shape, generator=client.rng) * scale)
                 for n in trained
             }
-            update = replace(update, params=_moved(update.params, start, 1.0, noise))
-    return _compressed(channel, client, sent, update) if channel.codes else update
+            params = _moved(params, start, 1.0, noise)
+    return _compressed(channel, client, sent, params, extra) if channel.codes else (params, extra)
 
 
 def change_norm(params: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
@@ -333,16 +336,18 @@ def _moved(
     return moved
 
 
-def _compressed(channel: Channel, client: Client, sent: Broadcast, update: Update) -> Update:
+def _compressed(
+    channel: Channel, client: Client, sent: Broadcast, params: Params, extra: Mapping[str, Any]
+) -> Content:
     start = sent.params
     kept = client.store.get(RESIDUE, {})
     residue = dict(kept)
     coded: dict[str, dict[str, Tensor]] = {}
-    params = dict(update.params)
-    for name in update.params:
+    rest = dict(params)
+    for name in params:
         if is_statistic(name) or name not in start:
             continue
-        change = up_to_rank(name, params.pop(name) - start[name], sent.rank).contiguous()
+        change = up_to_rank(name, rest.pop(name) - start[name], sent.rank).contiguous()
         if "top_k" in channel.codes and name in kept:
             change = change + kept[name]
         coded[name] = compress(change, channel.codes, channel.top_k)
@@ -350,4 +355,4 @@ def _compressed(channel: Channel, client: Client, sent: Broadcast, update: Updat
             residue[name] = change - expand(coded[name], change.shape)
     if residue:
         client.store[RESIDUE] = residue
-    return replace(update, params=params, extra={**update.extra, CODED: coded})
+    return rest, {**extra, CODED: coded}

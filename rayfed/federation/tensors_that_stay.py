@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
 from rayfed.models.backbone import Backbone
-from rayfed.types import RESIDUAL, Broadcast, Params, Update, at_rank, cut_to_rank
+from rayfed.types import RESIDUAL, Broadcast, Params, at_rank, cut_to_rank
 
 STAYS = "_stays"
 """Reserved name in a client's store: its values of the tensors that stay, by global name."""
@@ -79,16 +79,15 @@ def add_own(sent: Broadcast, stays: Collection[str], values: Params) -> Broadcas
     return replace(sent, params={**sent.params, **own}) if own else sent
 
 
-def keep_own(update: Update, client: Client) -> Update:
-    """The answer as it leaves the client: at its rank, and without what stays, which its store keeps.
+def keep_own(params: Params, client: Client) -> Params:
+    """The values that leave the client: at its rank, and without what stays, which its store keeps.
 
     Args:
-        update: Answer of the client's code.
+        params: Values that the client's code answered with.
         client: The client; its store is changed in place.
     """
-    params = cut_to_rank(update.params, client.rank)
+    params = cut_to_rank(params, client.rank)
     own = {name: value for name, value in params.items() if name in client.stays}
     if own:
         client.store[STAYS] = {**client.store.get(STAYS, {}), **own}
-    sent = {name: value for name, value in params.items() if name not in own}
-    return replace(update, params=sent, rank=client.rank)
+    return {name: value for name, value in params.items() if name not in own}

@@ -124,7 +124,8 @@ class Canaries:
         if call.client == "target":
             held["head.weight"] = held["head.weight"] + torch.tensor([100.0, 0.0])
         client = SimpleNamespace(store={}, rng=None, measure=lambda **_: None)
-        return leave(self.channel, client, call.sent, Update(client=call.client, params=held, num_examples=1))
+        params, extra = leave(self.channel, client, call.sent, held, {})
+        return Update(client=call.client, params=params, num_examples=1, extra=extra)
 
 
 def traces(server, channel, names, clients, rate, rounds):

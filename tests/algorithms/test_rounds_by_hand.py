@@ -91,7 +91,8 @@ class Here:
             client = Client(
                 call.client, self.model, data, config, rng, store, objective=squares, stays=self.stays
             )
-            return keep_own(call.task(client, add_own(call.sent, self.stays, values)), client)
+            update = call.task(client, add_own(call.sent, self.stays, values))
+            return replace(update, params=keep_own(update.params, client))
 
 
 def played(method, server, local, rounds):

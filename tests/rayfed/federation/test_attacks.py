@@ -73,7 +73,9 @@ def answer(attack, scale, rank=None):
     same, (attacked,) = with_attack(task, attack, scale)
     assert same is task
     client = FakeClient(rank)
-    return attacked(client, sent, keep_own(task(client, sent), client))
+    update = task(client, sent)
+    params, extra = attacked(client, sent, keep_own(update.params, client), update.extra)
+    return replace(update, params=params, extra=extra)
 
 
 def test_a_flipped_sign_is_the_negative_change():

@@ -1,6 +1,7 @@
 """The channel: clipping and noise by hand, error feedback, and orders of stages that are refused."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from rayfed.errors import ConfigError
 from rayfed.executors.worker import check_finite
-from rayfed.federation.noise_and_compression import CODED, Channel, ChannelStage, leave
+from rayfed.federation.noise_and_compression import CODED, Channel, ChannelStage
+from rayfed.federation.noise_and_compression import leave as leave_client
 from rayfed.types import Broadcast, Update, num_bytes
 
 START = {"w": torch.zeros(2), "b": torch.ones(1), "norm.running_var": torch.tensor([1.0])}
@@ -25,6 +27,11 @@ def client():
 
 def sent(round=0):
     return Broadcast(round=round, params=START)
+
+
+def leave(channel, client, sent, update):
+    params, extra = leave_client(channel, client, sent, update.params, update.extra)
+    return replace(update, params=params, extra=extra)
 
 
 def update(cid="a", **params):

@@ -11,7 +11,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
 from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.testing.contracts import small_setup
-from rayfed.types import Broadcast, Update
+from rayfed.types import Broadcast
 from tests.conftest import SMALL
 from tests.rounding import equally_near, exactly_trained
 
@@ -50,8 +50,8 @@ def test_a_message_is_completed_and_an_answer_divided():
     assert sent.params == {NAMES[0]: 1.0}
     store = {STAYS: {NAMES[2]: torch.tensor(0.0), "other": torch.tensor(4.0)}}
     client = Client("a", None, None, None, None, store, stays=frozenset(NAMES[1:]))
-    answer = keep_own(Update(client="a", params=numbers(1.0, 2.0, 3.0)), client)
-    assert answer.params == {NAMES[0]: 1.0}
+    answer = keep_own(numbers(1.0, 2.0, 3.0), client)
+    assert answer == {NAMES[0]: 1.0}
     assert store[STAYS] == {NAMES[1]: 2.0, NAMES[2]: 3.0, "other": 4.0}
     assert keep_own(answer, client) == answer
 
