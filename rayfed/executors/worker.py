@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -140,27 +140,8 @@ class Scaled:
         return (inputs.float() - self._mean) / self._std
 
 
-@dataclass(frozen=True)
-class Leaving:
-    """An answer that leaves a client.
-
-    Attributes:
-        client: The client.
-        answer: What its task returned.
-        params: The values that are sent in place of those of the answer.
-        extra: The same for what the method adds.
-    """
-
-    client: Client
-    answer: Update
-    params: Params
-    extra: Mapping[str, Any]
-
-    def update(self, params: Params, extra: Mapping[str, Any]) -> Update:
-        """The update with these values, and with what the client measured and counted."""
-        metrics = {**self.answer.metrics, **self.client.metrics()}
-        rank, counts = self.client.rank, self.client.counted()
-        return replace(self.answer, params=params, extra=extra, rank=rank, metrics=metrics, **counts)
+Leaving: TypeAlias = tuple[Update, Params, Mapping[str, Any]]
+"""What a task returned, and the `params` and the `extra` that leave the client in place of its own."""
 
 
 def receive(
@@ -179,17 +160,25 @@ def receive(
     return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
 
 
-def send_back(answers: Sequence[Leaving], device: torch.device) -> list[tuple[Update, dict[str, Any]]]:
+def send_back(
+    clients: Sequence[Client], answers: Sequence[Leaving], device: torch.device
+) -> list[tuple[Update, dict[str, Any]]]:
     """Updates and stores of clients on the CPU; all tensors of a type travel together.
 
     Args:
-        answers: What leaves each client, on the device of the model.
+        clients: The clients.
+        answers: What leaves each of them, on the device of the model.
         device: Device of the model.
     """
-    parts: Any = [(one.params, one.extra, one.client.store) for one in answers]
+    parts = [(params, extra, one.store) for one, (_, params, extra) in zip(clients, answers, strict=True)]
     if device != HOST:
         parts = moved(parts, HOST)
-    return [(one.update(p, extra), own) for one, (p, extra, own) in zip(answers, parts, strict=True)]
+    sent = []
+    for one, (answer, _, _), (params, extra, store) in zip(clients, answers, parts, strict=True):
+        metrics = {**answer.metrics, **one.metrics()}
+        own: dict[str, Any] = {"rank": one.rank, "metrics": metrics, **one.counted()}
+        sent.append((replace(answer, params=params, extra=extra, **own), store))
+    return sent
 
 
 def check_shapes(update: Update, wanted: Params) -> None:
@@ -585,7 +574,7 @@ class Worker:
             client = self._client(call, self._model, own, rng)
             answer = self._answer(call, client, sent)
             self._keep_buffers(client)
-            ((update, kept),) = send_back([answer], self._device)
+            ((update, kept),) = send_back([client], [answer], self._device)
             check_finite([update])
             return update, kept
 
@@ -680,7 +669,7 @@ class Worker:
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
         with seeded(seeds[0]):  # so that the global streams are put back afterwards
             answers = group.run(tasks)
-        done = send_back(answers, self._device)
+        done = send_back([client for client, _ in players], answers, self._device)
         check_finite([update for update, _ in done])
         return done
 
@@ -691,7 +680,7 @@ class Worker:
         params, extra = keep_own(answer.params, client), answer.extra
         for leave in call.leaves:
             params, extra = leave(client, sent, params, extra)
-        return Leaving(client, answer, params, extra)
+        return answer, params, extra
 
     def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
         """Values of all tensors that calls may change, at the start of a call."""

@@ -45,7 +45,7 @@ from rayfed.executors.grouped.steps import JointSteps, Step
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, dropouts, stackable
-from rayfed.types import Params, Update
+from rayfed.types import Params
 
 R = TypeVar("R")
 
@@ -528,7 +528,7 @@ class Group:
         self._places = stackable(model)
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
-        self._turns: list[Turn[Update]] = []
+        self._turns: list[Turn[Any]] = []
         device = next(model.parameters()).device
         self.streams = [Streams(seed, device) for seed in seeds]
         each = self._own(entries, len(values))
@@ -554,7 +554,7 @@ class Group:
                 own[name] = value if is_buffer else nn.Parameter(value)
         return each
 
-    def run(self, tasks: Sequence[Callable[[], Update]]) -> list[Update]:
+    def run(self, tasks: Sequence[Callable[[], R]]) -> list[R]:
         """Run the code of every client to its end.
 
         Args:
@@ -726,7 +726,7 @@ def _warn(cause: str) -> None:
     )
 
 
-def _in_one_thread(task: Callable[[], Update]) -> Update:
+def _in_one_thread(task: Callable[[], R]) -> R:
     """Run a task with its backward passes in its own thread, which may wait in them, on a GPU too."""
     with torch.autograd.set_multithreading_enabled(False):
         return task()
