@@ -141,7 +141,7 @@ class Scaled:
 
 
 Leaving: TypeAlias = tuple[Update, Params, Mapping[str, Any]]
-"""What a task returned, and the `params` and the `extra` that leave the client in place of its own."""
+"""The answer of a task, and the `params` and the `extra` that leave the client in place of its own."""
 
 
 def receive(
