@@ -22,6 +22,7 @@ from rayfed.testing.contracts import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
+gc.disable()  # until all tests are collected: what is imported stays, and collections only count it again
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray starts its workers with nice 15, so that beside other tests actors would get hardly any time.
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -128,10 +129,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+UNFREEZE, FREEZE = gc.unfreeze, gc.freeze
+
+
 def pytest_collection_finish() -> None:
-    """Leave modules and tests, millions of objects that stay, out of garbage collection."""
+    """Leave modules and tests, millions of objects that stay, out of garbage collection until the end.
+
+    Clients on a device and actors give memory back by a collection of all objects, which takes half a second
+    here each time. `all_objects` brings that back for a test.
+    """
     gc.collect()
     gc.freeze()
+    gc.unfreeze = gc.freeze = lambda: None
+    gc.enable()
+
+
+@pytest.fixture
+def all_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `gc.freeze` and `gc.unfreeze` work, and leave out all objects again after the test."""
+    monkeypatch.setattr(gc, "freeze", FREEZE)
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    yield
+    FREEZE()
 
 
 def _is_made_once_per_file(item: pytest.Item, fixture: str) -> bool:
@@ -159,7 +178,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """Prepared data, which all processes of xdist share, because to draw and decode a set takes seconds."""
+    return session_folder(tmp_path_factory, "cache")
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +193,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def all_runs(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
-    return Gallery(session_folder(tmp_path_factory))
+    return Gallery(session_folder(tmp_path_factory, "gallery"))
 
 
 @pytest.fixture
@@ -181,6 +201,12 @@ def gallery(all_runs: Gallery) -> Iterator[Gallery]:
     """Finished runs of the session; fails a test that changes one."""
     yield all_runs
     all_runs.check()
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing at the end of a run in this process, which takes longer than the run itself."""
+    monkeypatch.setattr("rayfed.report.figures.draw_figures", lambda folder: {})
 
 
 @pytest.fixture

@@ -62,10 +62,10 @@ class Gallery:
             )
 
 
-def session_folder(factory: pytest.TempPathFactory) -> Path:
+def session_folder(factory: pytest.TempPathFactory, name: str) -> Path:
     """A folder of the session, the same for all processes of xdist."""
     base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "gallery"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
     return folder
 

@@ -20,8 +20,8 @@ MOST_LINES = 25
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
+def _own_cache(monkeypatch, cache):
+    monkeypatch.setenv("RAYFED_CACHE", str(cache))
 
 
 def experiment(name, **changes):

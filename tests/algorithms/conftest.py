@@ -53,13 +53,15 @@ def short(
 
 
 @pytest.fixture
-def exact(tmp_path: Path, cache: Path) -> Callable[..., Result]:
+def exact(cache: Path, gallery: Gallery) -> Callable[..., Result]:
     """Run as `short` does, but in float64: the judge of two ways of computing the same tensors and scores."""
-    made = iter(range(1000))
 
     def run(algorithm: str, *overrides: str) -> Result:
-        places = (f"data.cache={cache}", f"output={tmp_path / f'exact{next(made)}'}")
-        with exact_play():
-            return play([f"algorithm={algorithm}", *SHORT, *places, *overrides])
+        def make(output: Path) -> Result:
+            places = (f"data.cache={cache}", f"output={output}")
+            with exact_play():
+                return play([f"algorithm={algorithm}", *SHORT, *places, *overrides])
+
+        return gallery.get(["float64", f"algorithm={algorithm}", *overrides], make)
 
     return run

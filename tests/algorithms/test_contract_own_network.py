@@ -55,7 +55,7 @@ def overrides(cache):
         torch.manual_seed(0)
         net = Patches()
     name = register(rayfed.Model(net, blocks="middle", mean=0.5, std=0.5))
-    return [f"model={name}", "model.options={}", DOMAINS, f"data.cache={cache}"]
+    return [f"model={name}", "model.options={}", "model.size=32", DOMAINS, f"data.cache={cache}"]
 
 
 TEXT = "text tower"

@@ -244,17 +244,23 @@ FORMS: dict[str, Callable[[Path, bytes], object]] = {
 """What may stand in a folder of images in the place of an image."""
 
 
-def kinds(ground: Ground) -> dict[str, tuple[st.SearchStrategy[Any], Check, int, int]]:
-    """Strategy, check, and how many cases in the quick and in the long test, by name."""
+def kinds(ground: Ground) -> dict[str, tuple[st.SearchStrategy[Any], Check, int, int, int]]:
+    """Strategy, check, and how many cases `make test`, `make test-steady` and the long test have, by name."""
     image = (ground.path / "images" / "sketch" / "dog" / "0.png").read_bytes()
     config = ground.run["config.yaml"]
     return {
-        "command_line": (st.tuples(overrides(), st.integers(0, 15)), config_on_the_command_line, 25, 1600),
-        "config_file": (damaged_tree(ground.tree), config_file, 20, 900),
-        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 10, 500),
-        "partition": (partition_files(ground.partition), partition_file, 20, 900),
-        "run_folder": (run_folders(ground.run), run_folder, 10, 500),
-        "data_folder": (data_folders(image), data_folder, 12, 600),
+        "command_line": (
+            st.tuples(overrides(), st.integers(0, 15)),
+            config_on_the_command_line,
+            12,
+            25,
+            1600,
+        ),
+        "config_file": (damaged_tree(ground.tree), config_file, 10, 20, 900),
+        "config_bytes": (damaged_bytes(config, [b"", b"[]"]), bytes_of_a_config_file, 5, 10, 500),
+        "partition": (partition_files(ground.partition), partition_file, 10, 20, 900),
+        "run_folder": (run_folders(ground.run), run_folder, 5, 10, 500),
+        "data_folder": (data_folders(image), data_folder, 6, 12, 600),
     }
 
 

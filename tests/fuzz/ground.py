@@ -59,7 +59,8 @@ def prepare(path: Path) -> Ground:
     before = Path.cwd()
     os.chdir(path)
     try:
-        assert run.main([*BASE, "output=run", "--quiet"]) == 0
+        with without_figures():
+            assert run.main([*BASE, "output=run", "--quiet"]) == 0
     finally:
         os.chdir(before)
     make_folder(path / "images", count=6, side=8)

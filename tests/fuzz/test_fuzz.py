@@ -12,11 +12,12 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.conftest import STEADY
 from tests.fuzz import ground as grounds
 from tests.fuzz.cases import KINDS, kinds
 from tests.fuzz.outcomes import COUNTS, attempt, judge, table
 
-QUICK, LONG = 2, 3
+QUICK, STEADY_TOO, LONG = 2, 3, 4
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,10 @@ def examine(ground, kind, record_property, which, monkeypatch):
     assert sum(COUNTS.values()) >= found[which] * 0.9
 
 
+@pytest.mark.parametrize("which", [QUICK, pytest.param(STEADY_TOO, marks=STEADY)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_some_cases(kind, ground, record_property, monkeypatch):
-    examine(ground, kind, record_property, QUICK, monkeypatch)
+def test_some_cases(kind, which, ground, record_property, monkeypatch):
+    examine(ground, kind, record_property, which, monkeypatch)
 
 
 @pytest.mark.slow
@@ -61,7 +63,7 @@ def test_many_cases(kind, ground, record_property, monkeypatch):
 
 def test_there_are_as_many_cases_as_said(ground):
     counts = [found[2:] for found in kinds(ground).values()]
-    assert [sum(column) for column in zip(*counts, strict=True)] == [97, 5000]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [48, 97, 5000]
 
 
 @pytest.mark.parametrize(

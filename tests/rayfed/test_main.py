@@ -10,6 +10,7 @@ import pytest
 
 import rayfed
 from rayfed import __main__ as command
+from rayfed import run
 from tests.conftest import ROOT
 
 MODULES = {
@@ -23,12 +24,6 @@ MODULES = {
     "sweep": "tune.run",
     "list": "rayfed.config.catalog",
 }
-
-
-def call(*arguments, module="rayfed"):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=300
-    )
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
@@ -85,17 +80,19 @@ def test_exit_codes_and_arguments_pass_through(tmp_path, capsys):
 
 
 def test_python_m_rayfed_is_the_same():
-    done = call("prepare", "pecs")
+    command_line = [sys.executable, "-m", "rayfed", "resum"]
+    done = subprocess.run(command_line, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert "did you mean 'pacs'?" in done.stderr
+    assert "did you mean 'resume'?" in done.stderr
 
 
-def test_list_is_the_list_of_run_and_loads_no_torch():
-    listed = call("list", "--json")
+def test_list_is_the_list_of_run_and_loads_no_torch(capsys):
+    script = (
+        "from rayfed.__main__ import main; import sys; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+    command_line = [sys.executable, "-c", script, "list", "--json"]
+    listed = subprocess.run(command_line, capture_output=True, text=True, cwd=ROOT, env=dict(os.environ))
     assert (listed.returncode, listed.stderr) == (0, "")
-    again = call("--list", "--json", module="rayfed.run")
-    assert again.stdout == listed.stdout
+    assert run.main(["--list", "--json"]) == 0
+    assert capsys.readouterr().out == listed.stdout
     assert json.loads(listed.stdout)["data"]
-    script = "from rayfed.__main__ import main; import sys; main(['list']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT, env=dict(os.environ))
-    assert done.returncode == 0

@@ -163,7 +163,7 @@ def test_every_data_set_alone_is_a_valid_experiment(name):
     assert (config.tuning["name"] == "full") is (model.task in (SEGMENTATION, NEXT_CHARACTER))
 
 
-def test_a_data_set_alone_runs(cache, tmp_path):
+def test_a_data_set_alone_runs(cache, tmp_path, no_figures):
     small = (
         "model.size=32",
         "model.options={width: 2}",

@@ -213,7 +213,7 @@ def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model, 
     assert without_times(together.row) == without_times(alone.row)
 
 
-@pytest.mark.parametrize("model", ["bert", "gpt2-lm"])
+@pytest.mark.parametrize("model", ["bert", pytest.param("gpt2-lm", marks=STEADY)])
 def test_on_a_device_the_run_is_the_same(folder, cache, model):
     """Both are equally near to float64, with the same draws of dropout; LoRA's layers round otherwise."""
     setup = setup_of(folder, cache, model)
@@ -230,7 +230,7 @@ def test_on_a_device_the_run_is_the_same(folder, cache, model):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("model", ["bert", "llama-lm"])
+@pytest.mark.parametrize("model", [pytest.param("bert", marks=STEADY), "llama-lm"])
 def test_groups_on_a_device_agree_with_single_clients(folder, cache, model):
     agree(setup_of(folder, cache, model))
 

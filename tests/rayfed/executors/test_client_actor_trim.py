@@ -61,11 +61,10 @@ def test_holes_between_blocks_that_stay_are_given_back(monkeypatch):
 
 
 @pytest.fixture
-def collection():
+def collection(all_objects):
     """Garbage collection as it was, after the test."""
     threshold = gc.get_threshold()
     yield
-    gc.freeze()
     gc.set_threshold(*threshold)
     atexit.unregister(gc.unfreeze)
 

@@ -23,7 +23,7 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, cache):
+def _own_cache(monkeypatch, cache, no_figures):
     monkeypatch.setenv("RAYFED_CACHE", str(cache))
 
 

@@ -9,11 +9,12 @@ from tests.rayfed.experiment.test_experiment import clients, own
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, cache):
+def _own_cache(monkeypatch, cache, no_figures):
     monkeypatch.setenv("RAYFED_CACHE", str(cache))
 
 
-def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_path):
+def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr("rayfed.report.page.charts.svg_of", lambda *_: "<svg></svg>")
     slow, fast = own(rounds=1), own(rounds=1, train={"lr": 0.3})
     found = rayfed.compare({"slow": slow, "fast": fast}, seeds=2, output=tmp_path / "both", quiet=True)
     assert list(found.table.index) == ["slow", "fast"]

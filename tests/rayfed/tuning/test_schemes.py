@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -169,16 +168,6 @@ def test_prompt_start_values():
 def test_ranges_are_checked_when_a_config_is_read(name, values):
     with pytest.raises(ValidationError):
         TypeAdapter(TUNINGS.load(name)).validate_python(values)
-
-
-def test_imports_stay_light():
-    code = (
-        "import sys; import rayfed.models.build, rayfed.models.shared_weights, rayfed.tuning.lora, "
-        "rayfed.tuning.visual_prompt; "
-        "print([m for m in ('peft', 'timm', 'torchvision', 'ray') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert run.stdout.strip() == "[]"
 
 
 def test_peft_is_imported_with_values(tmp_path, monkeypatch):

@@ -75,6 +75,8 @@ def test_digest_is_pinned():
     assert part(config()).digest[:16] == "ad71c521aeb046e4"
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_another_process_deals_the_same_by_dirichlet():
     """Draws of a Dirichlet distribution are floating-point numbers: compared on one machine only."""
     program = "from tests.rayfed.data.partition.toy import *; print(part(config('dirichlet', 5)).digest)"

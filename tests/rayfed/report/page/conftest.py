@@ -39,6 +39,18 @@ def methods_page(methods):
     return page_of(list(methods))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Leave the pictures out of a page, which take most of its time; `test_charts_svg.py` looks at them."""
+    monkeypatch.setattr("rayfed.report.page.charts.svg_of", lambda drawing, summary, more="": "<svg></svg>")
+
+
+@pytest.fixture
+def tables_alone(monkeypatch, no_pictures):
+    """Leave the details of each run out of a page about several runs, of which only tables are read."""
+    monkeypatch.setattr("rayfed.report.page.several.MOST_CHAPTERS", 0)
+
+
 def part_of(page, title):
     """The figure or table with this title."""
     return next(p for s in page.sections for p in s.parts if getattr(p, "title", "") == title)

@@ -47,7 +47,10 @@ class Document(HTMLParser):
         return [element for element in self.elements if element["tag"] in tags]
 
 
-@pytest.fixture(scope="module", params=["run_page", "methods_page"])
+pytestmark = pytest.mark.xdist_group("page")  # with test_several.py, so that `methods_page` is made once
+
+
+@pytest.fixture(scope="session", params=["run_page", "methods_page"])
 def made(request):
     page = request.getfixturevalue(request.param)
     return page, Document(render.html(page))

@@ -23,7 +23,7 @@ def test_another_file_name_is_refused(name, tmp_path):
         page_file([tmp_path], tmp_path / name)
 
 
-def test_it_replaces_its_own_files_and_no_others(tmp_path):
+def test_it_replaces_its_own_files_and_no_others(tmp_path, no_pictures):
     folders.write(tmp_path / "run", rounds=1, clients=3)
     page = tmp_path / "run" / "report.html"
     for _ in range(2):

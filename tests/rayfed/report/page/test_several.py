@@ -14,6 +14,8 @@ from rayfed.report.page.single import summary
 from tests.rayfed.report.page import folders
 from tests.rayfed.report.page.conftest import part_of, table_of
 
+pytestmark = pytest.mark.xdist_group("page")  # with test_render.py, so that `methods_page` is made once
+
 
 def by_domain(values):
     """Mean over the domains of the scores of 12 clients, which are dealt to three domains in turn."""
@@ -83,7 +85,7 @@ def test_each_of_a_few_runs_is_also_shown_in_detail(methods_page):
     assert {"Curves", "Fairness"} <= {section.name for section in methods_page.chapters[0].sections}
 
 
-def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_path):
+def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_path, tables_alone):
     page = page_of([folders.write_folds(tmp_path / "folds")])
     assert page.title == "fft_gp on digits-five-mini, each domain held out in turn"
     rows = {row["method"]: row for row in table_of(page, "Mean over settings and seeds")}
@@ -95,7 +97,7 @@ def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_
     assert [(r["pairs"], r["mean of A minus B"], r["p"]) for r in held_out] == [(2, 0, None)]
 
 
-def test_few_shots_are_settings_that_report_the_last_round(tmp_path):
+def test_few_shots_are_settings_that_report_the_last_round(tmp_path, no_pictures):
     for name in ("shots-1", "shots-2"):
         folders.write(tmp_path / "few" / name, rounds=3)
     (tmp_path / "few" / "config.yaml").write_text("protocol: few_shot\n")
@@ -111,7 +113,7 @@ def test_few_shots_are_settings_that_report_the_last_round(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.steady
-def test_no_mean_mixes_base_and_new_classes(tmp_path):
+def test_no_mean_mixes_base_and_new_classes(tmp_path, tables_alone):
     places = []
     for seed in range(2):
         places.append(tmp_path / f"seed-{seed}")
@@ -169,7 +171,7 @@ def test_of_equal_validation_scores_the_config_says_which_is_reported(tmp_path):
         assert words.endswith(f"after round {number}, the {ties} with the best validation score.")
 
 
-def test_commands_can_be_pasted_where_a_folder_has_a_blank(tmp_path):
+def test_commands_can_be_pasted_where_a_folder_has_a_blank(tmp_path, tables_alone):
     folders.write(tmp_path / "my run", rounds=1, clients=3)
     page = page_of([tmp_path / "my run"])
     code = next(p for s in page.sections for p in s.parts if getattr(p, "title", "") == "One command").code
@@ -177,7 +179,7 @@ def test_commands_can_be_pasted_where_a_folder_has_a_blank(tmp_path):
         assert shlex.split(command)[4] == str(tmp_path / "my run" / "config.yaml")
 
 
-def test_a_sweep_has_its_trials_and_their_seeds(tmp_path):
+def test_a_sweep_has_its_trials_and_their_seeds(tmp_path, tables_alone):
     page = page_of([folders.write_sweep(tmp_path / "sweep")])
     assert page.title == "Sweep q"
     trials = table_of(page, "Trials")
@@ -187,7 +189,7 @@ def test_a_sweep_has_its_trials_and_their_seeds(tmp_path):
     assert values == ["0.1", "0.1", "1.1", "1.1", "2.1", "2.1"]
 
 
-def test_a_reproduced_table_has_the_papers_numbers_and_verdicts(tmp_path):
+def test_a_reproduced_table_has_the_papers_numbers_and_verdicts(tmp_path, tables_alone):
     job = tmp_path / "job"
     for row in ("FedGCR", "FedAvg"):
         folders.write(job / "cells" / row, method=row.lower(), rounds=2)
@@ -204,7 +206,7 @@ def test_a_reproduced_table_has_the_papers_numbers_and_verdicts(tmp_path):
     assert find(job).repeat == "python -m rayfed.reproduce fedgcr/table5 --scale mini"
 
 
-def test_runs_of_one_method_and_seed_are_told_apart_by_their_settings(tmp_path):
+def test_runs_of_one_method_and_seed_are_told_apart_by_their_settings(tmp_path, tables_alone):
     for name, rate in (("a", 0.1), ("b", 0.2)):
         folders.write(tmp_path / name, rounds=1)
         file = tmp_path / name / "config.yaml"
