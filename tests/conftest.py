@@ -16,6 +16,7 @@ import torch
 import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
+from rayfed.executors.client_actor import NEW_OBJECTS
 from rayfed.experiment.simulate import Result
 from rayfed.terminal.exit_code import STOP
 from rayfed.testing.contracts import SGD, plain_steps
@@ -141,6 +142,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze = gc.freeze = lambda: None
+    gc.set_threshold(NEW_OBJECTS)
     gc.enable()
 
 

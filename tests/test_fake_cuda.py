@@ -24,8 +24,8 @@ READS = {
 }
 """Functions that read values of a device, and why they may."""
 
-QUICK = {("resnet", "full"), ("clip", "text_prompt"), ("lstm", "full")}
-"""Convolutions with statistics, a text tower with prompts, and symbols."""
+QUICK = {("clip", "text_prompt"), ("lstm", "full")}
+"""A text tower with prompts, and symbols."""
 
 
 @pytest.fixture(scope="module")

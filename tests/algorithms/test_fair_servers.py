@@ -12,7 +12,6 @@ from algorithms.term import TiltedServer, official_steps, step_mean, tilted_weig
 from rayfed.types import ServerState, Update, is_statistic
 from tests.algorithms.batch_norm import WITH_BATCH_NORM, statistics
 from tests.algorithms.depth import cohort
-from tests.conftest import STEADY
 from tests.rounding import equally_near, near
 from tests.vectors import vector
 
@@ -197,7 +196,9 @@ def test_statistics_are_averaged_and_what_trains_moves_as_without_them(server):
     assert torch.equal(found["w"], after(lambda name: not is_statistic(name))["w"])
 
 
-@pytest.mark.parametrize("name", [pytest.param("qffl", marks=STEADY), "afl"])
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("name", ["qffl", "afl"])
 def test_statistics_of_a_real_network_are_a_mean_of_the_clients(short, exact, name):
     mean = ("fedavg", *WITH_BATCH_NORM, "rounds=1", "server.weighting=uniform")
     plain = statistics(short(*mean))

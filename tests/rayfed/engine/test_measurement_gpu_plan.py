@@ -172,7 +172,7 @@ def test_frozen_features_of_all_clients_are_counted():
 def test_resident_examples_are_part_of_the_measured_peak():
     peaks = {}
     for resident in (True, False):
-        setup = clients("tuning=lora", "data.limit=40", f"data.resident={str(resident).lower()}")
+        setup = clients("tuning=lora", "data.limit=20", f"data.resident={str(resident).lower()}")
         with pretended() as device, allocator(16 * GB) as its:
             largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
             peaks[resident] = its.peak, resident_bytes(setup.world)

@@ -13,6 +13,8 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Visit
 from tests.conftest import SMALL
 
+FEW = ("data.domains=[plain,fonts]", "model.options={depth: 2}")
+
 
 class Losing(InlineExecutor):
     """Loses every store when round 4 begins, as often as it is told to."""
@@ -39,7 +41,7 @@ class Losing(InlineExecutor):
 @pytest.fixture(scope="module")
 def setup(cache):
     bare = [option for option in SMALL if not option.startswith("tuning.")]
-    return prepare(load_config([*bare, f"data.cache={cache}", "algorithm=ditto", "rounds=5"]))
+    return prepare(load_config([*bare, f"data.cache={cache}", "algorithm=ditto", "rounds=5", *FEW]))
 
 
 def run(setup, executor, path):

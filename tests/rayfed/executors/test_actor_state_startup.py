@@ -24,7 +24,7 @@ def worker(monkeypatch, request):
     process = subprocess.Popen([sys.executable, "-c", request.param], stdout=subprocess.PIPE)
     process.stdout.readline()  # the interpreter has started
     monkeypatch.setattr(actor_state, "_workers", lambda: iter([psutil.Process(process.pid)]))
-    monkeypatch.setattr(actor_state, "LOOK_EVERY", 0.2)
+    monkeypatch.setattr(actor_state, "LOOK_EVERY", 0.1)
     yield process.pid
     process.kill()
     process.communicate()
@@ -41,7 +41,7 @@ def is_seen(event):
 def is_given_up(up=()):
     """Whether seconds go by without progress."""
     progress, began = StartProgress(), time.monotonic()
-    return is_seen(lambda: progress.since(began, up) > 2)
+    return is_seen(lambda: progress.since(began, up) > 1)
 
 
 def gets_on(up=()):

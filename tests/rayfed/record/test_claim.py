@@ -15,7 +15,7 @@ from rayfed.record.ownership import MARKER, NAMES, make_folder, names_of, remove
 from tests.rayfed.record.claims import OURS, TREES, fresh, pictured, plant, run_in, without_ours
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tree=TREES, overwrite=st.booleans())
 def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path_factory, tree, overwrite):
     around = fresh(tmp_path_factory)
@@ -28,7 +28,7 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path_factor
     assert pictured(around.parent) == before
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(around_it=TREES, inside=TREES, part=TREES)
 def test_overwriting_a_run_moves_what_it_wrote_and_nothing_else(tmp_path_factory, around_it, inside, part):
     around = fresh(tmp_path_factory)
@@ -56,7 +56,7 @@ def test_overwriting_a_run_moves_what_it_wrote_and_nothing_else(tmp_path_factory
     assert set(after) <= set(before)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(tree=TREES, deep=st.integers(0, 2))
 def test_a_refused_run_takes_back_what_it_made(tmp_path_factory, tree, deep):
     around = fresh(tmp_path_factory)

@@ -12,7 +12,6 @@ from scipy.io import savemat
 import rayfed
 from rayfed.data.readers.digits import Digits
 from rayfed.errors import ConfigError, DataError
-from tests.conftest import STEADY
 
 
 def write_all(root, count=20):
@@ -121,7 +120,9 @@ def test_the_real_digits(shared):
         assert np.abs(ours - np.asarray(image)).max() <= 1  # they truncate, we round
 
 
-@pytest.mark.parametrize("factor", [pytest.param(1, marks=STEADY), 10])
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("factor", [1, 10])
 def test_fedgcr_on_the_real_digits(shared, tmp_path, cache, factor):
     result = rayfed.simulate(
         [
