@@ -95,7 +95,9 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     notes = (*notes, *(f"{method.name}: {note}" for method in found for note in method.notes))
     if config["evaluation"].get("table") == "clients":
         tables = [final_table(folder) for folder in folders]
-        return replace(tables[0], title=title, rows=sum((t.rows for t in tables), ()), notes=notes)
+        return replace(
+            tables[0], title=title, rows=[row for table in tables for row in table.rows], notes=notes
+        )
     domains = list(dict.fromkeys(key for method in found for key in _domains(method)))
     domains = domains if len(domains) <= MOST_DOMAINS else []
     shown = tuple(KINDS) if any(method.without for method in found) else ()

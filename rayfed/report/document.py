@@ -106,7 +106,7 @@ def _list(entries: Mapping[str, str]) -> list[str]:
 
 def _words(tables: Sequence[Table]) -> dict[str, str]:
     notes = " ".join(note for table in tables for note in table.notes)
-    columns = {column for table in tables for column in table.columns}
+    columns = {head.name for table in tables for head in table.heads}
     notes = " ".join([notes.replace("over domains", "mean over domains"), *sorted(columns)])
     return {word: meaning for word, meaning in WORDS.items() if word in notes}
 

@@ -180,7 +180,7 @@ def leave_one_out_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     ]
     title = title_of(config, "each domain held out in turn")
     table = by_target(found, title, config.evaluation.ties)
-    table = replace(table, notes=table.notes + on_own_tensors(config, folders))
+    table = replace(table, notes=(*table.notes, *on_own_tensors(config, folders)))
     return Tables((table, by_measure(found)))
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Literal, TextIO, TypeAlias
 
 COMMAND = "python -m "
 """Mark of a line with a command, which stays in one piece so that it can be copied."""
@@ -63,25 +64,126 @@ SPECIAL = {
 } | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
+Kind: TypeAlias = Literal["text", "percent", "points", "bytes", "seconds", "count", "number", "p"]
+"""Content of a column. `percent`: fractions, shown in percent; `points`: differences and deviations of
+fractions, shown in percentage points; `p`: probabilities of a test."""
+
+Cell: TypeAlias = str | float | int | None
+Rows: TypeAlias = Sequence[Sequence[Cell]]
+
+NOTHING = "\N{EN DASH}"
+"""Stands for a value that there is not."""
+
+UNITS: tuple[tuple[float, str], ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+"""Decimal units of bytes, the largest first."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers or words.
+
+    Attributes:
+        name: What it holds, in words.
+        kind: What its cells are.
+        short: Its heading where the name would be too long; empty: the name with its unit.
+    """
+
+    name: str
+    kind: Kind = "text"
+    short: str = ""
+
+    def show(self, value: Cell) -> str:
+        """A cell as text; a dash where there is no value.
+
+        >>> Column("score", "percent").show(0.1234), Column("up", "bytes").show(1_500_000)
+        ('12.3', '1.5 MB')
+        """
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            return NOTHING
+        if isinstance(value, str):
+            return value
+        if self.kind in ("percent", "points"):
+            return f"{100 * value:.1f}"
+        if self.kind == "bytes":
+            return in_bytes(value)
+        if self.kind == "seconds":
+            return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+        if self.kind == "p":
+            return "< 0.001" if value < 0.001 else f"{value:.3f}"
+        return f"{value:,.0f}" if self.kind == "count" else f"{value:.4g}"
+
+    @property
+    def heading(self) -> str:
+        """The name with the unit of what is shown."""
+        if self.short:
+            return self.short
+        unit = {"percent": "%", "points": "points", "seconds": "s"}.get(self.kind, "")
+        return f"{self.name}, {unit}" if unit else self.name
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes with its unit.
+
+    >>> in_bytes(512), in_bytes(2_340_000_000)
+    ('512 B', '2.3 GB')
+    """
+    for size, unit in UNITS:
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of words and numbers.
 
     Attributes:
         title: Its title.
-        columns: Titles of the columns.
+        columns: Its columns; those of words alone may be given by their titles.
         rows: The cells, as many in each row as there are columns.
         notes: Sentences below it.
-        left: Numbers of the columns that are aligned to the left; the others are aligned to the right.
+        left: Numbers of the columns that are aligned to the left; None: the first one, and all words where
+            columns are given as such.
         ranks: Cells that are marked, by row and column: 1 for the best, 2 for the second-best.
+        filters: Names of the columns that have a list to choose from on a page, with the value chosen first.
+        marked: Numbers of the rows that are highlighted on a page.
+        folded: It is shown on a page only when asked for.
     """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-    left: frozenset[int] = frozenset({0})
+    columns: Sequence[str | Column]
+    rows: Rows
+    notes: Sequence[str] = ()
+    left: frozenset[int] | None = None
     ranks: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    filters: Mapping[str, str] = field(default_factory=dict)
+    marked: frozenset[int] = frozenset()
+    folded: bool = False
+
+    @property
+    def heads(self) -> tuple[Column, ...]:
+        """Its columns."""
+        return tuple(Column(one) if isinstance(one, str) else one for one in self.columns)
+
+    @property
+    def caption(self) -> str:
+        """The notes as one text."""
+        return " ".join(self.notes)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The titles of the columns, then the cells of each row."""
+        heads = self.heads
+        shown = ([head.show(cell) for head, cell in zip(heads, row, strict=True)] for row in self.rows)
+        return [[head.heading for head in heads], *shown]
+
+    @property
+    def at_left(self) -> frozenset[int]:
+        """Numbers of the columns that are aligned to the left."""
+        if self.left is not None:
+            return self.left
+        words = (i for i, one in enumerate(self.columns) if isinstance(one, Column) and one.kind == "text")
+        return frozenset({0, *words})
 
     def text(self, width: int | None = None) -> str:
         """The table as text.
@@ -90,7 +192,7 @@ class Table:
             width: Letters of a line; columns that do not fit follow below. None: no limit.
         """
         lines = [fitted(self.title, width)]
-        for head, *body in table_blocks((self.columns, *self.rows), self.left, width):
+        for head, *body in table_blocks(self.texts, self.at_left, width):
             rule = "-" * max(len(line) for row in (head, *body) for line in row.split("\n"))
             lines += [rule, head, rule, *body, rule]
         return "\n".join([*lines, *(fitted(note, width) for note in self.notes)])
@@ -102,47 +204,81 @@ class Table:
             heading: What its title begins with.
             lead: A sentence between the title and the table.
         """
-        rule = ["---" if place in self.left else "---:" for place in range(len(self.columns))]
+        rule = ["---" if place in self.at_left else "---:" for place in range(len(self.columns))]
         lines = [f"{heading} {self.title}", "", *([lead, ""] if lead else [])]
-        lines += [_markdown_line(self.columns), _markdown_line(rule)]
+        lines += [_markdown_line(self.texts[0]), _markdown_line(rule)]
         lines += [_markdown_line(cells) for cells in self._marked(MARKDOWN, str)]
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
 
-    def html(self) -> str:
-        """The table as an element of HTML; the notes are left out."""
-        head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.columns)
+    def html(self, sorts: bool = False) -> str:
+        """The table as an element of HTML; the notes are left out.
+
+        Args:
+            sorts: It has what the script of a page needs to sort and to filter it.
+        """
+        heads = "".join(_html_head(head, sorts) for head in self.heads)
         rows = []
-        for first, *cells in self._marked(HTML, html.escape):
-            begins = (
-                '<td class="text">' if place in self.left else "<td>" for place in range(1, len(self.columns))
-            )
-            filled = "".join(f"{begin}{cell}</td>" for begin, cell in zip(begins, cells, strict=True))
-            rows.append(f'<tr><th scope="row">{first}</th>{filled}</tr>')
-        return (
-            f'<div class="wide"><table><caption>{html.escape(self.title)}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        )
+        for i, texts in enumerate(self._marked(HTML, html.escape)):
+            cells = zip(self.heads, texts, self.rows[i], strict=True)
+            filled = "".join(self._html_cell(j, *cell, sorts) for j, cell in enumerate(cells))
+            rows.append(f'<tr class="marked">{filled}</tr>' if i in self.marked else f"<tr>{filled}</tr>")
+        begin = '<table class="sorts"><caption class="unseen">' if sorts else "<table><caption>"
+        body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+        return f'<div class="wide">{begin}{html.escape(self.title)}</caption>{body}</table></div>'
+
+    def _html_cell(self, place: int, head: Column, text: str, value: Cell, sorts: bool) -> str:
+        """A cell with escaped text; `place` is the number of its column."""
+        kind = "text" if place and place in self.at_left and not sorts else ""
+        if sorts and place and head.kind != "text":
+            kind = "number"
+        elif sorts and isinstance(value, str) and len(value) > LONG:
+            kind = "long"
+        about = f' class="{kind}"' if kind else ""
+        about += f' data-value="{html.escape(sort_key(value))}"' if sorts else ""
+        return f"<td{about}>{text}</td>" if place else f'<th scope="row"{about}>{text}</th>'
 
     def latex(self) -> str:
         """The table as a `tabular` of LaTeX with the package booktabs; the notes are left out."""
-        kinds = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
+        kinds = "".join("l" if place in self.at_left else "r" for place in range(len(self.columns)))
         lines = [f"% {self.title}", f"\\begin{{tabular}}{{{kinds}}}", "\\toprule"]
-        lines += [" & ".join(map(latex_text, self.columns)) + " \\\\", "\\midrule"]
+        lines += [" & ".join(map(latex_text, self.texts[0])) + " \\\\", "\\midrule"]
         lines += [" & ".join(cells) + " \\\\" for cells in self._marked(LATEX, latex_text)]
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
     def csv(self) -> str:
         """The columns and the cells as CSV, without title and notes."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        csv.writer(text, lineterminator="\n").writerows(self.texts)
         return text.getvalue()
 
     def _marked(self, marks: Mapping[int, str], escape: Callable[[str], str]) -> Iterator[list[str]]:
         """The rows with escaped cells and the marks of a form."""
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self.texts[1:]):
             yield [
                 marks.get(self.ranks.get((i, j), 0), "{}").format(escape(cell)) for j, cell in enumerate(row)
             ]
+
+
+def _html_head(head: Column, sorts: bool) -> str:
+    """The head of a column, with a button if the table is sorted by it."""
+    heading = html.escape(head.heading)
+    if not sorts:
+        return f'<th scope="col">{heading}</th>'
+    name = html.escape(head.name)
+    about = "" if head.kind == "text" else ' class="number"'
+    about += f' data-name="{name}"' + (f' title="{name}"' if head.short else "")
+    return f'<th scope="col"{about}><button type="button">{heading}</button></th>'
+
+
+LONG = 36
+"""Letters from which on a cell of words is broken into lines on a page."""
+
+
+def sort_key(value: Cell) -> str:
+    """Sort key of a cell, as text; empty cells come last."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value:.10g}" if isinstance(value, int | float) else value
 
 
 def _markdown_line(cells: Sequence[str]) -> str:

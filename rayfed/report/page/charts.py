@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.objective import share_of
-from rayfed.report.page.parts import UNITS, Cell, Column, Entry, Figure, Kind
+from rayfed.report.page.parts import Entry, Figure
 from rayfed.report.style import LINES, PALETTE, STYLE, every, looks, whole_numbers
+from rayfed.terminal.table_formats import UNITS, Cell, Column, Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

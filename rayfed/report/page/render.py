@@ -17,9 +17,10 @@ from rayfed.documents import check_own
 from rayfed.errors import ConfigError
 from rayfed.record.files import write_text
 from rayfed.report.page.charts import thinned
-from rayfed.report.page.parts import Cell, Column, Figure, Grid, Page, Part, Rows, Section
+from rayfed.report.page.parts import Figure, Page, Part, Section
 from rayfed.report.style import DARK_PALETTE, PALETTE
 from rayfed.terminal.console import stage
+from rayfed.terminal.table_formats import Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -69,7 +70,7 @@ def twin(page: Page) -> dict[str, Any]:
     names = _names(page)
 
     def plain(sections: Sequence[Section]) -> list[dict[str, Any]]:
-        shown = [(s.name, [part for part in s.parts if isinstance(part, Figure | Grid)]) for s in sections]
+        shown = [(s.name, [part for part in s.parts if isinstance(part, Figure | Table)]) for s in sections]
         return [
             {"name": name, "parts": [_plain(part, names[id(part)]) for part in parts]}
             for name, parts in shown
@@ -90,21 +91,23 @@ def json_text(page: Page) -> str:
     return _json(twin(page)) + "\n"
 
 
-def behind(figure: Figure) -> tuple[Sequence[Column], Rows, bool]:
-    """The table behind a figure: its columns and rows, and whether some are left out."""
+def behind(figure: Figure) -> Table | None:
+    """The table behind a figure, of which rows and columns are left out if there are many; None: none."""
     if not figure.columns:
-        return [], [], False
+        return None
     across = [0, *(1 + i for i in thinned(len(figure.columns) - 1, MOST_COLUMNS))]
     down = thinned(len(figure.rows), MOST_ROWS)
     rows = [[figure.rows[i][j] for j in across] for i in down]
-    left_out = len(down) < len(figure.rows) or len(across) < len(figure.columns)
-    return [figure.columns[j] for j in across], rows, left_out
+    title = figure.title
+    if len(down) < len(figure.rows) or len(across) < len(figure.columns):
+        title += f" (evenly spaced rows and columns; the JSON has all {len(figure.rows)} rows)"
+    return Table(title, [figure.columns[j] for j in across], rows)
 
 
-def options(grid: Grid, name: str) -> list[str]:
+def options(grid: Table, name: str) -> list[str]:
     """Values of a column of a table, in order of appearance, as text."""
-    place = [column.name for column in grid.columns].index(name)
-    return list(dict.fromkeys(grid.columns[place].show(row[place]) for row in grid.rows))
+    place = [head.name for head in grid.heads].index(name)
+    return list(dict.fromkeys(row[place] for row in grid.texts[1:]))
 
 
 def _parts(page: Page) -> Iterator[Part]:
@@ -123,8 +126,9 @@ def _hover(figure: Figure) -> dict[str, Any]:
     return {"kind": figure.hover, **figure.places}
 
 
-def _plain(part: Figure | Grid, name: str) -> dict[str, Any]:
-    columns = [{"name": column.name, "holds": column.kind} for column in part.columns]
+def _plain(part: Figure | Table, name: str) -> dict[str, Any]:
+    heads = part.heads if isinstance(part, Table) else part.columns
+    columns = [{"name": column.name, "holds": column.kind} for column in heads]
     return {
         "id": name,
         "title": part.title,
@@ -154,23 +158,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def sort_key(value: Cell) -> str:
-    """Sort key of a cell, as text; empty cells come last."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return f"{value:.10g}" if isinstance(value, int | float) else value
-
-
 @cache
 def _environment() -> Environment:
     from jinja2 import DictLoader, Environment, StrictUndefined
 
     loader = DictLoader({"page.html.j2": _resource("page.html.j2")})
-    environment = Environment(
+    return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["sort_key"] = sort_key
-    return environment
 
 
 def _resource(name: str) -> str:

@@ -28,19 +28,7 @@ from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, r
 from rayfed.report.final_table import total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
-from rayfed.report.page.parts import (
-    Cell,
-    Chapter,
-    Column,
-    Grid,
-    Kind,
-    Page,
-    Part,
-    Section,
-    Sentences,
-    Tiles,
-    shown_as,
-)
+from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.single import (
     NOT_COMPARED,
@@ -55,14 +43,14 @@ from rayfed.report.page.single import (
     spread_table,
 )
 from rayfed.report.protocols import TABLES, methods_in
-from rayfed.terminal.table_formats import Table
+from rayfed.terminal.table_formats import Cell, Column, Kind, Table
 from rayfed.types import Row
 
 SEED = re.compile(r", seed \d+")
 """The part that differs between titles of tables of one experiment with several seeds."""
 
 
-def protocol_tables(path: Path) -> list[Grid]:
+def protocol_tables(path: Path) -> list[Table]:
     """The tables of report.md, from the finished runs of a protocol; none for the folder of anything else.
 
     The runs are in the order of their names, in which numbers count as such, that on the data set of the
@@ -87,25 +75,26 @@ def _natural(name: str) -> list[tuple[float, str]]:
     return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
 
-def grid_of(table: Table) -> Grid:
+def grid_of(table: Table) -> Table:
     """A table of text as one that can be sorted; columns in which all words are numbers hold numbers."""
     places = range(len(table.columns))
-    numeric = [all(_number(row[i]) is not None for row in table.rows if row[i]) for i in places]
+    texts = table.texts[1:]
+    numeric = [all(_number(row[i]) is not None for row in texts if row[i]) for i in places]
     columns = [
         Column(name, "number" if own and i else "text")
-        for i, (name, own) in enumerate(zip(table.columns, numeric, strict=True))
+        for i, (name, own) in enumerate(zip(table.texts[0], numeric, strict=True))
     ]
     rows: list[Sequence[Cell]] = [
         [
             _number(text) if column.kind == "number" else text
             for text, column in zip(row, columns, strict=True)
         ]
-        for row in table.rows
+        for row in texts
     ]
-    return Grid(title=table.title, caption=" ".join(table.notes), columns=columns, rows=rows)
+    return Table(title=table.title, notes=table.notes, columns=columns, rows=rows)
 
 
-def over_seeds(tables: Sequence[Grid]) -> list[Grid]:
+def over_seeds(tables: Sequence[Table]) -> list[Table]:
     """Means over seeds of tables of protocols, with sample standard deviations.
 
     Args:
@@ -115,18 +104,18 @@ def over_seeds(tables: Sequence[Grid]) -> list[Grid]:
         One table for all those whose titles differ in the seed alone; none where a seed occurs twice. Rows
         are those whose words are the same in two or more tables; the numbers of rounds are left out.
     """
-    groups: dict[tuple[str, ...], list[Grid]] = {}
+    groups: dict[tuple[str, ...], list[Table]] = {}
     for table in tables:
-        kinds = (f"{column.name} {column.kind}" for column in table.columns)
+        kinds = (f"{column.name} {column.kind}" for column in table.heads)
         groups.setdefault((SEED.sub("", table.title), *kinds), []).append(table)
     several = {key: own for key, own in groups.items() if len({t.title for t in own}) == len(own) > 1}
     found = [_mean_of(title, own) for (title, *_), own in several.items()]
     return [grid for grid in found if grid.rows]
 
 
-def _mean_of(title: str, tables: Sequence[Grid]) -> Grid:
+def _mean_of(title: str, tables: Sequence[Table]) -> Table:
     """Mean and deviation of the numbers in rows with the same words."""
-    given = list(enumerate(tables[0].columns))
+    given = list(enumerate(tables[0].heads))
     words = [(place, column) for place, column in given if column.kind == "text"]
     numbers = [(place, column) for place, column in given if (place, column) not in words]
     numbers = [(place, column) for place, column in numbers if column.name != "round"]
@@ -146,7 +135,7 @@ def _mean_of(title: str, tables: Sequence[Grid]) -> Grid:
         columns += [column, Column(f"deviation of {column.name}", "number", "±")]
     columns.append(Column("runs", "count"))
     caption = "Mean over seeds of the tables above; ±: sample standard deviation."
-    return Grid(title=f"{title}, mean over seeds", caption=caption, columns=columns, rows=rows)
+    return Table(title=f"{title}, mean over seeds", notes=(caption,), columns=columns, rows=rows)
 
 
 def _number(text: str) -> float | None:
@@ -206,7 +195,7 @@ class Found:
     title: str
     members: Sequence[Member]
     heading: str = ""
-    tables: Sequence[Grid] = ()
+    tables: Sequence[Table] = ()
     repeat: str = ""
 
 
@@ -280,7 +269,7 @@ def _sweep(path: Path) -> Found:
     return Found(title=f"Sweep {name}", members=members, heading="Trials", tables=tables, repeat=repeat)
 
 
-def _trials(path: Path, space: Sequence[str]) -> Grid:
+def _trials(path: Path, space: Sequence[str]) -> Table:
     """The table of all trials: their state, objectives and hyperparameters."""
     table = read_parquet(path / "trials.parquet").to_pylist()
     names = list(table[0]) if table else []
@@ -293,7 +282,7 @@ def _trials(path: Path, space: Sequence[str]) -> Grid:
         columns.append(Column(name, kinds.get(name, "number" if numbers else "text")))
     rows: list[list[Cell]] = [[_cell(row[name]) for name in names] for row in table]
     caption = f"Searched were {', '.join(space)}."
-    return Grid(title="Trials", caption=caption, columns=columns, rows=rows, filters={"state": ""})
+    return Table(title="Trials", notes=(caption,), columns=columns, rows=rows, filters={"state": ""})
 
 
 def _cell(value: Any) -> Cell:
@@ -321,7 +310,7 @@ def _reproduction(path: Path) -> Found:
     return Found(title=title, members=members, heading=heading, tables=tables, repeat=repeat)
 
 
-def _values(tree: Mapping[str, Any]) -> Grid:
+def _values(tree: Mapping[str, Any]) -> Table:
     """Ours beside the paper's numbers. `reproduction.json` holds them as they are shown."""
     columns = [Column("row"), Column("setting"), Column("measure"), Column("seeds", "count")]
     columns += [Column(name, "number") for name in ("ours", "deviation", "paper", "difference")]
@@ -332,12 +321,12 @@ def _values(tree: Mapping[str, Any]) -> Grid:
     filters = {"setting": "", "measure": ""}
     rule = str(tree["selection"]).rstrip(".")
     caption = f"Mean over seeds, with the sample standard deviation; of each run is reported: {rule}."
-    return Grid(
-        title="Ours and the paper's numbers", caption=caption, columns=columns, rows=rows, filters=filters
+    return Table(
+        title="Ours and the paper's numbers", notes=(caption,), columns=columns, rows=rows, filters=filters
     )
 
 
-def _claims(tree: Mapping[str, Any]) -> Grid:
+def _claims(tree: Mapping[str, Any]) -> Table:
     """The orderings in the paper's numbers and what our runs say about them."""
     columns = [Column("better"), Column("worse"), Column("setting"), Column("measure")]
     columns += [Column("paper's difference", "number"), Column("our difference", "number")]
@@ -356,7 +345,9 @@ def _claims(tree: Mapping[str, Any]) -> Grid:
     rows: list[list[Cell]] = [[claim[key] for key in keys] for claim in tree["claims"]]
     caption = "p: two-sided paired t-test over seeds."
     filters = {"verdict": "", "setting": "", "measure": ""}
-    return Grid(title="Orderings of the paper", caption=caption, columns=columns, rows=rows, filters=filters)
+    return Table(
+        title="Orderings of the paper", notes=(caption,), columns=columns, rows=rows, filters=filters
+    )
 
 
 def distinguish(members: Sequence[Member]) -> list[Member]:
@@ -508,7 +499,7 @@ def _shown(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member]
     }
 
 
-def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
+def _means(groups: Groups, title: str, setting: bool = True) -> Table:
     """Mean and sample standard deviation over the runs of every group.
 
     Args:
@@ -537,7 +528,7 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Grid:
     columns.append(Column("runs", "count"))
     columns, rows = without_empty(columns, rows, "setting")
     caption = "±: sample standard deviation over the runs." if several else ""
-    return Grid(title=title if several else "Results", caption=caption, columns=columns, rows=rows)
+    return Table(title=title if several else "Results", notes=(caption,), columns=columns, rows=rows)
 
 
 def without_empty(
@@ -565,7 +556,7 @@ def results(members: Sequence[Member]) -> Section:
     filters = {c.name: "" for c in columns if c.name in ("method", "setting")} | {"seed": "", "domain": MEAN}
     caption = "One row for each run and domain. A click on a heading sorts by it."
     return Section(
-        "All runs", [Grid(title="Runs", caption=caption, columns=columns, rows=rows, filters=filters)]
+        "All runs", [Table(title="Runs", notes=(caption,), columns=columns, rows=rows, filters=filters)]
     )
 
 
@@ -684,7 +675,7 @@ def by_domain(members: Sequence[Member]) -> Section:
     if len(names) <= MOST_DOMAINS:
         columns = [Column("method"), *(Column(name, cells.value.kind) for name in names)]
         rows: list[list[Cell]] = [[name, *row] for name, row in zip(found, values, strict=True)]
-        parts.insert(0, Grid(title="Score by domain", columns=columns, rows=rows))
+        parts.insert(0, Table(title="Score by domain", columns=columns, rows=rows))
     return Section("Domains", parts)
 
 
@@ -739,7 +730,7 @@ MEASURES: Mapping[str, Callable[[Member], float | None]] = {
 """Scores by which runs are compared, fractions."""
 
 
-def comparisons(members: Sequence[Member]) -> Grid | None:
+def comparisons(members: Sequence[Member]) -> Table | None:
     """Differences between methods over runs with the same setting and seed, and over the same clients.
 
     Where all runs have the same method, its settings are compared over seeds. Settings of which no mean is
@@ -764,7 +755,7 @@ def comparisons(members: Sequence[Member]) -> Grid | None:
     unused = 0 if any(apart) else 1
     columns, rows = columns[unused:], [row[unused:] for row in rows]
     filters = dict.fromkeys((column.name for column in columns if column.kind == "text"), "")
-    return Grid(title="Paired comparisons", caption=caption, columns=columns, rows=rows, filters=filters)
+    return Table(title="Paired comparisons", notes=(caption,), columns=columns, rows=rows, filters=filters)
 
 
 def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[list[Cell]]:

@@ -43,22 +43,9 @@ from rayfed.report.page.charts import (
     share_axis,
     thinned,
 )
-from rayfed.report.page.parts import (
-    Cell,
-    Column,
-    Figure,
-    Grid,
-    Kind,
-    Page,
-    Part,
-    Section,
-    Sentences,
-    Tiles,
-    in_bytes,
-    in_time,
-    shown_as,
-)
+from rayfed.report.page.parts import Figure, Page, Part, Section, Sentences, Tiles, in_time, shown_as
 from rayfed.report.page.run import PageRun
+from rayfed.terminal.table_formats import Cell, Column, Kind, Table, in_bytes
 from rayfed.types import Row
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
@@ -214,7 +201,7 @@ def quantile_curves(rows: pd.DataFrame) -> list[Series]:
 
 def domains_and_clients(run: PageRun) -> Section:
     """Tables of the domains and of the clients, and the clients' scores at the end and over the rounds."""
-    parts: list[Part] = [Grid(title="Domains", columns=_domain_columns(run), rows=list(_domain_rows(run)))]
+    parts: list[Part] = [Table(title="Domains", columns=_domain_columns(run), rows=list(_domain_rows(run)))]
     own = run.now("client", run.deployed, run.metric)
     if own.empty:
         return Section("Domains and clients", parts)
@@ -331,7 +318,7 @@ def by_client_and_round(
     return heat_map(title, cells, caption)
 
 
-def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
+def _client_grid(run: PageRun, own: pd.Series[float]) -> Table:
     """A row for each client, or the quantiles of each domain."""
     loss = run.now("client", run.deployed, "loss")
     if len(own) <= MOST_CLIENTS:
@@ -344,7 +331,7 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
                 *(c for c in own.index if c not in run.clients),
             ]
         ]
-        return Grid(title="Clients", columns=columns, rows=rows, filters={"domain": ""})
+        return Table(title="Clients", columns=columns, rows=rows, filters={"domain": ""})
     domain = own.index.map(lambda cid: run.clients.get(str(cid), ""))
     found = own.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
     counts = own.groupby(domain).size()
@@ -355,7 +342,7 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Grid:
     ]
     quantiles: list[list[Cell]] = [[d, int(counts[d]), *found.loc[d]] for d in run.order(list(found.index))]
     caption = f"Quantiles of the {run.metric} of {len(own):,} clients, which are too many for a row each."
-    return Grid(title="Clients, by domain", caption=caption, columns=columns, rows=quantiles)
+    return Table(title="Clients, by domain", notes=(caption,), columns=columns, rows=quantiles)
 
 
 LEVELS = {
@@ -422,7 +409,7 @@ def steps(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
     return [float(v) for v in found]
 
 
-def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: str = "model") -> Grid:
+def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: str = "model") -> Table:
     """Level and spread of the clients' scores, with the columns of q-FFL's tables."""
     kind = shown_as("percent", metric)
     columns = [
@@ -444,7 +431,7 @@ def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: 
                 *(float(values.min()), 1e4 * level.variance),
             ]
         )
-    return Grid(title=f"Distribution of the clients' {metric}", columns=columns, rows=rows)
+    return Table(title=f"Distribution of the clients' {metric}", columns=columns, rows=rows)
 
 
 MOST_CLASSES = 60
@@ -508,7 +495,7 @@ def _sizes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
     )
 
 
-def _table(run: PageRun, own: pd.DataFrame, what: str) -> Grid:
+def _table(run: PageRun, own: pd.DataFrame, what: str) -> Table:
     """Numbers of examples by split: a row for each client, or quantiles for each domain."""
     counts = own.groupby(["client", "split"], observed=True).size().unstack(fill_value=0)
     splits = [name for name in ("train", "val", "test") if name in counts.columns]
@@ -522,7 +509,7 @@ def _table(run: PageRun, own: pd.DataFrame, what: str) -> Grid:
             if cid in held
         ]
         columns.append(Column("classes", "count"))
-        return Grid(title="Examples of each client", columns=columns, rows=rows, filters={"domain": ""})
+        return Table(title="Examples of each client", columns=columns, rows=rows, filters={"domain": ""})
     total = counts.get("train", counts.sum(axis=1))
     domain = total.index.map(lambda cid: run.clients.get(str(cid), "")).astype(str)
     found = total.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
@@ -530,7 +517,7 @@ def _table(run: PageRun, own: pd.DataFrame, what: str) -> Grid:
     columns = [Column("domain"), Column("clients", "count"), *(Column(q, "count") for q in QUANTILES)]
     quantiles: list[list[Cell]] = [[d, int(sizes[d]), *found.loc[d]] for d in run.order(list(found.index))]
     caption = "Quantiles over the clients of each domain, which are too many for a row each."
-    return Grid(title=f"Training {what} of a client", caption=caption, columns=columns, rows=quantiles)
+    return Table(title=f"Training {what} of a client", notes=(caption,), columns=columns, rows=quantiles)
 
 
 DIRECTIONS = {"down": "to the clients", "up": "to the server"}
@@ -575,7 +562,7 @@ def _score_over(run: PageRun, title: str, axis: Axis, of: Callable[[Row], float]
         yield curves(title, [series], axis, share_axis(run.metric))
 
 
-def _shares(title: str, what: str, sums: pd.DataFrame) -> Grid:
+def _shares(title: str, what: str, sums: pd.DataFrame) -> Table:
     """Bytes by the index of a table with the columns down and up, and their share of all bytes."""
     total = float(sums.to_numpy().sum()) or 1.0
     rows: list[list[Cell]] = [
@@ -583,10 +570,10 @@ def _shares(title: str, what: str, sums: pd.DataFrame) -> Grid:
         for name, down, up in zip(sums.index, sums["down"], sums["up"], strict=True)
     ]
     columns = [Column(what), *(Column(words, "bytes") for words in DIRECTIONS.values())]
-    return Grid(title=title, columns=[*columns, Column("share of all", "percent")], rows=rows)
+    return Table(title=title, columns=[*columns, Column("share of all", "percent")], rows=rows)
 
 
-def _by_client(run: PageRun, sums: pd.DataFrame) -> Grid:
+def _by_client(run: PageRun, sums: pd.DataFrame) -> Table:
     """Bytes of each client over the run, or quantiles of many."""
     ways = [Column(words, "bytes") for words in DIRECTIONS.values()]
     rows: list[list[Cell]]
@@ -594,13 +581,13 @@ def _by_client(run: PageRun, sums: pd.DataFrame) -> Grid:
         order = [cid for cid in run.clients if cid in sums.index]
         rows = [[cid, run.clients[cid], float(sums["down"][cid]), float(sums["up"][cid])] for cid in order]
         columns = [Column("client"), Column("domain"), *ways]
-        return Grid(
+        return Table(
             title="Bytes of each client", columns=columns, rows=rows, filters={"domain": ""}, folded=True
         )
     found = sums.quantile(list(QUANTILES.values()))
     rows = [[name, *map(float, found.loc[share])] for name, share in QUANTILES.items()]
     caption = f"Quantiles over {len(sums):,} clients, which are too many for a row each."
-    return Grid(title="Bytes of a client", caption=caption, columns=[Column("quantile"), *ways], rows=rows)
+    return Table(title="Bytes of a client", notes=(caption,), columns=[Column("quantile"), *ways], rows=rows)
 
 
 def times(run: PageRun) -> Section:
@@ -660,15 +647,15 @@ def failures(run: PageRun) -> Section:
         counts = Counter((str(e.get("kind")), str(e.get("action"))) for e in run.events)
         columns = [Column("kind"), Column("what was done"), Column("events", "count")]
         rows: list[list[Cell]] = [[kind, action, n] for (kind, action), n in counts.most_common()]
-        parts.append(Grid(title="Failures by kind", columns=columns, rows=rows))
+        parts.append(Table(title="Failures by kind", columns=columns, rows=rows))
         keys = ("round", "kind", "action", "client", "message")
         kinds: dict[str, Kind] = {"round": "count"}
         listed: list[list[Cell]] = [[_cell(e.get(key)) for key in keys] for e in run.events[:MOST_EVENTS]]
         more = f" The first {MOST_EVENTS} of {len(run.events)}." if len(run.events) > MOST_EVENTS else ""
         parts.append(
-            Grid(
+            Table(
                 title="Failures one by one",
-                caption=f"docs/recovery.md says what each kind means.{more}",
+                notes=(f"docs/recovery.md says what each kind means.{more}",),
                 columns=[Column(key, kinds.get(key, "text")) for key in keys],
                 rows=listed,
                 filters={"kind": ""},
@@ -865,14 +852,14 @@ def _pictures(run: PageRun) -> Iterator[Part]:
             yield Figure(title=title, svg=picture, summary=title, columns=[], rows=[])
 
 
-def other_tables(run: PageRun) -> Grid | None:
+def other_tables(run: PageRun) -> Table | None:
     """The Parquet tables in the folder, with their columns; None where there are none."""
     rows = [
         [file.name, read_footer(file).num_rows, ", ".join(run.columns_of(file.stem))]
         for file in sorted(run.path.glob("*.parquet"))
     ]
     columns = [Column("file"), Column("rows", "count"), Column("columns")]
-    return Grid(title="Tables in the folder", columns=columns, rows=rows, folded=True) if rows else None
+    return Table(title="Tables in the folder", columns=columns, rows=rows, folded=True) if rows else None
 
 
 NOT_COMPARED = ("output", "overwrite", "compare", "report", "figures")
@@ -920,7 +907,7 @@ def repeated(run: PageRun) -> Section:
     return Section("Repeat it", parts)
 
 
-def environment(runs: Sequence[PageRun], names: Sequence[str] = ("value",)) -> Grid:
+def environment(runs: Sequence[PageRun], names: Sequence[str] = ("value",)) -> Table:
     """Versions and digests of runs, a column for each; what differs is highlighted."""
     facts = [dict(flat({k: v for k, v in run.environment.items() if k != "commands"})) for run in runs]
     return _side_by_side("Environment", "fact", facts, names)
@@ -929,7 +916,7 @@ def environment(runs: Sequence[PageRun], names: Sequence[str] = ("value",)) -> G
 def config(run: PageRun) -> Section:
     """Every setting of a run."""
     rows: list[list[Cell]] = [[key, config_text(value)] for key, value in flat(run.config)]
-    grid = Grid(title="All settings", columns=[Column("key"), Column("value")], rows=rows, folded=True)
+    grid = Table(title="All settings", columns=[Column("key"), Column("value")], rows=rows, folded=True)
     return Section("Config", [grid])
 
 
@@ -943,7 +930,7 @@ def configs(runs: Sequence[PageRun], names: Sequence[str]) -> Section:
     parts: list[Part] = [_side_by_side("Settings that differ", "key", shown, names)]
     rows: list[list[Cell]] = [[key, config_text(found[0].get(key))] for key in same]
     columns = [Column("key"), Column("value")]
-    parts.append(Grid(title="Settings that all runs share", columns=columns, rows=rows, folded=True))
+    parts.append(Table(title="Settings that all runs share", columns=columns, rows=rows, folded=True))
     return Section("Config", parts)
 
 
@@ -954,7 +941,7 @@ def differs(found: Sequence[Mapping[str, Any]], key: str) -> bool:
     return len({config_text(one[key]) if key in one else None for one in found}) > 1
 
 
-def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Grid:
+def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
     """A row for each key and a column for each run, or with many runs a row for each run."""
     keys = list(dict.fromkeys(key for one in found for key in one))
     marked = frozenset(place for place, key in enumerate(keys) if differs(found, key))
@@ -963,14 +950,14 @@ def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], nam
         rows = [[key, *(config_text(one.get(key, "")) for one in found)] for key in keys]
         columns = [Column(what), *(Column(name) for name in names)]
         caption = "Highlighted: what differs." if len(found) > 1 else ""
-        return Grid(title=title, caption=caption, columns=columns, rows=rows, marked=marked)
+        return Table(title=title, notes=(caption,), columns=columns, rows=rows, marked=marked)
     keys = [keys[place] for place in sorted(marked)]
     rows = [
         [name, *(config_text(one.get(key, "")) for key in keys)]
         for name, one in zip(names, found, strict=True)
     ]
     caption = "What differs, a row for each run."
-    return Grid(title=title, caption=caption, columns=[Column("run"), *map(Column, keys)], rows=rows)
+    return Table(title=title, notes=(caption,), columns=[Column("run"), *map(Column, keys)], rows=rows)
 
 
 MOST_COLUMNS = 8
@@ -981,7 +968,7 @@ def glossary() -> Section:
     """Meaning of the words on the page."""
     columns = [Column("word"), Column("meaning")]
     rows: list[list[Cell]] = [[name, meaning] for name, meaning in WORDS.items()]
-    return Section("Words", [Grid(title="What the words mean", columns=columns, rows=rows, folded=True)])
+    return Section("Words", [Table(title="What the words mean", columns=columns, rows=rows, folded=True)])
 
 
 def facts(run: PageRun, name: str) -> dict[str, Any]:

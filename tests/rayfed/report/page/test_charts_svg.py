@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rayfed.report.page import charts
-from rayfed.report.page.parts import Column
 from rayfed.report.style import MARKERS, PALETTE
+from rayfed.terminal.table_formats import Column
 
 SCORE = charts.share_axis("accuracy")
 

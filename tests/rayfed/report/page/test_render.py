@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from rayfed.report.page import render
-from rayfed.report.page.parts import Column, Figure, Grid, Page, Section, Sentences
+from rayfed.report.page.parts import Figure, Page, Section, Sentences
+from rayfed.terminal.table_formats import Column, Table, sort_key
 
 EMPTY = {"area", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 
@@ -120,7 +121,7 @@ def test_the_page_holds_the_numbers_of_its_json(made):
 
 def test_what_users_wrote_stays_text():
     nasty = "</script><script>alert(1)</script>&\"'"
-    grid = Grid(title=nasty, columns=[Column(nasty)], rows=[[nasty], ["b"]], filters={nasty: ""})
+    grid = Table(title=nasty, columns=[Column(nasty)], rows=[[nasty], ["b"]], filters={nasty: ""})
     page = Page(title=nasty, subtitle=nasty, sections=[Section(nasty, [grid, Sentences(code=[nasty])])])
     text = render.html(page)
     document = Document(text)
@@ -135,19 +136,19 @@ def test_the_table_behind_a_large_figure_is_thinned_and_says_so():
     columns = [Column("round", "count"), *(Column(str(i)) for i in range(100))]
     rows = [[r, *range(100)] for r in range(1000)]
     figure = Figure(title="t", svg="<svg/>", summary="s", columns=columns, rows=rows)
-    shown, kept, left_out = render.behind(figure)
-    assert (len(shown), len(kept), left_out) == (1 + render.MOST_COLUMNS, render.MOST_ROWS, True)
-    assert (kept[0][0], kept[-1][0], shown[-1].name) == (0, 999, "99")
+    table = render.behind(figure)
+    assert (len(table.columns), len(table.rows)) == (1 + render.MOST_COLUMNS, render.MOST_ROWS)
+    assert (table.rows[0][0], table.rows[-1][0], table.heads[-1].name) == (0, 999, "99")
     page = Page(title="t", subtitle="", sections=[Section("s", [figure])])
     assert "the JSON has all 1000 rows" in render.html(page)
     assert len(render.twin(page)["sections"][0]["parts"][0]["rows"]) == 1000
 
 
 def test_cells_without_a_number_are_sorted_last():
-    assert [render.sort_key(v) for v in (None, float("nan"), 0.5, 12, "a")] == ["", "", "0.5", "12", "a"]
+    assert [sort_key(v) for v in (None, float("nan"), 0.5, 12, "a")] == ["", "", "0.5", "12", "a"]
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_json():
-    grid = Grid(title="t", columns=[Column("x", "number")], rows=[[float("nan")], [float("inf")], [1 / 3]])
+    grid = Table(title="t", columns=[Column("x", "number")], rows=[[float("nan")], [float("inf")], [1 / 3]])
     held = json.loads(render.json_text(Page(title="", subtitle="", sections=[Section("s", [grid])])))
     assert held["sections"][0]["parts"][0]["rows"] == [[None], [None], [0.333333]]

@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.report.page import single
-from rayfed.report.page.parts import Figure, Grid, Tiles
+from rayfed.report.page.parts import Figure, Tiles
 from rayfed.report.page.run import PageRun
 from rayfed.report.page.single import sections, single_page
+from rayfed.terminal.table_formats import Table
 from tests.rayfed.report.page import folders
 from tests.rayfed.report.page.conftest import part_of, table_of
 
@@ -162,7 +163,7 @@ def test_many_clients_have_quantiles_instead_of_rows(run_folder, run_page, monke
     assert [row["domain"] for row in table_of(page, "Training images of a client")] == ["street", "plain"]
     assert table_of(page, "Bytes of a client")[0]["to the clients"] == 8000
     shown = [s for s in page.sections if s.name not in ("Config", "Repeat it", "Words")]
-    rows = [len(p.rows) for s in shown for p in s.parts if isinstance(p, Figure | Grid)]
+    rows = [len(p.rows) for s in shown for p in s.parts if isinstance(p, Figure | Table)]
     assert max(rows) <= 12
 
 
