@@ -87,7 +87,9 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """One row per client, by id: domain, numbers of examples, and scores of the last evaluated round.
 
-        Scores of personal models begin with `personal_`.
+        As in `metrics`, the score of the model that the method deploys has no prefix (`deployed`). Scores of
+        the other one begin with `global_` or `personal_`; clients that never train have those of the global
+        model alone.
         """
         import pandas as pd
 
@@ -103,11 +105,19 @@ class Run:
             scores = scores[
                 (scores["round"] == last) & scores["exchange"].isin(["report_clients", "report_unseen"])
             ]
-            prefix = scores["model"].map(lambda name: "" if name == "global" else f"{name}_")
+            is_deployed = (scores["model"] == self.deployed) | (scores["exchange"] == "report_unseen")
+            prefix = (scores["model"] + "_").where(~is_deployed, "")
             named = scores.assign(score=prefix + scores["metric"])
             table = table.join(named.pivot_table(index="client", columns="score", values="value"))
         table.columns.name = None
         return table
+
+    @property
+    def deployed(self) -> str:
+        """Which models the scores without prefix are about: `global`, or the clients' own: `personal`."""
+        from rayfed.objective import metric_of
+
+        return "personal" if metric_of(self.metrics, "global_") else "global"
 
     @cached_property
     def params(self) -> Params:
@@ -171,7 +181,7 @@ class Run:
         figure = shown_figure(8, 3)
         left, right = figure.subplots(1, 2)
         for axes, name in ((left, metric), (right, "loss")):
-            for column in (name, f"personal_{name}", f"held_out_{name}"):
+            for column in (name, f"global_{name}", f"personal_{name}", f"held_out_{name}"):
                 if column in history:
                     shown = history[["round", column]].dropna()
                     axes.plot(shown["round"], shown[column] * share_of(name), marker=".", label=column)

@@ -45,7 +45,8 @@ class Comparison:
         """Mean, standard deviation over the seeds, mean over domains and worst client of each experiment.
 
         `p` is the p-value of a paired t-test of its scores against those of the first experiment, where
-        there are two seeds or more.
+        there are two seeds or more. `model` says whose scores these are (`Run.deployed`), where methods that
+        deploy the clients' personal models are compared with methods that deploy the global one.
         """
         import pandas as pd
         from scipy.stats import ttest_rel
@@ -63,7 +64,10 @@ class Comparison:
                 row[key] = sum(run.metrics[key] for run in runs) / len(runs)
             tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
             row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
-            rows[name] = row
+            rows[name] = {"model": runs[0].deployed, **row}
+        if len({row["model"] for row in rows.values()}) == 1:
+            for row in rows.values():
+                del row["model"]
         return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
@@ -74,7 +78,14 @@ class Comparison:
         return str(means.idxmax() if is_larger_better(metric) else means.idxmin())
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write a page that shows all runs beside each other. Args: path: the file; None: in the folder."""
+        """Write a page about all runs, under the names of the experiments, with their paired differences.
+
+        Args:
+            path: The file; None: report.html in the folder.
+
+        Raises:
+            ConfigError: There is no folder and no file is given, or the file belongs to something else.
+        """
         from rayfed.report.page.render import NAME, write_report
 
         if path is None and self.path is None:
@@ -82,8 +93,35 @@ class Comparison:
                 "report: the runs were not written; give a file, such as .report('report.html')"
             )
         file = Path(path).expanduser() if path is not None else Path(str(self.path)) / NAME
-        write_report([run._folder for runs in self.runs.values() for run in runs], file)
+        named = [(run._folder, name) for name, runs in self.runs.items() for run in runs]
+        write_report([folder for folder, _ in named], file, [name for _, name in named])
         return file
+
+    def plot(self) -> Any:
+        """Draw the metric of each experiment over the rounds, the mean over the seeds and their range.
+
+        Returns:
+            A figure of matplotlib.
+        """
+        import pandas as pd
+
+        from rayfed.report.style import shown_figure
+
+        figure = shown_figure(6, 3.5)
+        axes = figure.subplots()
+        metric = next(iter(self.runs.values()))[0].metric
+        share = share_of(metric)
+        for name, runs in self.runs.items():
+            scored = [run.history.set_index("round")[metric].dropna() * share for run in runs]
+            seeds = pd.concat(scored, axis=1)
+            [line] = axes.plot(seeds.index, seeds.mean(axis=1), marker=".", label=name)
+            if len(runs) > 1:
+                ends = (seeds.min(axis=1), seeds.max(axis=1))
+                axes.fill_between(seeds.index, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"{metric} %" if share != 1 else metric)
+        axes.legend()
+        return figure
 
     def _repr_html_(self) -> str:
         """HTML of the table, for a notebook."""

@@ -111,17 +111,23 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
 
 
 def _alike(found: Sequence[_Scored]) -> Iterator[str]:
-    """A note where the methods differ by no more than what the adapters add to the score."""
-    pairs = []
+    """A note where the methods differ by no more than what the adapters add to the score.
+
+    Methods are compared by the models that they deploy; what adapters add was measured on the global ones.
+    """
+    scores, gains = [], []
     for method in found:
-        score = method.row.get(f"global_{method.metric}_domain", method.row.get(f"{method.metric}_domain"))
+        key = f"{method.metric}_domain"
+        deployed = method.row.get(key)
+        score = method.row.get(f"global_{key}", deployed)
         without = (method.without or {}).get("adapters", {}).get("domains")
-        if score is not None and without is not None:
-            pairs.append((score, without))
-    if len(pairs) < 2:
+        if deployed is not None and score is not None and without is not None:
+            scores.append(deployed)
+            gains.append(score - without)
+    if len(scores) < 2:
         return
-    added = fmean(score - without for score, without in pairs)
-    apart = max(score for score, _ in pairs) - min(score for score, _ in pairs)
+    added = fmean(gains)
+    apart = max(scores) - min(scores)
     if apart <= abs(added):
         yield (
             f"this setting cannot tell the methods apart: they differ by {100 * apart:.1f} points, the "
@@ -182,6 +188,8 @@ def _rows(
         cells += [percent(row[key]) if key in row else "" for key in keys]
         worst = 2 + len(domains) + list(STATISTICS).index("worst_domain_{}")
         label = f"{method.name}, {model} models" if model == "personal" else method.name
+        if model == "global" and prefix:
+            label = f"{method.name}, global model"
         full = [label, str(row.get("round", "")), *cells]
         if name := row.get(f"{prefix}worst_domain"):
             full[worst] = f"{name} {full[worst]}"

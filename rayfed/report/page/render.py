@@ -203,12 +203,13 @@ def page_file(runs: Sequence[Path], out: Path | None) -> Path:
     return out
 
 
-def write_report(runs: Sequence[Path], file: Path) -> None:
-    """Write the page about the runs in these folders, and a JSON file with the same numbers beside it.
+def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) -> None:
+    """Write the page about the runs in these folders, and a JSON file with the same numbers next to it.
 
     Args:
         runs: Folders of runs, comparisons, folds, sweeps or reproduced tables.
         file: The page.
+        names: What the run in each folder is called (`page_of`).
 
     Raises:
         ConfigError: A folder holds no run, or there is a file that is no page of RayFed.
@@ -221,7 +222,7 @@ def write_report(runs: Sequence[Path], file: Path) -> None:
     for each in (file, twin):
         check_own("--out", each, GENERATOR)
     stage("reading the runs")
-    page = page_of(runs)
+    page = page_of(runs, names)
     stage("writing the page")
     numbers = json_text(page)
     write_text(file, html(page, numbers))

@@ -528,6 +528,7 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
     columns.append(Column("runs", "count"))
     columns, rows = without_empty(columns, rows, "setting")
     caption = "±: sample standard deviation over the runs." if several else ""
+    caption = (caption + _own_models([m for group in groups.values() for m in group])).strip()
     return Table(title=title if several else "Results", notes=(caption,), columns=columns, rows=rows)
 
 
@@ -752,10 +753,19 @@ def comparisons(members: Sequence[Member]) -> Table | None:
         "in all such runs. p: two-sided paired t-test. Clients of one run share its seed: their test says "
         "how many clients gain; only the one over runs says whether other seeds would show the same."
     )
+    caption += _own_models(members)
     unused = 0 if any(apart) else 1
     columns, rows = columns[unused:], [row[unused:] for row in rows]
     filters = dict.fromkeys((column.name for column in columns if column.kind == "text"), "")
     return Table(title="Paired comparisons", notes=(caption,), columns=columns, rows=rows, filters=filters)
+
+
+def _own_models(members: Sequence[Member]) -> str:
+    """A sentence on methods whose scores are those of personal models, where others have a global one."""
+    own = dict.fromkeys(member.method for member in members if member.run.deployed == "personal")
+    if not own or all(member.method in own for member in members):
+        return ""
+    return f" Scored are the clients' personal models of {', '.join(own)}, and the global model of the others."
 
 
 def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[list[Cell]]:
@@ -818,8 +828,13 @@ MOST_CHAPTERS = 12
 """Largest number of runs that are also shown in detail."""
 
 
-def page_of(paths: Sequence[Path]) -> Page:
+def page_of(paths: Sequence[Path], names: Sequence[str] = ()) -> Page:
     """The page about everything in these folders.
+
+    Args:
+        paths: The folders.
+        names: What the run in each folder is called; empty: by its method, and by the settings in which runs
+            of one method differ.
 
     Raises:
         ConfigError: A folder holds no run.
@@ -827,6 +842,8 @@ def page_of(paths: Sequence[Path]) -> Page:
     """
     found = [find(path) for path in dict.fromkeys(paths)]
     members = [member for one in found for member in one.members]
+    if names:
+        members = [replace(member, method=name) for member, name in zip(members, names, strict=True)]
     if len(members) == 1 and not found[0].tables:
         return single_page(members[0].run)
     for member in members:
@@ -834,6 +851,10 @@ def page_of(paths: Sequence[Path]) -> Page:
             member.run.read()
     with reading(paths[0]):
         return several_page(found, distinguish(members))
+
+
+MOST_IN_TITLE = 5
+"""Largest number of methods that the title of a page about runs in several folders names."""
 
 
 def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
@@ -860,8 +881,11 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
     if len(members) <= MOST_CHAPTERS:
         chapters = [Chapter(name=m.name, sections=sections(m.run)) for m in members]
     titles = dict.fromkeys(one.title for one in found)
+    if len(titles) > 1:
+        methods = dict.fromkeys(m.method for m in members)
+        titles = methods if len(methods) <= MOST_IN_TITLE else {f"{len(methods)} methods": None}
     return Page(
-        title=", ".join(titles) if len(titles) <= 3 else f"{len(members)} runs",
+        title=", ".join(titles),
         subtitle=f"{len(members)} runs; {', '.join(_places(members))}",
         sections=[section for section in shown if section.parts],
         chapters=chapters,

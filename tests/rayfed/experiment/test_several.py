@@ -5,6 +5,7 @@ import pytest
 import rayfed
 from rayfed.engine.session import launch
 from rayfed.errors import ConfigError
+from rayfed.record.readers import read_json
 from tests.rayfed.experiment.test_experiment import clients, own
 
 
@@ -26,6 +27,40 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
     }
     assert "<table" in found._repr_html_()
     assert found.report().name == "report.html"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "local"])
+def test_scores_without_prefix_are_those_of_the_deployed_model_everywhere(method):
+    run = own(method=method, rounds=1, train={"lr": 0.3}, evaluation={"personal": True}).run(quiet=True)
+    assert run.deployed == ("global" if method == "fedavg" else "personal")
+    other = "personal" if method == "fedavg" else "global"
+    for prefix in ("", f"{other}_"):
+        column = run.clients[f"{prefix}accuracy"]
+        assert column.mean() == pytest.approx(run.metrics[f"{prefix}accuracy"], rel=1e-12)
+        assert column.min() == run.metrics[f"{prefix}worst_client_accuracy"]
+        assert run.clients[f"{prefix}loss"].mean() == pytest.approx(run.metrics[f"{prefix}loss"], rel=1e-12)
+    assert (run.clients["loss"] != run.clients[f"{other}_loss"]).all()
+
+
+def test_a_comparison_says_whose_models_are_scored_where_methods_differ_in_it(tmp_path):
+    named = {"mine": own(rounds=1, train={"lr": 0.3}), "theirs": own(method="ditto", rounds=1)}
+    found = rayfed.compare(named, seeds=2, quiet=True)
+    assert found.table["model"].to_dict() == {"mine": "global", "theirs": "personal"}
+    assert found.scores["theirs"].tolist() == [run.clients["accuracy"].mean() for run in found.runs["theirs"]]
+    page = found.report(tmp_path / "page.html")
+    [pairs] = [
+        part
+        for section in read_json(page.with_suffix(".json"), dict)["sections"]
+        for part in section["parts"]
+        if part["title"] == "Paired comparisons"
+    ]
+    assert {(row[0], row[1]) for row in pairs["rows"]} == {("mine", "theirs")}
+    assert "the clients' personal models of theirs, and the global model of the others" in pairs["caption"]
+    [axes] = found.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["mine", "theirs"]
+    assert axes.lines[1].get_ydata()[-1] == pytest.approx(100 * found.table.loc["theirs", "accuracy"])
+    same = rayfed.compare([named["mine"], named["mine"].changed(rounds=2)], quiet=True)
+    assert "model" not in same.table
 
 
 def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
     assert [row[0] for row in table.rows] == [
         "fedavg",
         "fedavg, personal models",
-        "ditto",
+        "ditto, global model",
         "ditto, personal models",
     ]
     for place, folder in enumerate(folders):
