@@ -317,7 +317,7 @@ def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None
             log.info("the operations of training are not counted: %s", one_line(err))
             return None
     loads = _COUNTED[kind]
-    return Cost(world.train, loads, max(loads))
+    return Cost(loads, max(loads))
 
 
 def _loads(model: Backbone, keeps: bool, sizes: tuple[int, ...]) -> dict[int, Load]:

@@ -114,7 +114,7 @@ class Run:
 
     @property
     def deployed(self) -> str:
-        """Which models the scores without prefix are about: `global`, or the clients' own: `personal`."""
+        """The models that scores without prefix are about: `global`, or the clients' own ones: `personal`."""
         from rayfed.objective import metric_of
 
         return "personal" if metric_of(self.metrics, "global_") else "global"

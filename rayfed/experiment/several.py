@@ -56,7 +56,8 @@ class Comparison:
         rows = {}
         for name, runs in self.runs.items():
             metric = runs[0].metric
-            row = {
+            row: dict[str, Any] = {
+                "model": runs[0].deployed,
                 metric: scores[name].mean(),
                 "deviation": scores[name].std(ddof=1) if len(scores) > 1 else None,
             }
@@ -64,7 +65,7 @@ class Comparison:
                 row[key] = sum(run.metrics[key] for run in runs) / len(runs)
             tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
             row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
-            rows[name] = {"model": runs[0].deployed, **row}
+            rows[name] = row
         if len({row["model"] for row in rows.values()}) == 1:
             for row in rows.values():
                 del row["model"]

@@ -13,7 +13,6 @@ from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.attacks import with_attack
 from rayfed.federation.executor import Call, Executor, Leave, Task
 from rayfed.federation.noise_and_compression import OPEN, Channel
-from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
 
@@ -38,25 +37,23 @@ class Cost:
     """Cost of a visit in which a client trains.
 
     Attributes:
-        train: Settings of local optimisation.
         loads: Cost of the model by its number of blocks; others are interpolated, which is exact where all
             blocks are alike.
         depth: Number of blocks of the whole model.
     """
 
-    train: TrainConfig
     loads: Mapping[int, Load]
     depth: int
 
-    def visit(self, sent: Broadcast, num_examples: int) -> tuple[int, int]:
-        """Operations of the steps of a visit, and the numbers that the client trains.
+    def visit(self, sent: Broadcast, steps: int, rows: int) -> tuple[int, int]:
+        """Operations of the batches that a client drew in a visit, and the numbers that it trains.
 
         Args:
             sent: The message, which says what blocks the client holds.
-            num_examples: Training examples of the client.
+            steps: Training batches of the visit; a method that trains two models draws two for a step.
+            rows: Examples in these batches.
         """
         load = self.load(sent.blocks)
-        steps, rows = self.train.steps(num_examples), self.train.examples(num_examples)
         return steps * load.step + rows * load.row, load.trained
 
     def load(self, blocks: Collection[int] | None) -> Load:
@@ -268,7 +265,7 @@ class Cohort(Federation):
             row = {"exchange": tag, "client": call.client, "down": call.sent.num_bytes(), "up": 0}
             if update := answers.get(call.client):
                 row["up"] = update.num_bytes()
-                self._count_cost(call)
+                self._count_cost(call, update)
                 self.ledger.steps += update.steps
                 self.ledger.rows += update.rows
                 self.ledger.tokens += update.tokens
@@ -301,10 +298,9 @@ class Cohort(Federation):
         seconds = self._seconds(cid, sent, tag)
         return Call(cid, task, tag, sent, examples, self._share(sent), seconds, group, leaves)
 
-    def _count_cost(self, call: Call) -> None:
+    def _count_cost(self, call: Call, update: Update) -> None:
         if self.cost is not None and call.tag == TRAINING:
-            examples = self.clients[call.client].num_examples
-            flops, trained = self.cost.visit(call.sent, examples)
+            flops, trained = self.cost.visit(call.sent, update.steps, update.rows)
             self.ledger.flops += flops
             self.ledger.trained = max(self.ledger.trained, trained)
 

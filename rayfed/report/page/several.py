@@ -765,7 +765,9 @@ def _own_models(members: Sequence[Member]) -> str:
     own = dict.fromkeys(member.method for member in members if member.run.deployed == "personal")
     if not own or all(member.method in own for member in members):
         return ""
-    return f" Scored are the clients' personal models of {', '.join(own)}, and the global model of the others."
+    return (
+        f" Scored are the clients' personal models of {', '.join(own)}, and the global model of the others."
+    )
 
 
 def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[list[Cell]]:

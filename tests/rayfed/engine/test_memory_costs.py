@@ -105,6 +105,9 @@ def test_the_rows_have_the_batches_that_clients_drew(name, times):
     sizes = [info.num_examples for info in setup.experiment.clients.values()]
     assert only.row["local_examples"] == times * 2 * sum(sizes)
     assert only.row["local_steps"] == times * 2 * sum(math.ceil(size / 4) for size in sizes)
+    load = setup.experiment.cost.load(None)
+    flops = only.row["local_steps"] * load.step + only.row["local_examples"] * load.row
+    assert only.row["flops"] == flops or name == "fedra"  # whose clients hold a part of the blocks
 
 
 def test_batches_of_the_personal_model_that_is_scored_are_not_counted():
