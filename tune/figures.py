@@ -116,7 +116,9 @@ def parallel(outcomes: Outcomes, name: str, file: str) -> style.Drawing | None:
     if not keys:
         return None
     sign = 1 if outcomes.sweep.objectives[name] == "max" else -1
-    trials = sorted(trials, key=lambda trial: sign * trial.row[name])
+    trials = sorted(
+        trials, key=lambda trial: (sign * trial.row[name], -trial.number)
+    )  # the table names the first
     values = [trial.row[name] for trial in trials]
     colours = mpl.cm.ScalarMappable(mpl.colors.Normalize(min(values), max(values)), "viridis")
     figure, axes = style.canvas(1, 1, (2.4 + 1.25 * len(keys), 4.0))

@@ -1,10 +1,13 @@
 """Figures of sweeps: scales of hyperparameters."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from tune.figures import _scale
-from tune.results import Outcome
+from tune.figures import _scale, parallel
+from tune.results import Outcome, Outcomes
 
 
 def trials(*values):
@@ -23,3 +26,16 @@ def test_every_value_has_a_place_on_its_scale():
     assert heights == {"2": 0, "10": 0.5, "null": 1}
     assert [text for _, text in ticks] == ["2", "10", "null"]
     assert np.isfinite(list(heights.values())).all()
+
+
+def test_of_equal_trials_the_figure_marks_the_one_that_the_table_calls_the_best(tmp_path):
+    found = [
+        replace(trial, row={"accuracy": score})
+        for trial, score in zip(trials({"a": 1}, {"a": 2}, {"a": 3}), (0.5, 0.7, 0.7), strict=True)
+    ]
+    sweep = SimpleNamespace(objectives={"accuracy": "max"}, searcher="random", trials=3, name="mine")
+    outcomes = Outcomes(path=tmp_path, sweep=sweep, base=None, seeds=(0,), trials=tuple(found))
+    assert outcomes.best.number == 1
+    [axis, _] = parallel(outcomes, "accuracy", "parallel").figure.axes
+    [bold] = [line for line in axis.lines if line.get_linewidth() == 3.0]
+    assert bold.get_ydata() == [0.5]  # of the value 2, between 1 and 3

@@ -343,7 +343,9 @@ def _claims(tree: Mapping[str, Any]) -> Table:
         "verdict",
     )
     rows: list[list[Cell]] = [[claim[key] for key in keys] for claim in tree["claims"]]
-    caption = "p: two-sided paired t-test over seeds."
+    caption = (
+        "p: two-sided paired t-test over seeds; none for a single seed, or if all differences are equal."
+    )
     filters = {"verdict": "", "setting": "", "measure": ""}
     return Table(
         title="Orderings of the paper", notes=(caption,), columns=columns, rows=rows, filters=filters
@@ -750,8 +752,9 @@ def comparisons(members: Sequence[Member]) -> Table | None:
     columns += [Column("A higher", "count"), Column("B higher", "count"), Column("p", "p")]
     caption = (
         "A pair of runs has the same setting and seed; a pair of clients is one client under both methods, "
-        "in all such runs. p: two-sided paired t-test. Clients of one run share its seed: their test says "
-        "how many clients gain; only the one over runs says whether other seeds would show the same."
+        "in all such runs. p: two-sided paired t-test; none for a single pair, or if all differences are "
+        "equal. Clients of one run share its seed: their test says how many clients gain; only the one over "
+        "runs says whether other seeds would show the same."
     )
     caption += _own_models(members)
     unused = 0 if any(apart) else 1

@@ -75,3 +75,13 @@ def test_a_method_that_trains_another_tuning_than_its_own_is_said_below_the_tabl
     note = "promptfl trains tuning=lora here, not its own tuning=text_prompt"
     assert note in table_of_methods([path, path / "compare" / "promptfl"]).notes
     assert note in (path / "report.md").read_text()
+
+
+def test_frozen_blocks_in_the_bytes_are_said(small):
+    path = small(
+        "algorithm=fedra", "compare=inclusivefl", "tuning=lora", "capacity=1", "rounds=1", "data.limit=24"
+    ).path
+    notes = table_of_methods([path, path / "compare" / "inclusivefl"]).notes
+    said = "bytes include the frozen blocks that clients download (server.frozen_cache={})"
+    assert f"fedra: {said.format('none')}" in notes
+    assert f"inclusivefl: {said.format('all')}" in notes
