@@ -42,9 +42,10 @@ LORA = (
     "flora",
     "lora_fair",
     "rolora",
+    "lora_a2",
     "fed_sb",
 )
-OTHERS = ("fedra", "fedprox", "scaffold", "ditto", "moon", "fedavgm")
+OTHERS = ("fedra", "fedprox", "scaffold", "ditto", "moon", "fedavgm", "fedkseed")
 TUNINGS = ("bitfit", "adapter", "ia3", "ssf", "head", "full", "exits")
 USERS = ("ann", "bob", "eve", "joe")
 

@@ -48,8 +48,8 @@ OPTIONS = {
 QUICK_OPTIONS = ("Adam kept", "augmented, in parts", "own statistics")
 """Moments of an optimizer in stores, random changes of images, and statistics that stay with a client."""
 
-NOT_TRAINED = {"local", "zero_shot"}
-"""Methods that send nothing back, so that dropout changes no tensor of the run."""
+NOT_TRAINED = {"fedkseed", "local", "zero_shot"}
+"""Methods that send nothing back or train without dropout, which then changes no tensor of the run."""
 
 QUICK_KINDS = (
     *(("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"), ("resnet", "full"), ("clip", "maple")),

@@ -1,0 +1,73 @@
+"""LoRA-A2: scores, choice and mean of components by hand, and its reduction to RoLoRA."""
+
+import pytest
+import torch
+
+from algorithms.lora_a2 import PLACES, VALUES, SparseMean, keep_only, mask_of, scores, select
+from rayfed.types import ServerState, Update
+
+A, B = "w.lora_A", "w.lora_B"
+
+
+def test_scores_by_hand():
+    """Changes of B: columns (3, 4) and (0, 2); rows of A: (1, 0) and (6, 8). Scores 5 x 1 and 2 x 10."""
+    a = torch.tensor([[1.0, 0.0], [6.0, 8.0]])
+    before = {A: a, B: torch.tensor([[1.0, 0.0], [1.0, 1.0]])}
+    after = {A: a, B: torch.tensor([[4.0, 0.0], [5.0, 3.0]])}
+    assert scores(B, before, after).tolist() == [5, 20]
+    product = (after[B] - before[B])[:, 1:] @ a[1:]
+    assert torch.linalg.norm(product) == 20
+    # A moves by (0, 2) and (3, 4); columns of B before: (1, 1) and (0, 1).
+    moved = {A: a + torch.tensor([[0.0, 2.0], [3.0, 4.0]]), B: before[B]}
+    assert scores(A, before, moved).tolist() == pytest.approx([2 * 2**0.5, 5])
+
+
+def test_components_are_chosen_among_all_adapters_and_the_first_of_equal_ones():
+    found = {"one": torch.tensor([1.0, 7.0, 7.0]), "two": torch.tensor([2.0, 7.0, 9.0])}
+    chosen = select(found, 3)
+    assert {name: rows.tolist() for name, rows in chosen.items()} == {"one": [1, 2], "two": [2]}
+
+
+def test_components_that_are_not_chosen_get_other_values():
+    b = torch.arange(6.0).reshape(2, 3)
+    keep_only(b, mask_of(B, b, torch.tensor([1])), torch.full((2, 3), 9.0))
+    assert b.tolist() == [[9, 1, 9], [9, 4, 9]]
+    assert mask_of(A, torch.zeros(3, 2), torch.tensor([0, 2])).tolist() == [[True], [False], [True]]
+
+
+def test_the_mean_of_sparse_answers_by_hand():
+    """B was (1, 2); one client, weight 1/4, sends column 0 as 5, the other one column 1 as 6."""
+    start = ServerState(round=0, params={B: torch.tensor([[1.0, 2.0]]), "head": torch.tensor(0.0)})
+    answers = [
+        Update(
+            client=cid,
+            params={"head": torch.tensor(head)},
+            extra={PLACES: {B: torch.tensor([column])}, VALUES: {B: torch.tensor([[value]])}},
+        )
+        for cid, column, value, head in (("a", 0, 5.0, 4.0), ("b", 1, 6.0, 8.0))
+    ]
+    after = SparseMean().average(start, answers, [0.25, 0.75]).params
+    assert after[B].tolist() == [[1 + 0.25 * 4, 2 + 0.75 * 4]]
+    assert after["head"] == 0.25 * 4 + 0.75 * 8
+
+
+def test_with_a_budget_of_the_rank_it_is_rolora(short):
+    settings = ("rounds=3", "tuning.rank=4", "train.momentum=0.9", "train.weight_decay=0.01")
+    assert short("lora_a2", "local.budget=4", *settings).sha256 == short("rolora", *settings).sha256
+
+
+def test_a_budget_lowers_the_bytes_and_the_number_of_components_that_move(short):
+    settings = (
+        "tuning.rank=4",
+        "train.weight_decay=0.01",
+        "data.domains=[plain]",
+        "model.options={depth: 2}",
+    )
+    runs = [short("lora_a2", "local.budget=1", f"rounds={n}", *settings) for n in (1, 2)]
+    b = [name for name in runs[0].params if name.endswith("lora_B")]
+    moved = sum(int((runs[0].params[name].abs().sum(0) > 0).sum()) for name in b)
+    assert moved == 1 * len(b)  # one client chose; B starts as zero
+    assert all(torch.equal(runs[0].params[name], runs[1].params[name]) for name in b)
+    dense = short("rolora", "rounds=1", *settings)
+    up = [run.history["bytes_up"].tolist()[0] for run in (runs[0], dense)]
+    assert up[0] < up[1]
