@@ -21,7 +21,7 @@ from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
-from rayfed.experiment.simulate import simulate
+from rayfed.experiment.experiment import simulate
 from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Ledger
 

@@ -34,7 +34,7 @@ COLUMNS = {
 
 def run(name: str, seed: int, rounds: int, more: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The last row of a run, with the global model's columns under plain names, and all rows."""
-    from rayfed.experiment.simulate import simulate
+    from rayfed.experiment.experiment import simulate
     from rayfed.record.readers import read_rows
 
     with tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,7 @@ FIXED = (
 
 def scores(overrides: list[str]) -> Iterator[float | None]:
     """Percent of the final model, and without what the tuning trains and the head; None: there is none."""
-    from rayfed.experiment.simulate import simulate
+    from rayfed.experiment.experiment import simulate
     from rayfed.report.final_table import scores_without
 
     with tempfile.TemporaryDirectory() as folder:

@@ -49,7 +49,7 @@ _HOME = {
     "Update": "rayfed.types",
     "compare": "rayfed.experiment.several",
     "is_statistic": "rayfed.types",
-    "simulate": "rayfed.experiment.simulate",
+    "simulate": "rayfed.experiment.experiment",
     "sweep": "rayfed.experiment.several",
 }
 """The module that defines each public name."""

@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        from rayfed.experiment.simulate import simulate
+        from rayfed.experiment.runner import Runner
+        from rayfed.experiment.single_run import Show
         from rayfed.record.claim import claim_again
 
         check_run_folder(args.run)
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = continued(args.run, args.overrides)
             if is_finished(config, args.run):
                 stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
-            simulate(config, args.quiet, as_json=args.json, claim=claim)
+            Runner(show=Show(args.quiet, args.json)).start(config, claim)
 
     return guarded(work, args.debug, "what was finished is kept")
 

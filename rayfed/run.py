@@ -72,19 +72,21 @@ def work(args: argparse.Namespace) -> None:
         return
     with shown_on(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)
-        from rayfed.config.schema import compatible_parts, load_config, to_yaml
+        from rayfed.experiment.experiment import Experiment
 
-        config = load_config(args.overrides, args.config)
+        config = Experiment.from_overrides(args.overrides, args.config).config()
         if args.print_config:
+            from rayfed.config.schema import compatible_parts, to_yaml
             from rayfed.engine.setup import without_values
 
             compatible_parts(config)
             without_values(config)
             say(to_yaml(config).rstrip("\n"))
             return
-        from rayfed.experiment.simulate import simulate
+        from rayfed.experiment.runner import Runner
+        from rayfed.experiment.single_run import Show
 
-        simulate(config, args.quiet, as_json=args.json)
+        Runner(show=Show(args.quiet, args.json)).start(config)
 
 
 if __name__ == "__main__":

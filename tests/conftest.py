@@ -17,7 +17,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.executors.client_actor import NEW_OBJECTS
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 from rayfed.terminal.exit_code import STOP
 from rayfed.testing.contracts import SGD, plain_steps
 from tests.fuzz import outcomes
@@ -212,11 +212,11 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path, cache: Path) -> Callable[..., Result]:
+def small(tmp_path: Path, cache: Path) -> Callable[..., Run]:
     """Run a small experiment with `plain_steps`; later overrides win."""
     made = iter(range(1000))
 
-    def run(*overrides: str) -> Result:
+    def run(*overrides: str) -> Run:
         output = f"output={tmp_path / f'run{next(made)}'}"
         fixed = [text for text in SMALL if text not in SGD] + [
             f"data.cache={cache}",

@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 
 
 class Gallery:
@@ -28,7 +28,7 @@ class Gallery:
         self.folder = folder
         self.lent: dict[Path, list[list[object]]] = {}
 
-    def get(self, overrides: Sequence[str], make: Callable[[Path], Result]) -> Result:
+    def get(self, overrides: Sequence[str], make: Callable[[Path], Run]) -> Run:
         """The run with these overrides; `make` runs it in the folder that it is given.
 
         A test that asks for the same run twice wants to compare two runs, and the second one is made anew.
@@ -45,7 +45,7 @@ class Gallery:
                 known.write_text(json.dumps(found))
         found = json.loads(known.read_text())
         self.lent[place] = found["files"]
-        return Result(Path(found["path"]), found["sha256"])
+        return Run(Path(found["path"]), found["sha256"])
 
     def check(self) -> None:
         """Raise AssertionError if the test changed a run that it was lent."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 from tests.gallery import Gallery
 
 
@@ -15,7 +15,7 @@ def shown(tmp_path):
         path.mkdir()
         (path / "rounds.jsonl").write_text("{}")
         made.append(path)
-        return Result(path, "0" * 64)
+        return Run(path, "0" * 64)
 
     return Gallery(tmp_path), Gallery(tmp_path), make, made
 
@@ -24,8 +24,10 @@ def test_a_run_is_made_once_for_its_overrides(shown):
     one, other, make, made = shown
     first = one.get(["algorithm=fedavg"], make)
     one.check()
-    assert one.get(["algorithm=fedavg"], make) == other.get(["algorithm=fedavg"], make) == first
-    assert other.get(["algorithm=fedavg", "seed=1"], make) != first
+    assert (
+        one.get(["algorithm=fedavg"], make).path == other.get(["algorithm=fedavg"], make).path == first.path
+    )
+    assert other.get(["algorithm=fedavg", "seed=1"], make).path != first.path
     assert len(made) == 2
 
 

@@ -53,11 +53,11 @@ def work(args: argparse.Namespace) -> int:
 
         say(machine())
         return 0
-    from rayfed.config.schema import load_config
     from rayfed.doctor.diagnosis import diagnose, report
+    from rayfed.experiment.experiment import Experiment
 
     with shown_on(screen_of(as_json=args.json)):
-        found = diagnose(load_config(args.overrides, args.config))
+        found = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
     say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found, terminal_width()))
     for problem in found.problems:
         say(f"error: {problem}", sys.stderr)

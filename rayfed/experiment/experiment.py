@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rayfed.config.schema import Config, load_config, to_dict
-from rayfed.errors import ConfigError
+from rayfed.config.compose import compose
+from rayfed.config.schema import Config, load_config, resolve, to_dict
+from rayfed.errors import ConfigError, shown
 from rayfed.experiment.from_objects import split
 from rayfed.experiment.run import RoundRow, Run
 from rayfed.objects import is_own
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
     from rayfed.engine.session import Session
+    from rayfed.experiment.runner import Runner
     from rayfed.experiment.sections import (
         CheckpointKeys,
         ClusterKeys,
@@ -152,10 +154,41 @@ class Experiment:
         if method is not None and "algorithm" in others:
             raise ConfigError(f"algorithm: {others['algorithm']!r} is given, and method too; leave out one")
         self._given = {key: value for key, value in named.items() if value is not None} | others
+        self._checked: Config | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> Experiment:
+        """The experiment of a checked config."""
+        same = cls()
+        same._checked = config
+        return same
+
+    @classmethod
+    def from_overrides(cls, overrides: Iterable[str] = (), file: str | Path | None = None) -> Experiment:
+        """The experiment that a command line describes.
+
+        Args:
+            overrides: `group=name` and `section.key=value`, as of `rayfed run`.
+            file: A resolved config to start from, such as the config.yaml of a run.
+
+        Raises:
+            ConfigError: A key or a value is wrong, or something else than a list of texts is given.
+        """
+        is_list = isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping)
+        listed = list(overrides) if is_list else None
+        if listed is None:
+            raise ConfigError(
+                f"config: {shown(overrides)} is no list, such as ['algorithm=fedprox', 'rounds=5']"
+            )
+        for each in listed:
+            if not isinstance(each, str):
+                raise ConfigError(f"config: {shown(each)} is no text, such as 'algorithm=fedprox'")
+        return cls.of(load_config(listed, file))
 
     def changed(self, **changes: Any) -> Experiment:
         """The same experiment with other values, by key; keys in dots are given with `**`."""
         same = Experiment()
+        same._checked = self._checked
         renamed = {
             {"method": "algorithm", "partition": "data.partition"}.get(k, k): v for k, v in changes.items()
         }
@@ -172,6 +205,9 @@ class Experiment:
             ConfigError: A key or a value is wrong; one line, as on the command line.
         """
         overrides, more = split({**self._given, **values})
+        if self._checked is not None:
+            changed = overrides or more
+            return resolve(compose(overrides, to_dict(self._checked), more)) if changed else self._checked
         has_own = any(not isinstance(self._given.get(key, ""), str) for key in ("model", "data"))
         if has_own and not {"algorithm", "experiment"} & self._given.keys():
             overrides.append(f"algorithm={GENERAL}")
@@ -192,7 +228,14 @@ class Experiment:
             ConfigError: Something in the input is wrong; found before any actor starts.
             RayFedError: The run failed; its finished rounds are in the folder.
         """
-        return execute(self, output, quiet, overwrite)
+        own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self._given}
+        kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
+        folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
+        with _Shown(quiet) as hidden:
+            config = self.config(output=str(folder), overwrite=overwrite, **own)
+            done = _runner(config, hidden).start(config)
+        done._kept = kept
+        return done
 
     def __iter__(self) -> Iterator[RoundRow]:
         """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
@@ -227,7 +270,6 @@ class Experiment:
         """
         from rayfed.config.schema import changes
         from rayfed.documents import check_run_folder
-        from rayfed.experiment.simulate import simulate
         from rayfed.record.claim import claim_again
 
         folder = Path(path).expanduser()
@@ -238,11 +280,11 @@ class Experiment:
             for key, old, new in changes(before, to_dict(config)):
                 if key != "rounds":
                     raise ConfigError(_differs(key, old, new, folder))
-            result = simulate(config, hidden, claim=claim, session=session_of(config))
-        return Run(folder, result.sha256, config)
+            return _runner(config, hidden).start(config, claim)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{key}={_short(value)}" for key, value in self._given.items())
+        base = {} if self._checked is None else {"algorithm": self._checked.algorithm}
+        given = ", ".join(f"{key}={_short(value)}" for key, value in (base | self._given).items())
         return f"Experiment({given})"
 
 
@@ -265,19 +307,30 @@ def to_dict_of(folder: Path) -> dict[str, Any]:
     return read_yaml(folder / "config.yaml")
 
 
-def execute(
-    experiment: Experiment, output: str | Path | None, quiet: bool | None, overwrite: bool = False
-) -> Run:
-    """Run an experiment; arguments as of `Experiment.run`."""
-    from rayfed.experiment.simulate import simulate
+def _runner(config: Config, quiet: bool) -> Runner:
+    """A runner on the Ray and the actors that stay until this process ends."""
+    from rayfed.experiment.runner import Runner
+    from rayfed.experiment.single_run import Show
 
-    own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in experiment._given}
-    kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
-    folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
-    with _Shown(quiet) as hidden:
-        config = experiment.config(output=str(folder), overwrite=overwrite, **own)
-        result = simulate(config, hidden, session=session_of(config))
-    return Run(folder, result.sha256, config, kept)
+    return Runner(show=Show(quiet), session=session_of(config), stays=True)
+
+
+def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
+    """Run one experiment as `rayfed run` does: in a folder, on a Ray that ends with it.
+
+    Args:
+        config: Overrides as on the command line, or a checked config.
+        quiet: Show nothing.
+
+    Raises:
+        ConfigError: Something in the input is wrong; found before any actor starts.
+        RayFedError: The run failed; its finished rounds are in the folder.
+    """
+    from rayfed.experiment.runner import Runner
+    from rayfed.experiment.single_run import Show
+
+    wanted = Experiment.of(config) if isinstance(config, Config) else Experiment.from_overrides(config)
+    return Runner(show=Show(quiet)).start(wanted.config())
 
 
 def _short(value: Any) -> str:
@@ -307,8 +360,8 @@ _kept: dict[str, Any] = {}
 """The session of this process, and the keys of `cluster` that its Ray was started with."""
 
 
-def session_of(config: Config) -> Session | None:
-    """The session whose Ray and actors the runs of this process use one after the other; None: inline.
+def session_of(config: Config) -> Session:
+    """The session whose Ray and actors the runs of this process use one after the other.
 
     It ends with the process, or when a run asks for another Ray.
     """
@@ -316,7 +369,7 @@ def session_of(config: Config) -> Session | None:
 
     cluster = config.cluster
     if cluster.executor != "ray":
-        return None
+        return Session()
     wanted = (cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard)
     old = _kept.get("session")
     if old is not None and (_kept["of"] != wanted or old.lost):

@@ -1,37 +1,27 @@
-"""Prepares and checks all runs of a command before anything is written, and runs them in turn."""
+"""Prepares and checks all runs of a command before anything is written."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.schema import Config, changes, to_dict
+from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.config import DataConfig
 from rayfed.data.shards import Dataset
 from rayfed.engine.built_once import Shared
 from rayfed.engine.measurement import check_resources
-from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.setup import Setup, dataset_of, prepare
-from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
+from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, factors_beside, with_passes
-from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
+from rayfed.experiment.single_run import Show
 from rayfed.federation.method_registry import METHODS
-from rayfed.record import claim as folders
-from rayfed.record.files import write_text
-from rayfed.record.readers import DamagedError, read_yaml
 from rayfed.terminal.table_formats import fitted, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit
-    from rayfed.engine.session import Session
-    from rayfed.record.claim import Claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,169 +161,7 @@ def _runs(config: Config, path: Path, shared: Shared) -> dict[str, Config]:
     return PROTOCOLS[config.protocol].parts(config, open_data, path)
 
 
-def run(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
-    """Run a plan in a folder that this process may write to.
-
-    If one of several methods or folds fails, the others are run and reported nevertheless.
-
-    Args:
-        plan: The experiment, prepared.
-        claim: The right to write into its folder.
-        show: What is shown.
-        resume: Continue the run in the folder; what is finished is not repeated.
-        session: Ray and the actors of the command.
-
-    Returns:
-        The SHA-256 digest of the final tensors; of a protocol, of those of all its runs.
-
-    Raises:
-        RayFedError: The run failed.
-        PartsFailedError: Some of the methods or folds failed; the message says which and why.
-    """
-    began = time.perf_counter()
-    if plan.setup is None:
-        digest = _folds(plan, claim, show, resume, session)
-    elif plan.parts:
-        digest = _comparison(plan, claim, show, resume, session)
-    else:
-        digest = run_alone(plan.config, plan.setup, claim, show, resume, session)
-        report(plan.path, show.tell_whole, (), plan.config.figures)
-    if show.whole is None:
-        last_words(plan.path, show.tell, plan.config.report)
-    seconds = time.perf_counter() - began
-    show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors sha256 {digest[:16]}")
-    return digest
-
-
-def _comparison(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
-    """Run the main method in the folder of the run, and the others in folders inside it."""
-    assert plan.setup is not None  # a comparison has a main method
-    setup = plan.setup
-    path = plan.path
-    show.tell_whole(f"comparing {plan.in_words}")
-    tell_clients(setup, show.about_clients(setup.partition.digest))
-    inside = show.part_of(path)
-    runs: dict[str, Callable[[], str]] = {
-        plan.config.algorithm: partial(run_alone, plan.config, setup, claim, inside, resume, session)
-    }
-    for name, part in plan.parts.items():
-        runs[name] = partial(run_part, part, path, inside, resume, session)
-    done, failed = _each("method", runs, show, session)
-    report(path, show.tell_whole, tuple(plan.parts), plan.config.figures)
-    _raise_failures("method", failed, len(runs), show.whole or path)
-    return done[plan.config.algorithm]
-
-
-def _folds(plan: Plan, claim: Claim, show: Show, resume: bool, session: Session) -> str:
-    """Run a protocol, such as one run for each held-out domain. The digest combines those of all runs."""
-    import yaml
-
-    path = plan.path
-    if resume:
-        claim.take_over()
-    write_text(path / "config.yaml", yaml.safe_dump(to_dict(plan.config), sort_keys=False))
-    protocol = PROTOCOLS[plan.config.protocol]
-    show.tell_whole(f"{protocol.doing.format(names=', '.join(plan.parts))}: {plan.in_words}")
-    _describe_all(plan, show)
-    inside = show.part_of(path)
-    runs: dict[str, Callable[[], str]] = {
-        name: partial(run_part, fold, path, inside, resume, session) for name, fold in plan.parts.items()
-    }
-    done, failed = _each(protocol.part, runs, show, session)
-    finished = {name: fold.path for name, fold in plan.parts.items() if name in done}
-    if finished:
-        report_folds(plan.config, path, finished, show.tell)
-    _raise_failures("run", failed, len(runs), path)
-    return hashlib.sha256("".join(done.values()).encode()).hexdigest()
-
-
-def run_part(
-    plan: Plan,
-    whole: Path,
-    show: Show,
-    resume: bool,
-    session: Session,
-    alone: AbstractContextManager[object] | None = None,
-) -> str:
-    """Run an experiment that is part of another one or of a job, or continue it.
-
-    Args:
-        plan: The experiment, prepared.
-        whole: Folder of which its folder is a part.
-        show: What is shown.
-        resume: Continue the run in its folder, if there is one. A run that scored the model of another one
-            begins anew if that model or its own config has changed since, such as by further rounds.
-        session: Ray and the actors of the command.
-        alone: Held while the list of files of `whole` is written to, where several threads run parts of it.
-
-    Returns:
-        The digest, as of `run`.
-
-    Raises:
-        RayFedError: The run failed.
-    """
-    trained = plan.config.evaluation.model_of
-    if trained is not None and not model_digest(trained):
-        raise RayFedError(f"the run in {trained}, whose model would be scored, is not finished")
-    again = resume and (plan.path / "config.yaml").exists()
-    if trained is not None:
-        again = again and _scored_the_same(plan, trained)
-    with ExitStack() as held:
-        with alone or nullcontext():
-            if again:
-                own = held.enter_context(folders.claim_again(plan.path))
-            else:
-                seen = folders.look(plan.path, True)
-                own = held.enter_context(folders.claim(plan.path, seen, True, whole))
-        return run(plan, own, show, again, session)
-
-
-def _scored_the_same(plan: Plan, trained: str) -> bool:
-    """Whether the run in a folder scored the present model of another run, with the present config."""
-    try:
-        before = read_yaml(plan.path / "config.yaml")
-    except DamagedError:
-        return False
-    return not any(changes(before, to_dict(plan.config))) and model_digest(str(plan.path)) == model_digest(
-        trained
-    )
-
-
-def _each(
-    what: str, runs: Mapping[str, Callable[[], str]], show: Show, session: Session
-) -> tuple[dict[str, str], dict[str, Exception]]:
-    """Run one after the other, those after a failed one, too; returns digests and errors by name."""
-    done: dict[str, str] = {}
-    failed: dict[str, Exception] = {}
-    for number, (name, start) in enumerate(runs.items(), start=1):
-        show.tell(f"\n{what} {number} of {len(runs)}: {name}")
-        try:
-            done[name] = start()
-        except (ConfigError, OutputClosedError):
-            raise
-        except Exception as err:  # a method may raise anything
-            if session.lost:
-                raise
-            failed[name] = err
-            show.tell(f"{what} {name} failed: {one_line(err)}")
-    return done, failed
-
-
-def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whole: Path) -> None:
-    """Raise an error that names every run that failed.
-
-    Raises:
-        PartsFailedError: There is one.
-    """
-    if not failed:
-        return
-    reasons = "; ".join(f"{name}: {one_line(err) or type(err).__name__}" for name, err in failed.items())
-    error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
-    error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
-    raise error from next(iter(failed.values()))
-
-
-def _describe_all(plan: Plan, show: Show) -> None:
+def describe_all(plan: Plan, show: Show) -> None:
     """Show one table of the clients of all runs, where a client has the same examples in each of them.
 
     Nothing for a single run, which shows its own table. Where some clients never train, a line names them for

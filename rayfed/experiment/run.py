@@ -38,14 +38,13 @@ class Run:
 
     Attributes:
         sha256: SHA-256 digest of the final tensors.
-        config: The config of the run.
     """
 
     def __init__(
         self,
         folder: Path,
         sha256: str,
-        config: Config,
+        config: Config | None = None,
         kept: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
         """Describe a run that has ended.
@@ -53,18 +52,25 @@ class Run:
         Args:
             folder: Its folder.
             sha256: Digest of the final tensors.
-            config: Its config.
+            config: Its config; None: the one in the folder.
             kept: The temporary folder that holds `folder` and is removed with this object; None: it stays.
         """
         self._folder = folder
         self._kept = kept
         self.sha256 = sha256
-        self.config = config
+        self._config = config
 
     @property
     def path(self) -> Path | None:
         """Folder of the run; None where nothing was written (`output=None`)."""
         return None if self._kept is not None else self._folder
+
+    @cached_property
+    def config(self) -> Config:
+        """The config of the run."""
+        from rayfed.config.schema import load_run
+
+        return self._config or load_run(self._folder)
 
     @cached_property
     def history(self) -> pd.DataFrame:

@@ -33,6 +33,7 @@ from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
+from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
@@ -314,13 +315,13 @@ def _cell(
     overrides: Sequence[str],
     path: Path,
 ) -> JobCell:
-    from rayfed.config.schema import compatible_parts, load_config
+    from rayfed.config.schema import compatible_parts
 
     experiment = table.name if scale == papers.PAPER else f"{table.name}/{scale}"
     chosen = (f"experiment={experiment}", f"row={row}", f"setting={setting}", f"seed={seed}", "compare=[]")
     given = {text.partition("=")[0] for text in overrides}
     figures = () if "figures" in given else ("figures=false",)
-    config = load_config([*chosen, *figures, *overrides])
+    config = Experiment.from_overrides([*chosen, *figures, *overrides]).config()
     compatible_parts(config)
     if config.protocol not in READERS:
         raise ConfigError(

@@ -17,7 +17,8 @@ from rayfed.documents import to_json
 from rayfed.engine.measurement import costs
 from rayfed.engine.session import Session
 from rayfed.errors import ClusterError, PartsFailedError, RayFedError, one_line
-from rayfed.experiment.plan import Plan, run_part
+from rayfed.experiment.plan import Plan
+from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
 from rayfed.record import claim as folders
 from rayfed.record.claim import mark_of
@@ -296,7 +297,8 @@ def _run(
         if part is not None:
             plan = _placed(plan, part)
         show = Show(whole=progress.job.path, again=progress.again)
-        digest = run_part(plan, progress.job.path, show, True, session, plans.alone)
+        runner = Runner(show=show, session=session, stays=True, resume=True)
+        digest = runner.part(plan, progress.job.path, plans.alone)
     finally:
         progress.running.discard(cell.name)
     return digest, round(time.perf_counter() - began, 1)

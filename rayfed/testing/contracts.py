@@ -32,7 +32,7 @@ from rayfed.engine.record_rounds import Keeping, record_rounds
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 from rayfed.federation.executor import Call, Executor
 from rayfed.federation.method_registry import check_compatible
 from rayfed.federation.params import digest
@@ -491,7 +491,7 @@ def _check_range(name: str, what: str, values: NDArray[np.int64], names: int) ->
     assert high < names, f"{name}: {what} holds {high}, and there are {names} names"
 
 
-def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: bool = False) -> Result:
+def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: bool = False) -> Run:
     """Play one experiment in this process, with its clients on a device; nothing is shown.
 
     The device may be one of a test: any that torch knows by its name. The rounds are recorded as in any run,
@@ -517,4 +517,4 @@ def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: b
     executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
     keeping = Keeping.of(setup, config, path, resume)
     *_, last = record_rounds(setup.experiment, executor, setup.start, keeping)
-    return Result(path, last["sha256"])
+    return Run(path, last["sha256"], config)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rayfed
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 from rayfed.testing import play
 from tests.gallery import Gallery
 from tests.rounding import exact_play
@@ -30,7 +30,7 @@ WATCHING = frozenset({"monkeypatch", "caplog", "capsys", "capfd"})
 @pytest.fixture
 def short(
     tmp_path: Path, cache: Path, gallery: Gallery, request: pytest.FixtureRequest
-) -> Callable[..., Result]:
+) -> Callable[..., Run]:
     """Run a method by name for three rounds on a few images; later overrides win.
 
     Tests that ask for the same overrides read one run. Asked twice by one test, it runs again.
@@ -38,10 +38,10 @@ def short(
     own = WATCHING & {*request.fixturenames}
     made = iter(range(1000))
 
-    def run(algorithm: str, *overrides: str) -> Result:
+    def run(algorithm: str, *overrides: str) -> Run:
         asked = [f"algorithm={algorithm}", *overrides]
 
-        def make(output: Path) -> Result:
+        def make(output: Path) -> Run:
             places = (f"data.cache={cache}", f"output={output}")
             return rayfed.simulate([asked[0], *SHORT, *places, *overrides])
 
@@ -53,11 +53,11 @@ def short(
 
 
 @pytest.fixture
-def exact(cache: Path, gallery: Gallery) -> Callable[..., Result]:
+def exact(cache: Path, gallery: Gallery) -> Callable[..., Run]:
     """Run as `short` does, but in float64: the judge of two ways of computing the same tensors and scores."""
 
-    def run(algorithm: str, *overrides: str) -> Result:
-        def make(output: Path) -> Result:
+    def run(algorithm: str, *overrides: str) -> Run:
+        def make(output: Path) -> Run:
             places = (f"data.cache={cache}", f"output={output}")
             with exact_play():
                 return play([f"algorithm={algorithm}", *SHORT, *places, *overrides])

@@ -51,7 +51,7 @@ def test_overrides_from_a_generator_all_count_and_other_values_are_named():
 
 
 def test_an_author_needs_no_other_module():
-    from rayfed.experiment.simulate import simulate
+    from rayfed.experiment.experiment import simulate
     from rayfed.federation import client, cohort, local, method_registry, server
     from rayfed.types import Broadcast, ServerState, Update
 

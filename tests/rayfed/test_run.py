@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.experiment.simulate import Result
+from rayfed.experiment.run import Run
 from rayfed.report.final_table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.executors.head_node import head_node, ray_command
@@ -185,4 +185,4 @@ def test_simulate_returns_what_it_wrote(small):
     result = small("rounds=1")
     assert result.history["round"].tolist() == [1]
     assert result.metrics["round"] == 1
-    assert set(result.params) == set(Result(result.path, result.sha256).params)
+    assert set(result.params) == set(Run(result.path, result.sha256).params)

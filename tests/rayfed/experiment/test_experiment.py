@@ -79,6 +79,26 @@ def test_names_and_objects_give_the_same_digest_as_the_command_line(name, tmp_pa
     assert by_objects.sha256 == by_names.sha256
 
 
+def test_an_experiment_of_overrides_is_that_of_the_command_line_and_can_be_changed(tmp_path):
+    texts = [
+        "data.limit=24",
+        "model.options={depth: 2}",
+        "model.pretrained=false",
+        "tuning=head",
+        "train.epochs=2",
+    ]
+    texts += ["rounds=1", "cluster=inline"]
+    base = rayfed.Experiment.from_overrides(["algorithm=fedavg", *texts])
+    changed = base.changed(method="fedprox", **{"local.mu": 0.3})
+    chosen = ["algorithm=fedprox", "local.mu=0.3", *texts, "figures=false"]
+    by_command = rayfed.simulate([*chosen, f"output={tmp_path / 'run'}"])
+    assert by_command.path == tmp_path / "run"
+    assert changed.run(quiet=True).sha256 == by_command.sha256 != base.run(quiet=True).sha256
+    assert base.config().algorithm == "fedavg"
+    with pytest.raises(ConfigError, match="rouds: no such key; did you mean 'rounds'"):
+        base.changed(rouds=1).config()
+
+
 def test_a_class_of_a_user_equals_the_method_of_the_same_formula():
     mine, named = (own(method=method, local={"mu": 0.3}).run(quiet=True) for method in (Pull, "fedprox"))
     assert mine.sha256 == named.sha256

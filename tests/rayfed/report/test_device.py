@@ -11,7 +11,7 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine import measurement
-from rayfed.experiment.simulate import simulate
+from rayfed.experiment.experiment import simulate
 from rayfed.report import feature_map, landscape, slopes
 from rayfed.testing.contracts import small_setup
 from tests.conftest import SMALL

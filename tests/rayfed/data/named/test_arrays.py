@@ -10,7 +10,7 @@ import pytest
 from rayfed.config.compose import compose
 from rayfed.data.named.arrays import Cifar10, Cifar100, FashionMnist, Svhn
 from rayfed.errors import ConfigError, DataError
-from rayfed.experiment.simulate import simulate
+from rayfed.experiment.experiment import simulate
 from tests.rayfed.data.named.releases import write_cifar, write_fashion_mnist, write_svhn
 
 

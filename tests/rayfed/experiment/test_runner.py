@@ -128,7 +128,7 @@ def test_a_comparison_ends_where_nobody_reads_its_output(command, tmp_path, monk
     def closed(*args):
         raise OutputClosedError("the output is no longer read")
 
-    monkeypatch.setattr("rayfed.experiment.plan.run_alone", closed)
+    monkeypatch.setattr("rayfed.experiment.runner.run_alone", closed)
     assert command("compare=[fedavg,afl]") == CLOSED
     assert not (tmp_path / "run" / "compare").exists()
 
@@ -198,7 +198,7 @@ def test_the_table_of_clients_marks_those_that_never_train(command, capsys, monk
     def fails(*args):
         raise ValueError("not run")
 
-    monkeypatch.setattr("rayfed.experiment.plan.run_part", fails)
+    monkeypatch.setattr("rayfed.experiment.runner.Runner.part", fails)
     lines = first_words("data.unseen_clients=[0,1,2]", "overwrite=true")
     assert not [line for line in lines if "(unseen)" in line]
     assert f"unseen-2: {unseen}" in lines
@@ -206,16 +206,16 @@ def test_the_table_of_clients_marks_those_that_never_train(command, capsys, monk
 
 
 def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys, monkeypatch):
-    from rayfed.experiment import plan
+    from rayfed.experiment import runner
 
-    alone = plan.run_alone
+    alone = runner.run_alone
 
     def fail_once(config, *rest):
         if config.data.held_out == "plain":
             raise ArithmeticError("as it happens")
         return alone(config, *rest)
 
-    monkeypatch.setattr(plan, "run_alone", fail_once)
+    monkeypatch.setattr(runner, "run_alone", fail_once)
     folds = ("protocol=leave_one_out", "data.val=4", "algorithm=fedavg", "rounds=1")
     assert command(*folds) == 1
     assert "1 of 2 runs failed: plain: as it happens" in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ra
 
 
 def test_the_error_names_every_part():
-    from rayfed.experiment.plan import _raise_failures
+    from rayfed.experiment.runner import _raise_failures
 
     failed = {"a": ValueError("one"), "b": KeyError()}
     with pytest.raises(PartsFailedError, match="2 of 3 methods failed: a: one; b: KeyError"):

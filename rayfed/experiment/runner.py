@@ -1,0 +1,234 @@
+"""Runs experiments one after the other over one session: one alone, compared methods, runs of a protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfed.config.schema import changes, to_dict
+from rayfed.config.variants import PROTOCOLS
+from rayfed.engine.score_finished_run import model_digest
+from rayfed.engine.session import Session
+from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
+from rayfed.experiment.plan import describe_all, make_plan
+from rayfed.experiment.run import Run
+from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
+from rayfed.record import claim as folders
+from rayfed.record.files import write_text
+from rayfed.record.readers import DamagedError, read_yaml
+from rayfed.record.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from rayfed.config.schema import Config
+    from rayfed.experiment.plan import Plan
+    from rayfed.record.claim import Claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs experiments one after the other; each takes over Ray and the actors of the one before.
+
+    Attributes:
+        show: What is shown.
+        session: Ray and the actors.
+        stays: Ray and the actors stay after an experiment that `start` ran; else they end with it.
+        resume: Continue the runs in their folders; what is finished is not repeated.
+    """
+
+    show: Show = field(default_factory=Show)
+    session: Session = field(default_factory=Session)
+    stays: bool = False
+    resume: bool = False
+
+    def start(self, config: Config, claim: Claim | None = None) -> Run:
+        """Run one experiment, and write its tables, figures and report.
+
+        Args:
+            config: Its checked config. With `claim`, `output` is the folder of the run that is continued.
+            claim: The right to write into the folder of an earlier run, which is continued after its last
+                checkpoint; for a finished one only tables and report are written again. None: a new run.
+
+        Raises:
+            ConfigError: Something in the input is wrong, or the folder holds files of others; found before
+                any actor starts.
+            ClientError: A client failed.
+            PartsFailedError: A method of `compare`, or a run of a protocol, failed; the others are finished.
+        """
+        check_trackers(config.trackers)
+        if claim is not None:
+            plan = make_plan(config, claim.path)
+            with self._ray():
+                return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
+        path = Path(config.output) if config.output else _new_folder(config)
+        folders.check_own_folder(path)
+        seen = folders.look(path, config.overwrite)
+        plan = make_plan(config, path)
+        with self._ray():
+            for setup in plan.setups if seen else ():
+                self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
+            # Ray ends before the lock, if it ends with this run.
+            with folders.claim(path, seen, config.overwrite) as own, self._ray():
+                if own.earlier is not None:
+                    self.show.tell(f"the run that was in {path} is in {own.earlier} now")
+                return Run(path, self.run(plan, own), config)
+
+    def _ray(self) -> AbstractContextManager[object]:
+        """Ends Ray and the actors with the block, unless they stay."""
+        return nullcontext() if self.stays else self.session
+
+    def run(self, plan: Plan, claim: Claim) -> str:
+        """Run a plan in a folder that this process may write to.
+
+        If one of several methods or folds fails, the others are run and reported nevertheless.
+
+        Args:
+            plan: The experiment, prepared.
+            claim: The right to write into its folder.
+
+        Returns:
+            The SHA-256 digest of the final tensors; of a protocol, of those of all its runs.
+
+        Raises:
+            RayFedError: The run failed.
+            PartsFailedError: Some of the methods or folds failed; the message says which and why.
+        """
+        began = time.perf_counter()
+        show = self.show
+        if plan.setup is None:
+            digest = self._folds(plan, claim)
+        elif plan.parts:
+            digest = self._comparison(plan, claim)
+        else:
+            digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session)
+            report(plan.path, show.tell_whole, (), plan.config.figures)
+        if show.whole is None:
+            last_words(plan.path, show.tell, plan.config.report)
+        seconds = time.perf_counter() - began
+        show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors sha256 {digest[:16]}")
+        return digest
+
+    def part(self, plan: Plan, whole: Path, alone: AbstractContextManager[object] | None = None) -> str:
+        """Run an experiment that is part of another one or of a job, or continue it.
+
+        With `resume`, a run that scored the model of another one begins anew if that model or its own config
+        has changed since, such as by further rounds.
+
+        Args:
+            plan: The experiment, prepared.
+            whole: Folder of which its folder is a part.
+            alone: Held while the list of files of `whole` is written to, where several threads run parts of
+                it.
+
+        Returns:
+            The digest, as of `run`.
+
+        Raises:
+            RayFedError: The run failed.
+        """
+        trained = plan.config.evaluation.model_of
+        if trained is not None and not model_digest(trained):
+            raise RayFedError(f"the run in {trained}, whose model would be scored, is not finished")
+        again = self.resume and (plan.path / "config.yaml").exists()
+        if trained is not None:
+            again = again and _scored_the_same(plan, trained)
+        with ExitStack() as held:
+            with alone or nullcontext():
+                if again:
+                    own = held.enter_context(folders.claim_again(plan.path))
+                else:
+                    seen = folders.look(plan.path, True)
+                    own = held.enter_context(folders.claim(plan.path, seen, True, whole))
+            return replace(self, resume=again).run(plan, own)
+
+    def _comparison(self, plan: Plan, claim: Claim) -> str:
+        """Run the main method in the folder of the run, and the others in folders inside it."""
+        assert plan.setup is not None  # a comparison has a main method
+        show, path, name = self.show, plan.path, plan.config.algorithm
+        show.tell_whole(f"comparing {plan.in_words}")
+        tell_clients(plan.setup, show.about_clients(plan.setup.partition.digest))
+        inside = replace(self, show=show.part_of(path))
+        main = partial(run_alone, plan.config, plan.setup, claim, inside.show, self.resume, self.session)
+        done, failed = inside._each("method", {name: main, **inside._parts_of(plan)})
+        report(path, show.tell_whole, tuple(plan.parts), plan.config.figures)
+        _raise_failures("method", failed, 1 + len(plan.parts), show.whole or path)
+        return done[name]
+
+    def _folds(self, plan: Plan, claim: Claim) -> str:
+        """Run a protocol, such as one run per held-out domain. The digest combines those of all runs."""
+        import yaml
+
+        show, path = self.show, plan.path
+        if self.resume:
+            claim.take_over()
+        write_text(path / "config.yaml", yaml.safe_dump(to_dict(plan.config), sort_keys=False))
+        protocol = PROTOCOLS[plan.config.protocol]
+        show.tell_whole(f"{protocol.doing.format(names=', '.join(plan.parts))}: {plan.in_words}")
+        describe_all(plan, show)
+        inside = replace(self, show=show.part_of(path))
+        done, failed = inside._each(protocol.part, inside._parts_of(plan))
+        finished = {name: fold.path for name, fold in plan.parts.items() if name in done}
+        if finished:
+            report_folds(plan.config, path, finished, show.tell)
+        _raise_failures("run", failed, len(plan.parts), path)
+        return hashlib.sha256("".join(done.values()).encode()).hexdigest()
+
+    def _parts_of(self, plan: Plan) -> dict[str, Callable[[], str]]:
+        """Calls that run each part of a plan, by name."""
+        return {name: partial(self.part, each, plan.path) for name, each in plan.parts.items()}
+
+    def _each(
+        self, what: str, runs: Mapping[str, Callable[[], str]]
+    ) -> tuple[dict[str, str], dict[str, Exception]]:
+        """Run one after the other, those after a failed one, too; returns digests and errors by name."""
+        done: dict[str, str] = {}
+        failed: dict[str, Exception] = {}
+        for number, (name, start) in enumerate(runs.items(), start=1):
+            self.show.tell(f"\n{what} {number} of {len(runs)}: {name}")
+            try:
+                done[name] = start()
+            except (ConfigError, OutputClosedError):
+                raise
+            except Exception as err:  # a method may raise anything
+                if self.session.lost:
+                    raise
+                failed[name] = err
+                self.show.tell(f"{what} {name} failed: {one_line(err)}")
+        return done, failed
+
+
+def _scored_the_same(plan: Plan, trained: str) -> bool:
+    """Whether the run in a folder scored the present model of another run, with the present config."""
+    try:
+        before = read_yaml(plan.path / "config.yaml")
+    except DamagedError:
+        return False
+    return not any(changes(before, to_dict(plan.config))) and model_digest(str(plan.path)) == model_digest(
+        trained
+    )
+
+
+def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whole: Path) -> None:
+    """Raise an error that names every run that failed.
+
+    Raises:
+        PartsFailedError: There is one.
+    """
+    if not failed:
+        return
+    reasons = "; ".join(f"{name}: {one_line(err) or type(err).__name__}" for name, err in failed.items())
+    error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
+    error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
+    raise error from next(iter(failed.values()))
+
+
+def _new_folder(config: Config) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config.algorithm.replace(':', '.')}-{config.data.name}-seed{config.seed}-{stamp}"
+    return Path("runs") / f"{name}-{os.getpid()}"
