@@ -132,14 +132,21 @@ class Run:
 
         return read_tensors(self._folder / "model" / "params.safetensors")
 
-    def model(self) -> nn.Module:
+    def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
 
-        Adapters stay as layers of it. A network that was chosen by name maps normalised inputs to outputs.
-        """
-        return self._network(self.params)
+        A network that was chosen by name maps normalised inputs to outputs.
 
-    def personal(self, client: str) -> nn.Module:
+        Args:
+            merged: Add the products of LoRA's factors to the weights, so that no layer of RayFed is left in
+                the network; otherwise adapters are layers of it.
+
+        Raises:
+            ConfigError: There is nothing to merge, or a layer cannot hold it.
+        """
+        return self._network(self.params, merged)
+
+    def personal(self, client: str, *, merged: bool = False) -> nn.Module:
         """The network that one client would use: the global one, where it keeps nothing for itself.
 
         Otherwise it has the client's own values of what stays there (`local.stays`), is the model that the
@@ -147,6 +154,7 @@ class Run:
 
         Args:
             client: Its id in `clients`, or the name under which its data were handed over.
+            merged: As of `model`.
 
         Raises:
             ConfigError: There is no such client, or it keeps something in this method and never trained.
@@ -154,7 +162,7 @@ class Run:
         from rayfed.engine.score_finished_run import personal_params
 
         own = personal_params(self._folder, self._id_of(client), self._setup)
-        return self._network({**self.params, **own})
+        return self._network({**self.params, **own}, merged)
 
     def adapter(self, path: str | Path) -> Path:
         """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, path)`.
@@ -222,12 +230,17 @@ class Run:
 
         return metric_of(self.metrics) or METRICS[0]
 
-    def _network(self, params: Mapping[str, Any]) -> nn.Module:
+    def _network(self, params: Mapping[str, Any], merged: bool) -> nn.Module:
+        from rayfed.models.lora_layer import merge
         from rayfed.tuning.base import load
 
         backbone = self._setup.world.build()
         load(backbone, params)
-        return backbone.deployed().eval()
+        network = backbone.deployed().eval()
+        if merged and not merge(network):
+            what = self.config.tuning["name"]
+            raise ConfigError(f"merged: tuning={what} has no products to merge; leave out merged=True")
+        return network
 
     @cached_property
     def _setup(self) -> Setup:

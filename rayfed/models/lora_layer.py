@@ -21,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.dropout import Draw, dropped
+from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.models.stacked import Stacked
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -232,6 +234,14 @@ class AdaptedLayer(nn.Module):
         """The bias of the layer, which an embedding does not have."""
         return getattr(self.base_layer, "bias", None)
 
+    def product(self) -> Tensor:
+        """Product of the factors, of the shape of the weight, without the scale.
+
+        Raises:
+            ConfigError: The weight could not hold it.
+        """
+        raise NotImplementedError
+
     def _place(self, factors: M) -> M:
         """Move factors to the device and the type of the layer."""
         return factors.to(self.weight.device, self.weight.dtype)
@@ -318,6 +328,12 @@ class AdaptedLinear(_Multiplied):
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)
 
+    def product(self) -> Tensor:
+        """B A, or B C A with a core, and R where there is one; shape (d_out, d_in)."""
+        first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
+        value: Tensor = second(first(torch.eye(self.in_features, dtype=self.weight.dtype))).mT
+        return value + getattr(self, RESIDUAL_LEAF, 0)
+
     def _factors(self, dtype: torch.dtype) -> list[Tensor]:
         """A, shape (K, r, d_in), and B, shape (K, d_out, r), in a type; those of one client have K = 1."""
         kept = (self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight)
@@ -384,6 +400,18 @@ class AdaptedConvolution(_Multiplied):
         b = kind(rank, own.out_channels, one, one, groups=own.groups, bias=False)
         super().__init__(base_layer, rank, alpha, dropout, a, b)
 
+    def product(self) -> Tensor:
+        """Kernel of B * (A * x), shape (out, in, ...)."""
+        layer: Any = self.base_layer
+        if layer.groups > 1 or layer.padding_mode != "zeros":
+            raise ConfigError(
+                f"merged: a convolution with groups={layer.groups} and padding_mode={layer.padding_mode} "
+                f"cannot hold its adapter, which sees all channels, with zeros around; leave out merged=True"
+            )
+        return torch.einsum(
+            "or,r...->o...", self.lora_B[ADAPTER].weight.flatten(1), self.lora_A[ADAPTER].weight
+        )
+
 
 class AdaptedEmbedding(AdaptedLayer):
     """An embedding to whose output scale B A[:, i] is added; A has shape (r, N), B (D, r).
@@ -397,6 +425,10 @@ class AdaptedEmbedding(AdaptedLayer):
         b = nn.init.normal_(torch.randn(base_layer.embedding_dim, rank))  # PEFT draws twice, too
         self.lora_embedding_A = self._place(nn.ParameterDict({ADAPTER: nn.Parameter(a.zero_())}))
         self.lora_embedding_B = self._place(nn.ParameterDict({ADAPTER: nn.Parameter(b)}))
+
+    def product(self) -> Tensor:
+        """(B A)^T, shape (N, D)."""
+        return (self.lora_embedding_B[ADAPTER] @ self.lora_embedding_A[ADAPTER]).T
 
     def forward(self, x: Tensor) -> Tensor:
         """Output of the layer. Args: x: numbers of rows, shape (B, ...)."""
@@ -426,6 +458,28 @@ def adapt(net: nn.Module, pattern: str, rank: int, alpha: float, dropout: float)
             kind: Any = next(adapted for known, adapted in _KINDS if isinstance(layer, known))
             with layer.weight.device if layer.weight.is_meta else torch.device("cpu"):
                 net.set_submodule(name, kind(layer, rank, alpha, dropout))
+
+
+def merge(net: nn.Module) -> int:
+    """Add the product of every adapter to the weight of its layer, which takes the adapter's place again.
+
+    Args:
+        net: The network, which is changed; values that it shares with others are not.
+
+    Returns:
+        Number of layers that had an adapter.
+
+    Raises:
+        ConfigError: The weight of a layer cannot hold the product.
+    """
+    adapted = {name: layer for name, layer in net.named_modules() if isinstance(layer, AdaptedLayer)}
+    for name, layer in adapted.items():
+        base: Any = layer.base_layer
+        with torch.no_grad():
+            weight = base.weight + layer.product().to(base.weight.dtype) * layer.scaling[ADAPTER]
+        base.weight = nn.Parameter(weight, requires_grad=base.weight.requires_grad)
+        net.set_submodule(name, base)
+    return len(adapted)
 
 
 _KINDS = (

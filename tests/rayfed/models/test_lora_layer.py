@@ -7,6 +7,7 @@ from peft.tuners.lora.layer import Linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.engine.memory import step_operations
+from rayfed.errors import ConfigError
 from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
 from rayfed.models.lora_layer import (
@@ -15,6 +16,7 @@ from rayfed.models.lora_layer import (
     FrozenAndLowRank,
     JointCasts,
     adapt,
+    merge,
     twice_differentiable,
     use_joint_casts,
 )
@@ -256,6 +258,38 @@ def test_layers_of_every_type_start_and_train_as_those_of_peft(dtype):
     assert [v.dtype for v in found[0]] == [v.dtype for v in found[1]]
     assert all(map(torch.equal, *found))
     assert ours.last[0].weight is ours.last[0].base_layer.weight
+
+
+@pytest.mark.numeric
+def test_merged_layers_give_what_adapted_ones_gave():
+    torch.manual_seed(0)
+    net = EveryLayer()
+    names, x = [*net.state_dict()], torch.randint(0, 11, (3, 9))
+    adapt(net, r"words|line|space|last\.0", 4, 6, 0.0)
+    frozen = net.line.base_layer.weight.clone()
+    shared = net.line.base_layer.weight
+    for name, value in net.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(value, std=0.3)
+    net.last[0].register_buffer("lora_R", torch.randn(5, 16))
+    net.last[0].register_forward_hook(
+        lambda layer, given, out: out + layer.scaling["default"] * given[0] @ layer.lora_R.T
+    )
+    wanted = net.eval()(x)
+    assert merge(net) == 4
+    assert [*net.state_dict()] == names
+    near(net(x), wanted, 4 * 16 * 4)
+    assert torch.equal(shared, frozen)  # which other processes map
+    assert merge(net) == 0
+
+
+def test_a_convolution_with_groups_cannot_be_merged():
+    net = EveryLayer()
+    adapt(net, "plane", 4, 4, 0.0)
+    with pytest.raises(
+        ConfigError, match="merged: a convolution with groups=2 and padding_mode=zeros cannot"
+    ):
+        merge(net)
 
 
 def test_a_dilated_convolution_can_be_adapted():
