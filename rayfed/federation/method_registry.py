@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from types import FunctionType
 from typing import Any
 
 from rayfed.errors import ConfigError
@@ -11,6 +13,7 @@ from rayfed.federation.aggregation import EXACT
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.objective import LANGUAGE_MODELING
+from rayfed.objects import place
 from rayfed.registry import METHOD_FILES, Registry
 from rayfed.tuning.base import TUNINGS, Tuning
 
@@ -21,6 +24,46 @@ class Method:
 
     server: type[Server] = Server
     local: type[Local] = Local
+
+    def __post_init__(self) -> None:
+        """Check the names of what both halves define.
+
+        Raises:
+            ConfigError: A half defines a function that would never be called.
+        """
+        _check_hooks(self.server, Server, Local)
+        _check_hooks(self.local, Local, Server)
+
+
+NEAR = 0.8
+"""Likeness of two names, 0..1, from which on one is taken for a misspelling of the other."""
+
+
+def _check_hooks(half: type, base: type, other: type) -> None:
+    """Check that no function of a half is a misspelled hook, or a hook of the other half.
+
+    Raises:
+        ConfigError: One is; names it and the hook.
+    """
+    hooks, others = ([name for name in dir(each) if not name.startswith("_")] for each in (base, other))
+    defined = {
+        name: kind
+        for kind in half.__mro__
+        if kind not in base.__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, FunctionType | property) and not name.startswith("_") and name not in hooks
+    }
+    for name, kind in defined.items():
+        where = f"algorithm: {kind.__name__}.{name}{place(kind)}"
+        helper = f"begin the name with _ if it is a helper, as in _{name}"
+        if name in others:
+            raise ConfigError(
+                f"{where}: only a {other.__name__} has this hook, a {base.__name__} has not; {helper}"
+            )
+        if near := get_close_matches(name, hooks, 1, NEAR):
+            raise ConfigError(
+                f"{where}: a {base.__name__} has no such hook; did you mean {near[0]!r}? {helper}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

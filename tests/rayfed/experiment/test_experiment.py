@@ -12,6 +12,7 @@ from torch import nn
 import rayfed
 from rayfed.errors import ConfigError, ServerError
 from rayfed.tuning.lora import Lora
+from tests.rounding import near
 
 SMALL = {
     "data": {"name": "digits_five_mini", "limit": 24},
@@ -121,11 +122,46 @@ def test_a_run_knows_its_scores_clients_model_and_figures(tmp_path):
         _ = run.speed
     with pytest.raises(ConfigError, match="tuning: 'full' has no adapters in PEFT's format"):
         run.adapter(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="merged: tuning=full has no products to merge"):
+        run.model(merged=True)
+
+
+def test_a_function_that_would_never_be_called_is_refused_before_anything_runs():
+    class Misspelled(rayfed.Local):
+        def los(self, client, sent, batch):
+            return 0
+
+    class Misplaced(rayfed.Local):
+        def aggregate(self, state, cohort, updates):
+            return state
+
+    class Server(rayfed.Server):
+        def agregate(self, state, cohort, updates):
+            return state
+
+    class Helped(rayfed.Server):
+        def mixture(self):
+            return 0
+
+    for method, words in (
+        (Misspelled, r"Misspelled.los \(.*\): a Local has no such hook; did you mean 'loss'\?"),
+        (Misplaced, r"Misplaced.aggregate \(.*\): only a Server has this hook, a Local has not"),
+        (Server, r"Server.agregate .*did you mean 'aggregate'\? begin the name with _ if it is a helper"),
+        ([Helped, Misspelled], "Misspelled.los"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            own(method=method).config()
+    assert own(method=Helped).config().algorithm.startswith("Helped-")
 
 
 def test_lora_on_any_module_is_written_for_peft(tmp_path):
     run = own(tuning=rayfed.LoRA(rank=2, targets="0")).run(tmp_path / "run", quiet=True)
     assert sorted(run.params) == ["0.lora_A", "0.lora_B", "head.bias", "head.weight"]
+    plain, adapted, x = run.model(merged=True), run.model(), torch.from_numpy(clients()["c 0"][0])
+    assert type(plain[0]) is nn.Linear
+    assert list(plain.state_dict()) == list(net().state_dict())
+    near(plain(x), adapted(x), 64)
+    assert not torch.equal(plain[0].weight, net()[0].weight)
     folder = run.adapter(tmp_path / "adapter")
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == "0"
 
