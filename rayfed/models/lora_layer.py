@@ -408,9 +408,9 @@ class AdaptedConvolution(_Multiplied):
                 f"merged: a convolution with groups={layer.groups} and padding_mode={layer.padding_mode} "
                 f"cannot hold its adapter, which sees all channels, with zeros around; leave out merged=True"
             )
-        return torch.einsum(
-            "or,r...->o...", self.lora_B[ADAPTER].weight.flatten(1), self.lora_A[ADAPTER].weight
-        )
+        a: Any = self.lora_A[ADAPTER].weight
+        b: Any = self.lora_B[ADAPTER].weight
+        return torch.einsum("or,r...->o...", b.flatten(1), a)
 
 
 class AdaptedEmbedding(AdaptedLayer):
