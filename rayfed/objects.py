@@ -50,6 +50,11 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and bool(OWN.fullmatch(name))
 
 
+def title(name: str) -> str:
+    """A name as tables and figures show it: of an object that cannot be imported without its digest."""
+    return name.rpartition("-")[0] if is_own(name) else name
+
+
 def find(name: str) -> Known | None:
     """The object that has a name of `register`; None: this process knows none."""
     return _KNOWN.get(name)

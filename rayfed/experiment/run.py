@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
+from rayfed.objects import title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -263,7 +264,7 @@ class Run:
 
     def __repr__(self) -> str:
         where = f", {self.path}" if self.path else ""
-        return f"<Run: {self.config.algorithm} on {self.config.data.name}, {self._score()}{where}>"
+        return f"<Run: {title(self.config.algorithm)} on {self.config.data.name}, {self._score()}{where}>"
 
     def _score(self) -> str:
         from rayfed.objective import share_of
@@ -280,5 +281,5 @@ class Run:
         """HTML for a notebook: method, data, score, and the rows of the last rounds."""
         columns = [name for name in ("round", self.metric, "loss", "seconds") if name in self.history]
         table = self.history[columns].tail().to_html(index=False, border=0)
-        head = html.escape(f"{self.config.algorithm} on {self.config.data.name}: {self._score()}")
+        head = html.escape(f"{title(self.config.algorithm)} on {self.config.data.name}: {self._score()}")
         return f"<p><b>{head}</b></p>{table}"

@@ -13,6 +13,7 @@ from rayfed.errors import ConfigError, shown
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.run import Run
 from rayfed.objective import is_larger_better, share_of
+from rayfed.objects import title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +180,7 @@ def _named(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
         raise ConfigError("compare: one experiment cannot be compared; give a list of two or more")
     found: dict[str, Experiment] = {}
     for experiment in experiments:
-        name = experiment.config().algorithm.replace(":", ".")
+        name = title(experiment.config().algorithm).replace(":", ".")
         number = 2
         while (own := name if number == 2 and name not in found else f"{name}-{number}") in found:
             number += 1

@@ -26,6 +26,9 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
         f"{name}-seed{seed}" for name in ("slow", "fast") for seed in (0, 1)
     }
     assert "<table" in found._repr_html_()
+    [axes] = found.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["slow", "fast"]
+    assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([*100 * found.scores.mean()])
     assert found.report().name == "report.html"
 
 
@@ -82,6 +85,13 @@ def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):
 def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():
     found = rayfed.compare([own(rounds=1), own(rounds=1, train={"lr": 0.3})], quiet=True)
     assert list(found.runs) == ["fedavg", "fedavg-2"]
+
+    class Mine(rayfed.Local):
+        pass
+
+    mine = rayfed.compare([own(method=Mine, rounds=1)] * 2, quiet=True)
+    assert list(mine.runs) == ["Mine", "Mine-2"]
+    assert repr(mine.runs["Mine"][0]).startswith("<Run: Mine on own_data, ")
     with pytest.raises(ConfigError, match="there are 1 experiments and 1 seeds"):
         rayfed.compare([own()])
 
