@@ -1,10 +1,23 @@
 """LoRA-A2: scores, choice and mean of components by hand, and its reduction to RoLoRA."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
-from algorithms.lora_a2 import PLACES, VALUES, SparseMean, keep_only, mask_of, scores, select
-from rayfed.types import ServerState, Update
+from algorithms.lora_a2 import (
+    PLACES,
+    VALUES,
+    AlternatingSelection,
+    SparseMean,
+    keep_only,
+    mask_of,
+    scores,
+    select,
+)
+from rayfed.types import Broadcast, ServerState, Update
+from tests.rounding import near
 
 A, B = "w.lora_A", "w.lora_B"
 
@@ -33,6 +46,40 @@ def test_components_that_are_not_chosen_get_other_values():
     keep_only(b, mask_of(B, b, torch.tensor([1])), torch.full((2, 3), 9.0))
     assert b.tolist() == [[9, 1, 9], [9, 4, 9]]
     assert mask_of(A, torch.zeros(3, 2), torch.tensor([0, 2])).tolist() == [[True], [False], [True]]
+
+
+def test_a_step_by_hand():
+    """Rate 1/2, decay 1: the chosen 2 with slope 1 becomes 2 - (1 + 2) / 2; the 3 and A stay as they are."""
+    live = {B: nn.Parameter(torch.tensor([[3.0, 2.0]])), A: nn.Parameter(torch.ones(2, 1))}
+    before = {name: value.detach().clone() for name, value in live.items()}
+
+    def backward(loss, batch):
+        (live[B].sum() + live[A].sum()).backward()
+
+    client = SimpleNamespace(trainable=lambda: live, backward=backward, clip_gradients=lambda: None)
+    optimizer = torch.optim.SGD(live.values(), lr=0.5, weight_decay=1.0)
+    masks = {B: mask_of(B, before[B], torch.tensor([1]))}
+    sent = Broadcast(round=0, params={})
+    AlternatingSelection().masked_step(client, sent, None, optimizer, before, masks)
+    assert live[B].tolist() == [[3.0, 0.5]]
+    assert live[A].tolist() == [[1.0], [1.0]]
+
+
+def test_the_pass_for_trial_is_undone(short):
+    """After one step of plain descent the chosen columns of B are those of RoLoRA, which chooses all."""
+    settings = (
+        "tuning.rank=4",
+        "tuning.dropout=0",
+        "data.domains=[plain]",
+        "rounds=1",
+        "train.batch_size=64",
+    )
+    found, whole = (short(*each, *settings).params for each in (("lora_a2", "local.budget=1"), ("rolora",)))
+    for name in (name for name in found if name.endswith("lora_B")):
+        chosen = found[name].abs().sum(0) > 0
+        expected = whole[name][:, chosen]
+        # The rows of the batch come in another order: sums over 40 pictures of 17 tokens of width 64.
+        near(found[name][:, chosen], expected, 40 * 17 * 64, size=float(whole[name].abs().max()))
 
 
 def test_the_mean_of_sparse_answers_by_hand():

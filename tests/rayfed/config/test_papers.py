@@ -19,7 +19,8 @@ TABLES = tables(folder())
 EVERY = [
     (name, scale) for name, table in TABLES.items() for scale in ("paper", "mini")[: 1 + bool(table.small)]
 ]
-QUICK = ("fedgcr/table1", "fedra/table1", "fedclip/table1", "fft_gp/table2", "lora_fair/feature_skew")
+QUICK = ("fedgcr/table1", "fedra/table1", "fedclip/table1", "fft_gp/table2")
+QUICK += ("lora_a2/banking77", "lora_fair/feature_skew")
 """One table of each paper, for `make test`; `make test-steady` composes every cell of all."""
 
 METHOD = ("algorithm", "server", "local", "compare")
@@ -28,6 +29,7 @@ PUBLISHED = {
     "fedra": {*(f"table{n}" for n in range(1, 7)), "figure4", "figure5"},
     "fedclip": {*(f"table{n}" for n in range(1, 5)), *(f"figure3{c}" for c in "abcd"), "cost"},
     "fft_gp": {*(f"table{n}" for n in range(2, 16)), *(f"figure{n}" for n in (2, 4, 5, 6, 7))},
+    "lora_a2": {"banking77", "banking77_ranks"},
     "lora_fair": {"feature_skew", "label_skew"},
 }
 
