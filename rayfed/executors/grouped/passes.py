@@ -11,13 +11,11 @@ is fixed, and global random states belong to the client whose turn it is.
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import logging
-import os
 import random
-from _thread import allocate_lock, get_native_id, start_new_thread
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
@@ -48,9 +46,6 @@ from rayfed.models.stacked import Stacked, dropouts, stackable
 from rayfed.types import Params
 
 R = TypeVar("R")
-
-CORE: Any = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
-"""Function that tells on which core this thread runs; None where that, or choosing one, is not known."""
 
 NUMPY: Any = np.random  # its annotations leave out what sets the global generator
 
@@ -151,8 +146,6 @@ class Turn(Generic[R]):
         self.error: BaseException | None = None
         self._answer: Any = None
         self._cancelled = False
-        self._thread: int | None = None
-        self._cores = os.sched_getaffinity(0) if CORE is not None else set()
         self._go: SimpleQueue[None] = SimpleQueue()
         self._paused: Callable[[], None] = _nobody_waits
         self._ended = allocate_lock()
@@ -167,8 +160,6 @@ class Turn(Generic[R]):
         self._paused = paused
         self.request = None
         self.streams.begin()
-        if self._thread is not None:
-            _call_here(self._thread)
         self._go.put(None)
 
     def ask(self, request: Any) -> Any:
@@ -176,7 +167,7 @@ class Turn(Generic[R]):
         if not self._cancelled:  # else the code ends, and its cleaning up asks again
             self.request = request
             self._hand_over()
-            self._wait()
+            self._go.get()
         if self._cancelled:
             raise Cancelled
         return self._answer
@@ -188,11 +179,6 @@ class Turn(Generic[R]):
         with self._ended:
             pass
 
-    def _wait(self) -> None:
-        """Wait for this client's turn; its code may use all cores that the process may use."""
-        self._go.get()
-        _run_anywhere(self._cores)
-
     def _hand_over(self) -> None:
         """Let the next client run."""
         self.streams.end()
@@ -201,8 +187,7 @@ class Turn(Generic[R]):
 
     def _run(self, work: Callable[[], R]) -> None:
         try:
-            self._thread = get_native_id()
-            self._wait()
+            self._go.get()
             if not self._cancelled:
                 self.result = work()
         except BaseException as err:
@@ -211,24 +196,6 @@ class Turn(Generic[R]):
             self.request = None
             self._hand_over()
             self._ended.release()
-
-
-def _call_here(thread: int) -> None:
-    """Let a thread that sleeps continue on the core of this one, which is about to sleep.
-
-    Linux would wake it on another core, where nothing of what they share is at hand, such as weights, code
-    and the tensors of the last pass. It may move as soon as it runs (`_run_anywhere`).
-    """
-    if CORE is not None:
-        with suppress(OSError):  # where a sandbox forbids it
-            os.sched_setaffinity(thread, (CORE(),))
-
-
-def _run_anywhere(cores: Iterable[int]) -> None:
-    """Let this thread run on all of these cores again."""
-    if CORE is not None:
-        with suppress(OSError):
-            os.sched_setaffinity(0, cores)
 
 
 def _nobody_waits() -> None:

@@ -1,7 +1,6 @@
 """Turns of clients: what their code does while it is ended."""
 
 import gc
-import os
 import random
 import threading
 import weakref
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.executors.grouped import passes as module
 from rayfed.executors.grouped.passes import Cancelled, Streams, Turn, restored, take_turns
 from rayfed.seeds import seeded
 
@@ -149,66 +147,3 @@ def test_answers_are_freed_when_the_clients_have_ended():
         assert gone() is None
     finally:
         gc.enable()
-
-
-@pytest.fixture
-def cores(monkeypatch):
-    """Calls that bind a thread to cores: whether it is another thread, and the cores."""
-    calls = []
-
-    def bind(thread, chosen):
-        calls.append((thread != 0, set(chosen)))
-
-    monkeypatch.setattr(module, "CORE", lambda: 1)
-    monkeypatch.setattr(os, "sched_setaffinity", bind, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2}, raising=False)
-    return calls
-
-
-def twice(turn):
-    """Run the code of a client to its request and to its end."""
-    take_turns([turn], [None])
-    take_turns([turn], ["answer"])
-    turn.cancel()
-    return turn.result
-
-
-def asking():
-    turn = Turn(lambda: turn.ask("a pass"), Streams(0))
-    return turn
-
-
-def test_a_client_continues_on_the_core_of_the_one_before_it_and_may_move_then(cores):
-    assert twice(asking()) == "answer"
-    assert cores[-2:] == [(True, {1}), (False, {0, 1, 2})]
-
-
-def test_where_cores_are_unknown_or_may_not_be_chosen_clients_run_all_the_same(cores, monkeypatch):
-    monkeypatch.setattr(module, "CORE", None)
-    assert twice(asking()) == "answer"
-    assert cores == []
-
-    def forbidden(thread, chosen):
-        cores.append(thread)
-        raise PermissionError
-
-    monkeypatch.setattr(module, "CORE", lambda: 0)
-    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    assert twice(asking()) == "answer"
-    assert len(cores) >= 2
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind threads to cores")
-def test_the_code_of_a_client_may_use_all_cores():
-    allowed = os.sched_getaffinity(0)
-    seen = []
-
-    def work():
-        seen.append(os.sched_getaffinity(0))
-        turns[0].ask("a pass")
-        seen.append(os.sched_getaffinity(0))
-
-    turns = [Turn(work, Streams(0))]
-    twice(turns[0])
-    assert seen == [allowed, allowed]
-    assert os.sched_getaffinity(0) == allowed
