@@ -2,19 +2,26 @@
 
 The network and the batches of `benchmarks/engine_overhead.py`, in one process. Plain: clients one after the
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
-passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. Frozen: the
-same rows through the network without adapters. Both multiply by frozen weights, and compute attention and
-the last block, as a client actor does, and the process keeps freed memory like one. All tokens: as joint, but
-the last block computes all of its tokens. The four alternate; the CPU time of the process is measured, which
-other jobs of the machine change little. Prints the median milliseconds for each image, and the shares.
+passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. vmap: the same
+gradients by `torch.func.functional_call`, `grad` and `vmap` over the network of plain. Frozen (of the toy
+only): the same rows through the network without adapters. Joint and frozen compute attention and the last
+block as a client actor does, and the process keeps freed memory like one. All tokens: as joint, but the last
+block computes all of its tokens. The sides alternate; the CPU time of the process is measured, which other
+jobs of the machine change little.
 
-    python -m benchmarks.joint_pass [--batch 32] [--group 4] [--repeats 7]
+Prints the median milliseconds for each image, the shares, the operations that torch dispatches in a pass of
+all clients, and by how much another process grows in two passes. Gradients of vmap are compared with
+those of plain first.
+
+    python -m benchmarks.joint_pass [--shape toy] [--batch 32] [--group 4] [--images 512] [--repeats 7]
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing as mp
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -22,38 +29,74 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.engine_overhead import LR, RANK, plain_model
+from benchmarks.engine_overhead import LR, RANK, SHAPES, Shape, plain_model
 
-IMAGES = 512
-"""Images of each repeat."""
+Run = Callable[[], None]
+"""Passes over the batches of all clients of a group."""
 
 
-def plain(batch: int) -> Callable[[], None]:
+def batches(shape: Shape, batch: int, group: int) -> tuple[Any, Any]:
+    """Images, shape (group * batch, 3, side, side), and labels of ten classes."""
+    import torch
+
+    torch.set_num_threads(1)
+    images = torch.randn(group * batch, 3, shape.size, shape.size, generator=torch.Generator().manual_seed(0))
+    return images, torch.arange(group * batch) % 10
+
+
+def plain(shape: Shape, batch: int, group: int) -> Run:
     """Clients with one batch each, one after the other."""
     import torch
     import torch.nn.functional as F
 
-    net = plain_model().train()
+    x, y = batches(shape, batch, group)
+    net = plain_model(shape).train()
     mine = {n: p for n, p in net.named_parameters() if p.requires_grad}
     sent = {n: p.detach().clone() for n, p in mine.items()}
-    x = torch.randn(batch, 3, 32, 32)
-    y = torch.arange(batch) % 10
 
     def run() -> None:
-        for _ in range(IMAGES // batch):
+        for rows, labels in zip(x.split(batch), y.split(batch), strict=True):
             with torch.no_grad():
                 for name, value in sent.items():
                     mine[name].copy_(value)
             optimizer = torch.optim.SGD(mine.values(), lr=LR, momentum=0.9)
             optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
+            F.cross_entropy(net(rows), labels).backward()
             optimizer.step()
             _ = {n: p.detach().clone() for n, p in mine.items()}
 
     return run
 
 
-def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None]:
+def vmapped(shape: Shape, batch: int, group: int) -> Run:
+    """Gradients of all clients by `vmap` over their values and batches.
+
+    Raises:
+        AssertionError: They are not those of the clients one by one.
+    """
+    import torch
+    import torch.nn.functional as F
+    from torch.func import functional_call, grad, vmap
+
+    x, y = (each.unflatten(0, (group, batch)) for each in batches(shape, batch, group))
+    net = plain_model(shape).train()
+    mine = {n: p.detach() for n, p in net.named_parameters() if p.requires_grad}
+    values = {n: torch.stack([p] * group) for n, p in mine.items()}
+    frozen = {n: p.detach() for n, p in net.named_parameters() if not p.requires_grad}
+
+    def loss(own: Any, rows: Any, labels: Any) -> Any:
+        return F.cross_entropy(functional_call(net, {**frozen, **own}, (rows,)), labels)
+
+    gradients = vmap(grad(loss), randomness="different")
+    together, alone = gradients(values, x, y), grad(loss)(mine, x[0], y[0])
+    for name, gradient in alone.items():
+        rounding = torch.finfo(gradient.dtype).eps * shape.size**2 * (gradient.abs().max() + 1e-3)
+        assert (together[name][0] - gradient).abs().max() <= rounding, name
+
+    return lambda: gradients(values, x, y) and None
+
+
+def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run:
     """Forward and backward passes of a group, whose clients have values of their own."""
     import torch
     import torch.nn.functional as F
@@ -63,78 +106,117 @@ def joint(batch: int, group: int, all_tokens: bool = False) -> Callable[[], None
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing.contracts import small_setup
 
-    torch.set_num_threads(1)
-    tuned = (f"tuning.rank={RANK}", "tuning.dropout=0")
+    x, y = batches(shape, batch, group)
+    tuned = (f"tuning.rank={RANK}", "tuning.dropout=0", "model.pretrained=false", *shape.overrides)
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
     use_direct_attention(model)
     if not all_tokens:
         use_class_token(model)
     places = stackable(model)
     start = {n: torch.stack([entry.tensor.detach()] * group) for n, entry in places.items()}
-    x = torch.randn(group * batch, 3, 32, 32)
-    y = torch.arange(group * batch) % 10
 
     def run() -> None:
-        for _ in range(IMAGES // (group * batch)):
-            values = {n: Stacked(value.clone().requires_grad_()) for n, value in start.items()}
-            with bound(places, values):
-                loss = F.cross_entropy(model(x), y)
-                torch.autograd.grad(loss, [stacked.value for stacked in values.values()])
+        values = {n: Stacked(value.clone().requires_grad_()) for n, value in start.items()}
+        with bound(places, values):
+            loss = F.cross_entropy(model(x), y)
+            torch.autograd.grad(loss, [stacked.value for stacked in values.values()])
 
     return run
 
 
-def frozen(rows: int) -> Callable[[], None]:
+def all_tokens(shape: Shape, batch: int, group: int) -> Run:
+    """As `joint`, but the last block computes all of its tokens."""
+    return joint(shape, batch, group, all_tokens=True)
+
+
+def frozen(shape: Shape, batch: int, group: int) -> Run:
     """The network without adapters: forward, and backward to the tokens before the first block."""
-    import torch
     import torch.nn.functional as F
     from timm.models.vision_transformer import VisionTransformer
 
     from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.blocks import BlockStack
 
+    x, y = batches(shape, batch, group)
     net: Any = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
     ).requires_grad_(False)
     net.blocks = BlockStack(*net.blocks.children())
     use_direct_attention(net)
     use_class_token(net)
-    x = torch.randn(rows, 3, 32, 32)
-    y = torch.arange(rows) % 10
 
     def run() -> None:
-        for _ in range(IMAGES // rows):
-            tokens = net.norm_pre(net._pos_embed(net.patch_embed(x))).requires_grad_()
-            F.cross_entropy(net.forward_head(net.norm(net.blocks(tokens))), y).backward()
+        tokens = net.norm_pre(net._pos_embed(net.patch_embed(x))).requires_grad_()
+        F.cross_entropy(net.forward_head(net.norm(net.blocks(tokens))), y).backward()
 
     return run
 
 
+SIDES = {"plain": plain, "joint": joint, "vmap": vmapped, "all tokens": all_tokens, "frozen": frozen}
+
+
+def operations(run: Run) -> int:
+    """Number of operations that torch dispatches in a run; views are counted, too."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counting.number += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        run()
+    return Counting.number
+
+
+def grown(name: str, shape: Shape, batch: int, group: int) -> float:
+    """By how many MB a process grows, at most, in two passes of a side."""
+    with mp.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_grown, (name, shape, batch, group))
+
+
+def _grown(name: str, shape: Shape, batch: int, group: int) -> float:
+    SIDES[name](shape, 1, 1)()  # what the libraries allocate at their first use
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = SIDES[name](shape, batch, group)
+    run()
+    run()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=[name for name, each in SHAPES.items() if not each.is_text])
     parser.add_argument("--batch", type=int, default=32, help="rows of a client")
     parser.add_argument("--group", type=int, default=4, help="clients of a pass")
+    parser.add_argument("--images", type=int, default=512, help="images of each repeat")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     from rayfed.executors.client_actor import keep_freed_memory
 
+    shape = SHAPES[args.shape or "toy"]
+    names = [name for name in SIDES if name != "frozen" or not shape.model]
+    memory = {name: grown(name, shape, args.batch, args.group) for name in names}
     keep_freed_memory()
-    runs = {
-        "plain": plain(args.batch),
-        "joint": joint(args.batch, args.group),
-        "all tokens": joint(args.batch, args.group, all_tokens=True),
-        "frozen": frozen(args.batch * args.group),
-    }
+    runs = {name: SIDES[name](shape, args.batch, args.group) for name in names}
+    number = max(1, args.images // (args.batch * args.group))
+    images = number * args.batch * args.group
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(args.repeats + 1):
         for name, run in runs.items():
             began = time.process_time()
-            run()
+            for _ in range(number):
+                run()
             if repeat:  # the first one also prepares the libraries
                 times[name].append(time.process_time() - began)
     median = {name: statistics.median(values) for name, values in times.items()}
     for name, value in median.items():
-        print(f"{name:10}  {value / IMAGES * 1e3:.3f} ms an image, {value / median['plain']:.2f} of plain")
+        print(
+            f"{name:10}  {value / images * 1e3:.3f} ms an image, {value / median['plain']:.2f} of plain, "
+            f"{operations(runs[name]):,} operations, {memory[name]:.0f} MB"
+        )
 
 
 if __name__ == "__main__":
