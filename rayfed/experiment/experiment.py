@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import torch
 
 from rayfed.config.compose import compose
 from rayfed.config.schema import Config, load_config, resolve, to_dict
@@ -20,8 +22,6 @@ from rayfed.objects import is_own
 from rayfed.terminal.console import screen_of, shown_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
@@ -55,6 +55,14 @@ if TYPE_CHECKING:
     Half: TypeAlias = Local | Server | type[Local] | type[Server]
     MethodLike: TypeAlias = str | Half | Method | Sequence[Half]
     ModelLike: TypeAlias = str | nn.Module | Callable[[], nn.Module] | Model | ModelConfig | Section
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_gradients(work: F) -> F:
+    """The function, in which gradients are computed even if it is called under no_grad or inference_mode."""
+    return torch.inference_mode(False)(torch.enable_grad()(work))
+
 
 GENERAL = "fedavg"
 """The method of an experiment with a model or data of a user, where none is given."""
@@ -213,6 +221,7 @@ class Experiment:
             overrides.append(f"algorithm={GENERAL}")
         return load_config(overrides, more=more)
 
+    @with_gradients
     def run(
         self, output: str | Path | None = None, *, quiet: bool | None = None, overwrite: bool = False
     ) -> Run:
@@ -237,6 +246,7 @@ class Experiment:
         done._kept = kept
         return done
 
+    @with_gradients
     def __iter__(self) -> Iterator[RoundRow]:
         """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
         from rayfed.engine.session import launch
@@ -258,6 +268,7 @@ class Experiment:
                         if "round" in row:
                             yield RoundRow(row)
 
+    @with_gradients
     def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
         """Continue a run of this experiment after its last checkpoint, to the same bytes.
 

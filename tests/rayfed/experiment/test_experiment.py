@@ -126,6 +126,16 @@ def test_a_run_knows_its_scores_clients_model_and_figures(tmp_path):
         run.model(merged=True)
 
 
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_a_run_in_a_block_without_gradients_is_the_same_run(block):
+    same = own()
+    wanted = same.run(quiet=True).sha256
+    with block():
+        assert same.run(quiet=True).sha256 == wanted
+        assert [row.round for row in same] == [1, 2]
+        assert not torch.is_grad_enabled()
+
+
 def test_a_function_that_would_never_be_called_is_refused_before_anything_runs():
     class Misspelled(rayfed.Local):
         def los(self, client, sent, batch):
