@@ -23,11 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.data.embedded.pool import GlyphPool, PoolStyle
+from benchmarks.glyph_pool import Captioner, GlyphPool, PoolStyle
 from rayfed.documents import check_own
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
-from rayfed.models.captions import Captioner
 from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.console import say
 from rayfed.types import Params

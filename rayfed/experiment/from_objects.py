@@ -19,9 +19,6 @@ from rayfed.tuning.base import TUNINGS
 GROUPS = ("algorithm", "data", "model", "tuning", "cluster", "experiment")
 """Keys whose value may be a name that chooses a section."""
 
-BUILT_IN = {"algorithms.": METHODS, "rayfed.tuning.": TUNINGS}
-"""Packages whose modules are chosen by their last name."""
-
 
 def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The overrides and the values of a config for what was given by key.

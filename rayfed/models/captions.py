@@ -1,4 +1,4 @@
-"""Captions of the glyph pool, on which clip_mini is pre-trained, and its tokenizer.
+"""Words and tokenizer of clip_mini, which was pre-trained on captions of glyphs (`benchmarks/glyph_pool.py`).
 
 The tokenizer spells unknown words letter by letter. Digits are not in the pool; their names appear in
 captions of glyphs that look like one ("a zero shape" for the letter o), so that the text tower learns words
@@ -11,11 +11,21 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.data.embedded.pool import LETTERS, NUM_SCRIBBLES, SYMBOLS
+LETTERS = (
+    "A", "B", "D", "E", "F", "G", "H", "J", "L", "M", "N", "Q", "R", "T", "Y",
+    "a", "b", "d", "e", "f", "g", "h", "j", "m", "n", "q", "r", "t", "y",
+    "Cc", "Il", "Kk", "Oo", "Pp", "Ss", "Uu", "Vv", "Ww", "Xx", "Zz",
+)  # fmt: skip
+"""Classes of Latin letters, each a string of the characters of the class."""
+
+SYMBOLS = tuple("ΓΔΘΛΞΠΣΦΨΩαβγδεζηθλμξπστφψω&@#%?+=<>{}[]/\\~§¶€£¥∞∫√∂∇±÷≠→↑")
+"""Classes of one character each, drawn in SYMBOL_FONTS, which have all of them."""
+
+NUM_SCRIBBLES = 24
+"""Number of classes of invented pen strokes; a class is a path, and each picture bends the path."""
 
 CONTEXT = 32
 """Length of a tokenized text, with the tokens for begin and end; longer texts are cut."""
@@ -26,13 +36,6 @@ TEMPLATES = ("a picture of a {}", "a photo of a {}", "an image of a {}", "{}")
 
 STYLES = ("", "white on black", "on a photo")
 """Words of a caption for the kind of the background: coloured (no words), black, a photograph."""
-
-LOOKS = {
-    "Oo": "zero", "Q": "zero", "Il": "one", "/": "one", "Zz": "two", "ξ": "three", "}": "three",
-    "Y": "four", "y": "four", "Ss": "five", "b": "six", "T": "seven", "?": "seven", "B": "eight",
-    "&": "eight", "§": "eight", "q": "nine", "g": "nine",
-}  # fmt: skip
-"""Names of the digits that some glyphs of the pool resemble, by a string of such glyphs."""
 
 _CONSONANTS = "bdfgklmnprst"
 _VOWELS = "ao"
@@ -90,38 +93,3 @@ def tokenize(texts: Sequence[str], context: int = CONTEXT) -> Tensor:
 def _numbers(word: str) -> list[int]:
     word = DIGITS[int(word)] if word in set("0123456789") else word
     return [_NUMBER[word]] if word in _NUMBER else [_NUMBER[c] for c in word if c in _NUMBER]
-
-
-class Captioner:
-    """Writes a random caption for each picture of the pool; tokens of captions are cached by their text."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-        self._names = class_names()
-        self._looks = [LOOKS.get(c) for c in (*LETTERS, *SYMBOLS)] + [None] * NUM_SCRIBBLES
-        self._made: dict[str, Tensor] = {}
-
-    def __call__(self, labels: Tensor, kinds: Tensor) -> Tensor:
-        """Tokens of one caption for each picture, shape (n, CONTEXT).
-
-        Args:
-            labels: Classes of the pool, shape (n,).
-            kinds: Kind of the background, an index into STYLES, shape (n,).
-        """
-        numbers = self.rng.random((len(labels), 3))
-        texts = [
-            self._caption(label, kind, triple)
-            for label, kind, triple in zip(labels.tolist(), kinds.tolist(), numbers, strict=True)
-        ]
-        for text in texts:
-            if text not in self._made:
-                self._made[text] = tokenize([text])[0]
-        return torch.stack([self._made[text] for text in texts])
-
-    def _caption(self, label: int, kind: int, uniform: np.ndarray) -> str:
-        """A caption that three random numbers in [0, 1) choose: its subject, template and style."""
-        look = self._looks[label]
-        style = STYLES[kind]
-        subject = f"{look} shape" if look and uniform[0] < 1 / 3 else self._names[label]
-        text = TEMPLATES[int(uniform[1] * len(TEMPLATES))].format(subject)
-        return f"{text}, {style}" if style and uniform[2] < 1 / 2 else text

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from benchmarks.glyph_pool import GlyphPool
 from benchmarks.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
 from rayfed.data.embedded import glyphs
-from rayfed.data.embedded.pool import GlyphPool
 from rayfed.errors import ConfigError
 from rayfed.seeds import seeded
 

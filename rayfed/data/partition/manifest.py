@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,19 +206,3 @@ def with_digests(partition: Partition, dataset: Dataset) -> pa.Table:
     if partition.drawn is not None:
         about["population"] = partition.table.clients_by_domain()
     return to_table(partition, dataset).replace_schema_metadata({META: json.dumps(about)})
-
-
-def save_manifest(partition: Partition, path: Path, dataset: Dataset) -> None:
-    """Write the table as a parquet file, with the digests of partition and data and the class names.
-
-    The file is written under another name and renamed, so that `path` is never an incomplete file.
-    """
-    import pyarrow.parquet as pq
-
-    table = with_digests(partition, dataset)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

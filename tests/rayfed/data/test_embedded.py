@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.glyph_pool import SYMBOL_FONTS, GlyphPool, PoolStyle
 from rayfed.data.embedded import glyphs as d
 from rayfed.data.embedded.glyphs import (
     CANVAS,
@@ -18,8 +19,8 @@ from rayfed.data.embedded.glyphs import (
     strip,
     warp,
 )
-from rayfed.data.embedded.pool import LETTERS, SYMBOL_FONTS, SYMBOLS, GlyphPool, PoolStyle
 from rayfed.errors import DataError
+from rayfed.models.captions import LETTERS, SYMBOLS
 from tests.rounding import near
 
 

@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 from rayfed.data import load
 from rayfed.data.config import DataConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.manifest import describe, save_manifest, to_table
+from rayfed.data.partition.manifest import describe, to_table
 from rayfed.data.source import READERS, make_source
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
+from tests.rayfed.data.partition.toy import save_manifest
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 

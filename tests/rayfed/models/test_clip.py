@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from benchmarks.glyph_pool import Captioner
 from rayfed.errors import ConfigError
 from rayfed.models import clip, networks
 from rayfed.models.build import build_backbone
-from rayfed.models.captions import CONTEXT, VOCABULARY, Captioner, class_names, tokenize
+from rayfed.models.captions import CONTEXT, VOCABULARY, class_names, tokenize
 from rayfed.models.config import ModelConfig
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.seeds import generator
@@ -230,7 +231,7 @@ def test_captions_name_the_glyph():
 
 
 def test_the_shipped_weights_match_pictures_with_captions():
-    from rayfed.data.embedded.pool import GlyphPool, PoolStyle
+    from benchmarks.glyph_pool import GlyphPool, PoolStyle
 
     file = files("rayfed.models") / "weights" / "clip_mini.safetensors"
     assert len(file.read_bytes()) < 6e6

@@ -10,9 +10,8 @@ import pytest
 
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.data.partition.manifest import save_manifest
 from rayfed.errors import ConfigError
-from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, config, digests_of, make_data
+from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, config, digests_of, make_data, save_manifest
 
 KEYS = as_dataset(make_data()).keys
 

@@ -2,8 +2,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.data.partition.manifest import client_rows, describe, save_manifest
-from tests.rayfed.data.partition.toy import CLASSES, DOMAINS, as_dataset, config, digests_of, make_data, part
+from rayfed.data.partition.manifest import client_rows, describe
+from tests.rayfed.data.partition.toy import (
+    CLASSES,
+    DOMAINS,
+    as_dataset,
+    config,
+    digests_of,
+    make_data,
+    part,
+    save_manifest,
+)
 
 
 @pytest.mark.parametrize("cfg", [config(clients=2), config("dirichlet", 3, test="official", held_out="art")])
@@ -30,22 +39,6 @@ def test_manifest(cfg, tmp_path):
     if result.official_test:
         nobodys = [(row["client"], row["split"]) for row in rows if row["split"] in ("test", "held_out")]
         assert set(nobodys) == {("", "test"), ("", "held_out")}
-
-
-def test_manifest_is_whole_or_not_there(tmp_path, monkeypatch):
-    path = tmp_path / "partition.parquet"
-    save_manifest(part(config()), path, as_dataset(make_data()))
-    before = path.read_bytes()
-
-    def fail(table, where):
-        where.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(pq, "write_table", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_manifest(part(config(clients=2)), path, as_dataset(make_data()))
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_table_and_description():

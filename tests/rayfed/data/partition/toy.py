@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import Partition, make_partition
+from rayfed.data.partition.manifest import with_digests
 from rayfed.data.shards import Dataset
 
 DOMAINS = ("art", "cartoon", "photo", "sketch")
@@ -56,3 +57,8 @@ def as_dataset(data) -> Dataset:
 def digests_of(path) -> dict:
     """The digests and class names that a manifest stores in its metadata."""
     return json.loads(pq.read_schema(path).metadata[b"rayfed"])
+
+
+def save_manifest(partition, path, dataset):
+    """Write `partition.parquet` as a run does."""
+    pq.write_table(with_digests(partition, dataset), path)

@@ -1,4 +1,4 @@
-"""The glyph pool: random labelled pictures of glyphs that are not digits, for pre-training.
+"""The glyph pool: random labelled pictures of glyphs that are not digits, with captions, for pre-training.
 
 Classes are letters (upper and lower case together if they look alike), Greek letters, symbols and invented
 scribbles. Masks are drawn once; every batch is augmented and coloured at random.
@@ -25,20 +25,8 @@ from rayfed.data.embedded.glyphs import (
     uniform,
     warp,
 )
+from rayfed.models.captions import LETTERS, NUM_SCRIBBLES, STYLES, SYMBOLS, TEMPLATES, class_names, tokenize
 from rayfed.seeds import generator
-
-LETTERS = (
-    "A", "B", "D", "E", "F", "G", "H", "J", "L", "M", "N", "Q", "R", "T", "Y",
-    "a", "b", "d", "e", "f", "g", "h", "j", "m", "n", "q", "r", "t", "y",
-    "Cc", "Il", "Kk", "Oo", "Pp", "Ss", "Uu", "Vv", "Ww", "Xx", "Zz",
-)  # fmt: skip
-"""Classes of Latin letters, each a string of the characters of the class."""
-
-SYMBOLS = tuple("ΓΔΘΛΞΠΣΦΨΩαβγδεζηθλμξπστφψω&@#%?+=<>{}[]/\\~§¶€£¥∞∫√∂∇±÷≠→↑")
-"""Classes of one character each, drawn in SYMBOL_FONTS, which have all of them."""
-
-NUM_SCRIBBLES = 24
-"""Number of classes of invented pen strokes; a class is a path, and each picture bends the path."""
 
 SYMBOL_FONTS = tuple(name for name in TEXT_FONTS if name.startswith("DejaVu") or name == "STIXGeneral")
 
@@ -242,3 +230,46 @@ def _trace(paths: Tensor, rng: np.random.Generator) -> Tensor:
         torch.minimum(distance, here, out=distance)
     width = uniform(rng, 0.06, 0.14, n)[:, None, None]
     return ((width - distance.sqrt()) * (CANVAS / 3) + 0.5).clamp(0, 1)
+
+
+LOOKS = {
+    "Oo": "zero", "Q": "zero", "Il": "one", "/": "one", "Zz": "two", "ξ": "three", "}": "three",
+    "Y": "four", "y": "four", "Ss": "five", "b": "six", "T": "seven", "?": "seven", "B": "eight",
+    "&": "eight", "§": "eight", "q": "nine", "g": "nine",
+}  # fmt: skip
+"""Names of the digits that some glyphs of the pool resemble, by a string of such glyphs."""
+
+
+class Captioner:
+    """Writes a random caption for each picture of the pool; tokens of captions are cached by their text."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self._names = class_names()
+        self._looks = [LOOKS.get(c) for c in (*LETTERS, *SYMBOLS)] + [None] * NUM_SCRIBBLES
+        self._made: dict[str, Tensor] = {}
+
+    def __call__(self, labels: Tensor, kinds: Tensor) -> Tensor:
+        """Tokens of one caption for each picture, shape (n, CONTEXT).
+
+        Args:
+            labels: Classes of the pool, shape (n,).
+            kinds: Kind of the background, an index into STYLES, shape (n,).
+        """
+        numbers = self.rng.random((len(labels), 3))
+        texts = [
+            self._caption(label, kind, triple)
+            for label, kind, triple in zip(labels.tolist(), kinds.tolist(), numbers, strict=True)
+        ]
+        for text in texts:
+            if text not in self._made:
+                self._made[text] = tokenize([text])[0]
+        return torch.stack([self._made[text] for text in texts])
+
+    def _caption(self, label: int, kind: int, uniform: np.ndarray) -> str:
+        """A caption that three random numbers in [0, 1) choose: its subject, template and style."""
+        look = self._looks[label]
+        style = STYLES[kind]
+        subject = f"{look} shape" if look and uniform[0] < 1 / 3 else self._names[label]
+        text = TEMPLATES[int(uniform[1] * len(TEMPLATES))].format(subject)
+        return f"{text}, {style}" if style and uniform[2] < 1 / 2 else text
