@@ -48,6 +48,13 @@ def test_queries_attend_to_the_names():
 
 
 @torch.no_grad()
+def test_the_lengths_of_the_names_do_not_count():
+    network, context, names = PromptNetwork(8, 8, 2), torch.randn(3, 8), torch.randn(4, 8)
+    network.outer.weight.normal_()
+    assert torch.equal(network(context, names, None), network(context, names / 1024, None))
+
+
+@torch.no_grad()
 def test_a_network_that_gives_one_vector_is_promptfl_and_any_network_takes_other_names():
     model = tuned(NetworkPrompt())
     other = apply_tuning(build_backbone(SMALL, ("cat", "zero"), 0), NetworkPrompt(), 1).eval()

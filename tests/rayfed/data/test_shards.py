@@ -80,6 +80,8 @@ def resident_bytes(path: Path) -> int:
 
 
 @needs_pacs
+@pytest.mark.slow
+@pytest.mark.steady
 def test_pacs_opens_without_reading_images(cache):
     source = ImageFolder(name="pacs", root=str(PACS))
     path = prepare(source, 64, cache)

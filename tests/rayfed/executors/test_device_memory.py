@@ -127,6 +127,8 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
     assert [model() is not None for model in models] == [False, True]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(monkeypatch, all_objects):
     """Also where the actor had left its objects out of garbage collection."""
     setup = small_setup(*FEW)

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
-from rayfed.engine import setup
+from rayfed.engine import measurement, setup
+from rayfed.engine.measurement import largest_client
 from rayfed.engine.weight_store import WeightStore
 from rayfed.errors import ConfigError, PartsFailedError
 from rayfed.record.readers import read_rows
@@ -142,7 +144,10 @@ def test_cells_on_ray_run_side_by_side_and_give_the_same_tensors(job, tmp_path, 
     assert len(stores[0]) <= len(weights[0])  # both cells have the same initial tensors
 
 
-def test_the_command_shows_its_plan_and_runs_nothing(tmp_path, cache, capsys):
+def test_the_command_shows_its_plan_and_runs_nothing(tmp_path, cache, capsys, monkeypatch):
+    """One client is measured, here without a new process, which takes seconds to start."""
+    here = torch.device("cpu")
+    monkeypatch.setattr(measurement, "measure", lambda *given, **_: largest_client(*given[:2], here))
     place = [*SMALL_TABLE, f"data.cache={cache}", f"output={tmp_path / 'job'}"]
     assert (
         main(["fedgcr/table5", "--scale", "mini", "--seeds", "1", "--cells", "none", "--dry-run", *place])
