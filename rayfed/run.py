@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--dry-run",
         action="store_true",
         help="print what would run, with what and on what: each cell of a paper's table, or each compared "
-        "method; run nothing",
+        "method, whose data, model and folder are checked as before a run; run nothing",
     )
     parser.add_argument("--quiet", action="store_true", help="show errors only")
     parser.add_argument(
@@ -66,9 +66,15 @@ def work(args: argparse.Namespace) -> None:
         show(args.json)
         return
     if args.dry_run:
-        from rayfed.report.matrix import matrix_of
+        from rayfed.report.matrix import is_table, matrix_of
 
         say(matrix_of(args.overrides, args.config))
+        if not is_table(args.overrides, args.config):
+            from rayfed.experiment.experiment import Experiment
+            from rayfed.experiment.runner import check
+
+            check(Experiment.from_overrides(args.overrides, args.config).config())
+            say("checked: config, data, model and folder of the run, as before its start")
         return
     with shown_on(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)

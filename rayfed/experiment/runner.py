@@ -61,15 +61,12 @@ class Runner:
             ClientError: A client failed.
             PartsFailedError: A method of `compare`, or a run of a protocol, failed; the others are finished.
         """
-        check_trackers(config.trackers)
         if claim is not None:
+            check_trackers(config.trackers)
             plan = make_plan(config, claim.path)
             with self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
-        path = Path(config.output) if config.output else _new_folder(config)
-        folders.check_own_folder(path)
-        seen = folders.look(path, config.overwrite)
-        plan = make_plan(config, path)
+        path, seen, plan = _prepared(config)
         with self._ray():
             for setup in plan.setups if seen else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
@@ -226,6 +223,27 @@ def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whol
     error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
     error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
     raise error from next(iter(failed.values()))
+
+
+def check(config: Config) -> None:
+    """Check an experiment as before its run: config, data, model and folder; nothing is started or written.
+
+    Args:
+        config: Its checked config.
+
+    Raises:
+        ConfigError: Something in the input is wrong, or the folder holds an earlier run or files of others.
+    """
+    _prepared(config)
+
+
+def _prepared(config: Config) -> tuple[Path, str, Plan]:
+    """Folder of a new run, token of the run that is in it, and the experiment with all that it runs."""
+    check_trackers(config.trackers)
+    path = Path(config.output) if config.output else _new_folder(config)
+    folders.check_own_folder(path)
+    seen = folders.look(path, config.overwrite)
+    return path, seen, make_plan(config, path)
 
 
 def _new_folder(config: Config) -> Path:

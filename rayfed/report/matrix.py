@@ -32,7 +32,7 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
         ConfigError: A cell has no valid config.
     """
     given = dict(text.split("=", 1) for text in overrides if "=" in text)
-    found = None if file else papers.find(folder(), given.get("experiment", ""))
+    found = _table(given, file)
     if found is None:
         return methods_text(load_config(overrides, file))
     scale = papers.split_scale(given["experiment"])[1]
@@ -51,6 +51,15 @@ def matrix_of(overrides: Sequence[str], file: str | Path | None = None) -> str:
         load_config(overrides)  # names a row or a setting that does not exist
         raise ConfigError(f"experiment: {found.name} has no cell with the row and the setting that are given")
     return cells_text(found, scale, given.get("seed") or ", ".join(map(str, found.seeds)), cells)
+
+
+def is_table(overrides: Sequence[str], file: str | Path | None = None) -> bool:
+    """Whether the overrides name a paper's table, of which only `rayfed.reproduce` runs all cells."""
+    return _table(dict(text.split("=", 1) for text in overrides if "=" in text), file) is not None
+
+
+def _table(given: Mapping[str, str], file: str | Path | None) -> papers.PaperTable | None:
+    return None if file else papers.find(folder(), given.get("experiment", ""))
 
 
 def cells_text(

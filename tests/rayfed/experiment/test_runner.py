@@ -25,10 +25,10 @@ def sha(folder):
 
 @pytest.fixture
 def command(tmp_path, cache):
-    def run(*overrides):
+    def run(*overrides, flags=()):
         own = [*FEW, DOMAINS, f"data.cache={cache}", "cluster=inline", f"output={tmp_path / 'run'}"]
         given = {text.partition("=")[0]: text for text in (*own, *overrides)}  # nothing may be given twice
-        return main(list(given.values()))
+        return main([*given.values(), *flags])
 
     return run
 
@@ -253,3 +253,24 @@ def test_the_error_names_every_part():
     failed = {"a": ValueError("one"), "b": KeyError()}
     with pytest.raises(PartsFailedError, match="2 of 3 methods failed: a: one; b: KeyError"):
         _raise_failures("method", failed, 3, "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("capacity=99", "capacity: "),  # more blocks than the network has
+        ("train.batch_size=4", ""),
+        ("data.root=nowhere", "data.root: "),
+        ("output=taken", "taken"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(command, tmp_path, capsys, monkeypatch, override, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("not a run")
+    code = command("algorithm=fedavg", "tuning=lora", override, flags=("--dry-run",))
+    out, err = capsys.readouterr()
+    assert "fedavg" in out
+    assert (code, said in err) == ((2, True) if said else (0, True))
+    assert ("checked: config, data, model and folder" in out) is not bool(said)
+    assert not (tmp_path / "run").exists()
