@@ -33,8 +33,8 @@ def chosen(names):
     return [name if name in QUICK else pytest.param(name, marks=STEADY) for name in names]
 
 
-def test_there_are_ten_and_each_is_short():
-    assert len(PROGRAMS) == 10
+def test_there_are_eleven_and_each_is_short():
+    assert len(PROGRAMS) == 11
     for name, path in PROGRAMS.items():
         assert len(path.read_text().splitlines()) < MOST_LINES, name
 
