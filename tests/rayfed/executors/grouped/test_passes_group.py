@@ -41,8 +41,9 @@ TUNINGS = [
 ]
 UNEVEN = "data.partition.scheme=dirichlet"
 FAST = ("fedprox", "fedgcr", "scaffold", "ditto", "bgp", "depthfl")
-ALONE = ("centralized", "fedmix", "local", "pfedmma", "zero_shot")
-"""One client, second derivatives, nothing sent, layers that two networks have in common, nothing trained."""
+ALONE = ("centralized", "fedkseed", "fedmix", "local", "lora_a2", "pfedmma", "zero_shot")
+"""One client, a training of their own, second derivatives, nothing sent, layers that two networks have in
+common, or nothing trained."""
 
 WITH_OPTIONS = ("fedavg model=mixer_mini model.options={}", "fedbn tuning=bitfit")
 """FedBN's own tuning trains most of the model, which clients cannot share."""
