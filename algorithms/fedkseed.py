@@ -6,7 +6,7 @@ normal, and moves the values w by -lr g z, where g = (L(w + eps z) - L(w - eps z
 losses without any gradient (MeZO's step). The sum of all steps along each of the K directions, weighted by
 the clients' weights, is the whole model: clients receive K numbers, and rebuild it from the start values.
 
-The paper is not in our copy: this follows its abstract and the code of a public fork. Clients send steps,
+The paper is not in our copy: this follows its abstract and a fork of the released code. Clients send steps,
 -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
 numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and weight decay have no
 effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and `faults.attack` do not change the
@@ -47,7 +47,7 @@ def direction(seed: int, number: int, names: Mapping[str, Tensor]) -> Params:
     found: Params = {}
     for name, value in names.items():
         drawn = torch.Generator().manual_seed(derive(seed, "fedkseed", number, name))
-        found[name] = torch.randn(value.shape, generator=drawn).to(value.dtype)
+        found[name] = torch.randn(value.shape, generator=drawn).type(value.dtype)
     return found
 
 

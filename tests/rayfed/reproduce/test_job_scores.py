@@ -91,6 +91,7 @@ def test_directions_and_units():
 
 def test_every_measure_of_every_table_can_be_read_or_is_known_not_to_be():
     columns = {
+        "accuracy",
         "accuracy_domain",
         "sigma_type",
         "sigma_client",
