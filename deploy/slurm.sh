@@ -2,6 +2,7 @@
 #SBATCH --job-name=rayfed
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --requeue
 # One run on the nodes of an allocation: sbatch --nodes=4 --gpus-per-node=4 deploy/slurm.sh algorithm=fedra rounds=5
 set -euo pipefail
 
@@ -46,4 +47,13 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
         sys.exit("error: not all nodes have joined Ray within 300 s")
     time.sleep(1)
 WAIT
+
+# A job that Slurm has requeued continues the run that it finds in its folder.
+for word in "$@"; do
+    if [[ $word == output=* && -f ${word#output=}/config.yaml ]]; then
+        srun --nodes=1 --ntasks=1 --overlap -w "$head" \
+            python -m rayfed.resume "${word#output=}" "cluster.address=$address:$port"
+        exit
+    fi
+done
 srun --nodes=1 --ntasks=1 --overlap -w "$head" python -m rayfed.run "cluster.address=$address:$port" "$@"

@@ -97,7 +97,7 @@ COMMANDS = {
     "python": 'case "$1" in -c) echo secret;; *) exec true;; esac',
     "srun": (
         'printf "%s | %s %s\\n" "$*" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" >> "$LOG"\n'
-        'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; *rayfed.run*) exit 7;; '
+        'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; *rayfed.run*) exit 7;; *rayfed.resume*) exit 8;; '
         # The wait for all nodes ends when the lines of the nodes that start in the background are written.
         "*) cat > /dev/null\n"
         'until [ "$(grep -c "ray start" "$LOG")" = "$SLURM_JOB_NUM_NODES" ]; do sleep 0.1; done;; esac'
@@ -106,8 +106,8 @@ COMMANDS = {
 """Stand-ins for the commands that deploy/slurm.sh calls; srun writes down its arguments."""
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path, nodes):
+def slurm(tmp_path, nodes):
+    """Exit code of the script with stand-ins, in a folder, and the lines that they wrote."""
     for name, text in COMMANDS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -119,9 +119,14 @@ def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path,
     }
     script = ROOT / "deploy" / "slurm.sh"
     command = [script, "algorithm=fedra", "output=a b"]
-    done = subprocess.run(command, env=environment, timeout=300, check=False)
-    assert done.returncode == 7
-    lines = (tmp_path / "log").read_text().splitlines()
+    done = subprocess.run(command, env=environment, timeout=300, check=False, cwd=tmp_path)
+    return done.returncode, (tmp_path / "log").read_text().splitlines()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path, nodes):
+    code, lines = slurm(tmp_path, nodes)
+    assert code == 7
     heads = [line for line in lines if "ray start --head" in line]
     workers = [line for line in lines if "until ray start --address=10.0.0.1:6379" in line]
     assert len(heads) == 1
@@ -132,6 +137,16 @@ def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path,
     (run,) = [line for line in lines if "rayfed.run" in line]
     assert "cluster.address=10.0.0.1:6379 algorithm=fedra output=a b | token secret" in run
     accepted(["algorithm=fedra", "cluster.address=10.0.0.1:6379"])
+
+
+def test_a_requeued_slurm_job_continues_its_run(tmp_path):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "config.yaml").touch()
+    code, lines = slurm(tmp_path, 1)
+    assert code == 8
+    assert not any("rayfed.run" in line for line in lines)
+    (resumed,) = [line for line in lines if "rayfed.resume" in line]
+    assert "-m rayfed.resume a b cluster.address=10.0.0.1:6379 | token secret" in resumed
 
 
 def test_the_workflow_calls_what_ci_runs():

@@ -355,5 +355,5 @@ def probe(address: str, timeout: float) -> None:
     if reason:
         raise ConfigError(
             f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
-            f"with `ray start --head --port={port}`, or leave cluster.address out"
+            f"with `ray start --head --port={port}`, or set cluster.address=null"
         )

@@ -9,6 +9,8 @@ import pytest
 
 from rayfed.devices import CONTROL, DAEMON, FOLDER, mps_runs
 
+pytestmark = pytest.mark.xdist_group("mps")  # the daemon of one test would be seen by the other
+
 
 def test_the_daemon_is_found_while_it_runs(tmp_path, monkeypatch):
     pipes = tmp_path / "pipes"
