@@ -232,7 +232,7 @@ def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows) -> str
     better = [name for name in shown if fmean(_differences(rows, name)) > 0]
     worse = [name for name in shown if name not in better]
     return (
-        f"- {setting}: better than FedAvg {_names(better) or 'is none'}; worse {_names(worse) or 'is none'}."
+        f"- {setting}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
     )
 
 

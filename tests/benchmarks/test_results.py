@@ -145,8 +145,8 @@ def test_the_table_of_all_settings_has_differences_and_relative_cost(tmp_path):
         "| `b` | -10.0 | +0.0 | 2.0 | 2.0 |",
         "| `c` |  | +10.0 | 0.5 | 0.5 |",
         "",
-        "- s: better than FedAvg is none; worse is none.",
-        "- t: better than FedAvg is none; worse is none.",
+        "- s: better than FedAvg: none; worse: none.",
+        "- t: better than FedAvg: none; worse: none.",
     ]
 
 
