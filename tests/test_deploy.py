@@ -98,7 +98,7 @@ COMMANDS = {
     "srun": (
         'printf "%s | %s %s\\n" "$*" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" >> "$LOG"\n'
         'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; *rayfed.run*) exit 7;; '
-        '*rayfed.resume*) exit 8;; '
+        "*rayfed.resume*) exit 8;; "
         # The wait for all nodes ends when the lines of the nodes that start in the background are written.
         "*) cat > /dev/null\n"
         'until [ "$(grep -c "ray start" "$LOG")" = "$SLURM_JOB_NUM_NODES" ]; do sleep 0.1; done;; esac'

@@ -231,9 +231,7 @@ def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows) -> str
     shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
     better = [name for name in shown if fmean(_differences(rows, name)) > 0]
     worse = [name for name in shown if name not in better]
-    return (
-        f"- {setting}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
-    )
+    return f"- {setting}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
 
 
 def _corrected(rows: Rows) -> dict[str, float | None]:

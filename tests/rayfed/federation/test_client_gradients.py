@@ -21,8 +21,18 @@ OPTIONS = (
     *("data.domains=[plain,fonts]", "model.options={depth: 2}", "rounds=1", "evaluation.every=0"),
     *("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.05"),
 )
-REFUSED = {"bgp", "fedclip", "fedmix", "fft_gp", "fft_gp_clip", "fft_gp_prompt", "grace", "perfedavg"}
-"""Methods whose loss or step needs the whole batch."""
+REFUSED = {
+    "bgp",
+    "fedclip",
+    "fedkseed",
+    "fedmix",
+    "fft_gp",
+    "fft_gp_clip",
+    "fft_gp_prompt",
+    "grace",
+    "perfedavg",
+}
+"""Methods whose loss or step needs the whole batch, or that have no gradients."""
 
 SECOND = {"fedgc", "fedgcr", "feddyn", "fedra_feddyn", "scaffold"}
 """Methods whose loss or step is another one from the second round on."""
