@@ -9,7 +9,7 @@ which other jobs of the machine change little, and as its last line the ratio of
 first rounds.
 
 `--shape` takes a network that users have, with random weights, and LoRA of rank 4: `vit_tiny_224` and
-`deit_small` with images of 224 x 224 pixels, `roberta_base` with texts of 64 tokens and LoRA of queries and
+`deit_small` with images of 224 x 224 pixels, `roberta_base` with texts of 32 tokens and LoRA of queries and
 values. Both sides get the same examples; the plain side trains in float32 with the kernels of torch.
 
     python benchmarks/engine_overhead.py [--shape toy] [--clients 16] [--images 64] [--batch 32] [--group 8]
@@ -83,7 +83,7 @@ SHAPES = {
         Shape("toy", "", 32),
         Shape("vit_tiny_224", "vit_tiny_patch16_224", 224, overrides=("model=vit_tiny_patch16_224",)),
         Shape("deit_small", "deit_small_patch16_224", 224, overrides=("model=deit_small_patch16_224",)),
-        Shape("roberta_base", "", 64, r".*attention\.self\.(query|value)", ("tuning.sites=[query_value]",)),
+        Shape("roberta_base", "", 32, r".*attention\.self\.(query|value)", ("tuning.sites=[query_value]",)),
     )
 }
 VOCABULARY = 1000
