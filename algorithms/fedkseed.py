@@ -9,8 +9,7 @@ the clients' weights, is the whole model: clients receive K numbers, and rebuild
 The paper is not in our copy: this follows its abstract and a fork of the released code. Clients send steps,
 -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
 numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and weight decay have no
-effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and `faults.attack` do not change the
-answers.
+effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on values are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,6 +137,7 @@ class ZerothOrder(Local):
 
     offers: ClassVar[frozenset[str]] = frozenset({STEPS})
     needs: ClassVar[frozenset[str]] = frozenset({SUMS})
+    trained_in_extra: ClassVar[bool] = True
 
     @property
     def averages_rows(self) -> bool:

@@ -8,8 +8,7 @@ adapters, and sends these only. The server adds the mean of the changes.
 
 The paper is not in our copy: this follows its abstract and two public summaries. They do not say the rank of
 the global adapter, and not the learning rates of A and B, which differ in the paper: here both have that of
-`train.lr`. With a budget of at least the rank it is RoLoRA. What is sent in place of whole factors is not
-changed by `channel` and `faults.attack`.
+`train.lr`. With a budget of at least the rank it is RoLoRA. `channel` and attacks on values are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,6 +59,7 @@ class AlternatingSelection(Local):
     budget: Count = 4
 
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
+    trained_in_extra: ClassVar[bool] = True
 
     def train(self, client: Client, sent: Broadcast) -> Update:
         rests = at_rest(sent.round)

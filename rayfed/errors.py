@@ -127,7 +127,15 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("two\nlines and \x1b[31mred"))
     'two lines and \\x1b[31mred'
     """
-    text = " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
+
+
+def printable(text: str) -> str:
+    r"""A text with control and direction characters escaped, which would change what a terminal shows.
+
+    >>> printable("\x1b[31mred\u202e")
+    '\\x1b[31mred\\u202e'
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -151,8 +151,14 @@ def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> t
         expected: Expected number of clients in a round.
 
     Raises:
-        ConfigError: The stages do not fit together, or the method breaks the guarantee of privacy.
+        ConfigError: The stages do not fit together, change nothing, or the method breaks the guarantee of
+            privacy.
     """
+    if config.channel and parts.local.trained_in_extra:
+        raise ConfigError(
+            f"channel: it changes trained values, and the client half {type(parts.local).__name__} sends "
+            f"them in another form; leave channel out, or use algorithm=fedavg"
+        )
     at_client = config.privacy.noise_at == "client"
     seed = config.seed
     channel = Channel.of(config.channel, at_client=at_client, expected=float(expected), seed=seed)
@@ -415,7 +421,7 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     if not dataset.own:
         _check_tuning(goal.task, config)
     _check_augment(goal.task, config)
-    check_attack(config.faults, goal.task == CLASSIFICATION)
+    check_attack(config.faults, goal.task == CLASSIFICATION, parts.local.trained_in_extra)
     return goal
 
 

@@ -36,6 +36,8 @@ class Local:
         tuning: Options of the tuning scheme that this half sets, by name (as `Server.tuning`).
         grouped: Whether clients may share their passes (`train.group`) although this half has a `train` or a
             `step` of its own; they may where the model is used through `client.model` only.
+        trained_in_extra: Whether answers have trained values in `extra`, where no stage of `channel` and no
+            attack changes them, so that both are refused.
     """
 
     stays: tuple[str, ...] = field(default=(), kw_only=True)
@@ -47,6 +49,7 @@ class Local:
     tasks: ClassVar[frozenset[str]] = frozenset()
     not_for: ClassVar[frozenset[str]] = frozenset()
     grouped: ClassVar[bool] = False
+    trained_in_extra: ClassVar[bool] = False
 
     @property
     def averages_rows(self) -> bool:

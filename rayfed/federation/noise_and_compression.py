@@ -281,8 +281,16 @@ def leave(
         sent: The message that the client received.
         params: Values that its task answered with.
         extra: What the task added to them.
+
+    Raises:
+        ConfigError: The channel adds noise, and the task added something, which noise does not protect.
     """
     start = sent.params
+    if channel.noise and extra:
+        raise ConfigError(
+            f"channel: noise protects the trained values only, and the answer also has {', '.join(extra)}; "
+            f"leave noise out"
+        )
     if channel.clip < math.inf:
         size = change_norm(params, start)
         client.measure(change_norm=size)

@@ -295,22 +295,28 @@ def _check_clock(config: FaultsConfig) -> None:
             )
 
 
-def check_attack(config: FaultsConfig, has_labels: bool) -> None:
+def check_attack(config: FaultsConfig, has_labels: bool, trained_in_extra: bool = False) -> None:
     """Check that an attack has something to change.
 
     Args:
         config: The section `faults`.
         has_labels: Whether each example of the data set has one label.
+        trained_in_extra: As of `Local`.
 
     Raises:
-        ConfigError: There are no labels to change, or the strength of no attack is set.
+        ConfigError: There are no labels or values to change, or the strength of no attack is set.
     """
     default = FaultsConfig()
-    kinds = config.attack.values() if isinstance(config.attack, Mapping) else (config.attack,)
+    kinds = set(config.attack.values() if isinstance(config.attack, Mapping) else (config.attack,))
     if "labels" in kinds and not has_labels:
         raise ConfigError(
             f"faults.attack: {config.attack!r} changes the labels of examples, and this data set has targets "
             f"of another kind; use noise or sign_flip"
+        )
+    if trained_in_extra and kinds & {"noise", "sign_flip"}:
+        raise ConfigError(
+            f"faults.attack: {config.attack!r} changes the values that clients send, and the clients of this "
+            f"method send them in another form; use labels, or algorithm=fedavg"
         )
     if config.attack == default.attack and config.attack_scale != default.attack_scale:
         raise ConfigError(

@@ -19,7 +19,7 @@ from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Listing, Source, source_of
 from rayfed.documents import check_own
-from rayfed.errors import ConfigError, one_line
+from rayfed.errors import ConfigError, one_line, printable
 from rayfed.objective import SEGMENTATION
 from rayfed.terminal.console import say, size
 from rayfed.terminal.table_formats import Table, terminal_width
@@ -115,7 +115,7 @@ def _prepare(
         nonlocal decoded
         decoded = True
         if error:
-            unreadable.append(f"{listing.keys[index]} ({_why_unreadable(error)})")
+            unreadable.append(f"{printable(listing.keys[index])} ({_why_unreadable(error)})")
 
     try:
         path = prepare(source, image_size, cache_folder(config), config.on_bad_image, watch=watch)

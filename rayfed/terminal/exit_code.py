@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
-from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError, one_line
+from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError, one_line, printable
 from rayfed.terminal.arguments import forget_command
 from rayfed.terminal.console import erase, say
 
@@ -32,7 +32,8 @@ class _Log(logging.StreamHandler[TextIO]):
     def format(self, record: logging.LogRecord) -> str:
         package = record.name.partition(".")[0]
         source = "" if package in OURS else f" from {package}"
-        return f"{record.levelname.lower()}{source}: {super().format(record)}"
+        text = "\n".join(map(printable, super().format(record).split("\n")))
+        return f"{record.levelname.lower()}{source}: {text}"
 
     def emit(self, record: logging.LogRecord) -> None:
         erase()

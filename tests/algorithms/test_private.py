@@ -22,7 +22,7 @@ from rayfed.federation.noise_and_compression import Channel, leave
 from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import Server
 from rayfed.testing.contracts import DOMAINS, small_setup
-from rayfed.types import Update
+from rayfed.types import RESIDUAL, Update
 from tests.conftest import STEADY, quickly
 
 NOISY = (
@@ -86,6 +86,58 @@ def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
             still = [n for n, v in after.params.items() if torch.equal(v, state.params[n])]
             assert not still, f"round {round + 1} of {ids or 'nobody'} leaves {still[0]} as it was"
         state = after
+
+
+IN_EXTRA = ("fedkseed", "lora_a2")
+"""Methods whose clients send trained values in `extra` of their answers."""
+
+
+@pytest.mark.parametrize("name", quickly(METHODS.names(), (*QUICK, *IN_EXTRA)))
+def test_what_moves_was_in_an_answer_or_the_method_says_where_it_was(name, cache):
+    """The channel and attacks change `params` of answers; trained values elsewhere pass as they are."""
+    setup = small_setup(f"algorithm={name}", DOMAINS, "train.batch_norm=local", f"data.cache={cache}")
+    executor = Watched(setup.world, setup.weights)
+    experiment, state = setup.experiment, setup.experiment.server.start(setup.start)
+    after = experiment.server.round(state, make_cohort(experiment, executor, 0), experiment.local)
+    moved = {n for n, v in after.params.items() if n in state.params and not torch.equal(v, state.params[n])}
+    hidden = {n for n in moved - executor.seen if not n.endswith(RESIDUAL)}
+    assert bool(hidden) == (name in IN_EXTRA) == experiment.local.trained_in_extra, hidden
+
+
+class Watched(InlineExecutor):
+    """Runs calls in this process; `seen` has the names of all tensors in `params` of answers."""
+
+    def __init__(self, *world):
+        super().__init__(*world)
+        self.seen = set()
+
+    def map(self, calls):
+        answers = super().map(calls)
+        self.seen |= {name for answer in answers if answer for name in answer.params}
+        return answers
+
+
+@pytest.mark.parametrize("name", IN_EXTRA)
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (("channel=[fp16]",), "channel"),
+        (("channel=[{clip: 1.0}]",), "channel"),
+        (("channel=[{clip: 1.0},{noise: 1.0}]", "privacy.noise_at=client"), "channel"),
+        (("faults.attack=noise",), "faults.attack"),
+        (("faults.tiers={a: 1, b: 1}", "faults.attack={a: none, b: sign_flip}"), "faults.attack"),
+    ],
+)
+def test_what_would_not_change_their_answers_is_refused_in_one_line(name, settings, key, cache):
+    with pytest.raises(ConfigError, match=f"^{key}: .*in another form; ") as caught:
+        small_setup(f"algorithm={name}", *settings, DOMAINS, f"data.cache={cache}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", IN_EXTRA)
+def test_wrong_labels_reach_what_they_send(name, cache):
+    """An attack on labels is one on training, so that it needs no change of the answers."""
+    assert small_setup(f"algorithm={name}", "faults.attack=labels", DOMAINS, f"data.cache={cache}")
 
 
 def advanced(experiment, state, cohort):

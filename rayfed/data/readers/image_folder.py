@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rayfed.data.config import Resize
 from rayfed.data.formats.image_file import read_image
 from rayfed.data.source import ONE_DOMAIN, Listing, choose_classes
-from rayfed.errors import ConfigError, DataError, count_of
+from rayfed.errors import ConfigError, DataError, count_of, printable
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
 ONE_DOMAIN_LAYOUT = "<root>/<class>/<image>"
@@ -172,7 +172,7 @@ def _nothing_in(root: Path, loose: bool) -> str:
 @cache
 def _warn(message: str) -> None:
     """Warn once per process, because a folder is listed several times."""
-    log.warning("%s", message)
+    log.warning("%s", printable(message))
 
 
 def _deeper(root: Path, places: Sequence[Place]) -> str:

@@ -235,6 +235,19 @@ def test_the_choices_of_fft_gps_tables_are_those_of_their_experiment(name):
     assert ("weight decay 5e-4" in said) == (config.train.weight_decay == 5e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedgcr/authors", "the code normalises the digits only"),
+        ("fedgcr/table1", "section 4.1 says the mean over all clients"),
+        ("fedra/figure4", "a subset of NICO++ that it does not name"),
+        ("fedra/authors", "the code resizes without it"),
+    ],
+)
+def test_choices_say_what_differs_from_the_paper_or_the_code(name, said):
+    assert said in " ".join(TABLES[name].choices)
+
+
 def test_files_name_each_key_once_and_hold_nothing_else():
     known = {"where", "title", "data", "measures", "rows", "settings", "mini", "numbers", "also", "choices"}
     known |= {"figure", "selection", "seeds", "common", "like", "scores", "columns", "reference"}

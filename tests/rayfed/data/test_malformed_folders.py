@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.rayfed.data.folders import make_folder
+from tests.rayfed.data.named.test_texts import written
 from tests.rayfed.malformed import Case, assert_refused
 
 FOLDER = "data=image_folder"
@@ -54,6 +55,23 @@ def fifo(root: Path):
 
 def deep(root: Path):
     (root / "photo" / "cat" / "/".join(["d"] * 200)).mkdir(parents=True)
+
+
+def table(kind, **row):
+    """A case's `make`: a table of texts with this row at its end."""
+
+    def make(folder: Path):
+        rows = [{"text": f"text {n}", "label": "ab"[n % 2], "site": "x"} for n in range(6)]
+        file = written(folder, kind, [*rows, {**rows[0], **row}])
+        return [f"data={kind}", f"data.root={file}", "data.columns={text: text, label: label, domain: site}"]
+
+    return make
+
+
+RED, BACKWARDS = "\x1b[31mred", "\u202egod"
+"""Names that would change what a terminal or a page shows."""
+UNPRINTABLE = "cannot be printed | "
+ESCAPED = {RED: r"'\x1b[31mred'", BACKWARDS: r"'\u202egod'"}
 
 
 def only(*lines: bytes | str):
@@ -117,6 +135,27 @@ CASES = [
         "output | config.yaml | holds no run",
         make=lambda folder: [(folder / "config.yaml").touch(), f"output={folder}"][1:],
     ),
+    *(
+        Case(
+            f"{what} folder named {ESCAPED[name]}", UNPRINTABLE + ESCAPED[name], make=images(**{whose: names})
+        )
+        for name in ESCAPED
+        for what, whose, names in (
+            ("a domain", "domains", ("photo", name)),
+            ("a class", "classes", ("cat", name)),
+        )
+    ),
+    # Tables.
+    *(
+        Case(
+            f"a {column} of a {kind} file named {ESCAPED[name]}",
+            UNPRINTABLE + ESCAPED[name],
+            "model=text_mini | model.options={}",
+            make=table(kind, **{column: name}),
+        )
+        for kind in ("csv", "jsonl", "parquet", "tsv")
+        for column, name in (("label", RED), ("site", BACKWARDS))
+    ),
     # Images.
     Case("an image without bytes", f"{BAD} | corrupt | on_bad_image", make=image(b"")),
     Case("text as an image", f"{BAD} | corrupt", make=image(b"not an image")),
@@ -172,6 +211,16 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_refused(case, tmp_path, cache, capsys, monkeypatch):
     assert_refused(case, tmp_path, cache, capsys, monkeypatch)
+
+
+def test_a_warning_about_images_in_no_class_shows_their_names_escaped(tmp_path, caplog):
+    from rayfed.data.readers.image_folder import ImageFolder
+
+    root = make_folder(tmp_path / "images", side=8)
+    Image.new("RGB", (8, 8)).save(root / "photo" / f"{RED}.png")
+    ImageFolder(name="x", root=str(root)).scan()
+    assert [message.isprintable() for message in caplog.messages] == [True]
+    assert r"photo/\x1b[31mred.png" in caplog.text
 
 
 def test_a_folder_that_links_in_a_circle_is_read_once(tmp_path):

@@ -115,6 +115,14 @@ def test_a_tensor_that_an_answer_leaves_out_gets_its_noise_too():
     assert all(torch.equal(out.params[name], alone[name]) for name in message.params)
 
 
+@pytest.mark.parametrize("at_client", [False, True])
+def test_with_noise_a_client_sends_nothing_besides_what_it_trained(at_client):
+    answer = replace(update(), extra={"gradient": torch.ones(2)})
+    with pytest.raises(ConfigError, match="the answer also has gradient"):
+        leave(Channel(clip=3.0, noise=1.0, at_client=at_client), client(), sent(), answer)
+    assert leave(Channel(clip=3.0), client(), sent(), answer).extra is answer.extra
+
+
 @pytest.mark.parametrize("codes", [(), ("fp16",), ("int8",), ("top_k", "int8")])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_compressed_answer_that_is_not_finite_is_found(codes, value):

@@ -101,6 +101,12 @@ def test_a_warning_is_a_sentence_without_the_name_of_a_module(name, line, capsys
     assert capsys.readouterr().err == line
 
 
+def test_a_warning_shows_control_and_direction_characters_escaped(capsys, handlers, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert guarded(lambda: logging.getLogger("rayfed").warning("%s", "\x1b[31mred\u202e\nnext")) == 0
+    assert capsys.readouterr().err == "warning: \\x1b[31mred\\u202e\nnext\n"
+
+
 def test_a_mistake_in_the_code_keeps_its_traceback(handlers):
     with pytest.raises(ZeroDivisionError):
         guarded(lambda: 1 // 0)
