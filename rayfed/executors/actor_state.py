@@ -177,13 +177,16 @@ class WireCall:
     """A call whose large parts are arguments of the remote call, by their place among these.
 
     Attributes:
-        call: The call, without parameters and without large values of `shared`.
+        call: The call, without its task, parameters and large values of `shared`.
+        task: The task, pickled once for all calls of the exchange that have it: a class that no process can
+            import travels by value, which takes up to 0.3 seconds.
         params: Place of the parameters.
         shared: Places of the large values of `shared`, by name.
         store: Place of the client's store; None: it keeps nothing.
     """
 
     call: Call
+    task: bytes
     params: int
     shared: Mapping[str, int]
     store: int | None

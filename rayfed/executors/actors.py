@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import exceptions
+from ray import cloudpickle, exceptions
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,8 +30,9 @@ from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCal
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.executors.worker import World
-from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units
-from rayfed.types import Update, num_bytes
+from rayfed.federation.client import Client
+from rayfed.federation.executor import Call, Event, Kept, Policy, Task, Visit, action_for, event_of, units
+from rayfed.types import Broadcast, Update, num_bytes
 
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
 
@@ -41,7 +42,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._refs: dict[int, Any] = {}
-        self._keep: list[object] = []  # objects whose ids are keys of `_refs` must stay alive
+        self._tasks: dict[int, bytes] = {}
+        self._keep: list[object] = []  # objects whose ids are keys of these must stay alive
 
     def message(self, call: Call, store: Any, place: Callable[[Any], int]) -> WireCall:
         """The message for a call.
@@ -55,17 +57,29 @@ class Outbox:
         large = {k for k, v in sent.shared.items() if num_bytes(v) > SHARED_BY_REFERENCE}
         small = {k: None if k in large else encode(v) for k, v in sent.shared.items()}
         return WireCall(
-            call=replace(call, sent=replace(sent, params={}, shared=small)),
+            call=replace(call, task=_no_task, sent=replace(sent, params={}, shared=small)),
+            task=self._task(call.task),
             params=place(self._reference(sent.params, pack)),
             shared={k: place(self._reference(sent.shared[k], encode)) for k in small if k in large},
             store=None if store is None else place(store),
         )
+
+    def _task(self, task: Task) -> bytes:
+        if id(task) not in self._tasks:
+            self._tasks[id(task)] = cloudpickle.dumps(task)
+            self._keep.append(task)
+        return self._tasks[id(task)]
 
     def _reference(self, value: Any, encoder: Callable[[Any], Any]) -> Any:
         if id(value) not in self._refs:
             self._refs[id(value)] = ray.put(encoder(value))
             self._keep.append(value)
         return self._refs[id(value)]
+
+
+def _no_task(client: Client, sent: Broadcast) -> Update:
+    """Stands for the task in a message, where the task is pickled apart."""
+    raise AssertionError("the task of a call was not put back")
 
 
 MOST_STACKS = 4  # largest number of actors whose stack is shown

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import ray
 import torch
+from ray import cloudpickle
 
 from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
@@ -31,7 +32,7 @@ from rayfed.executors.actor_state import WireCall
 from rayfed.executors.metrics import Memory
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
 from rayfed.executors.worker import Weights, Worker, World, is_out_of_memory, out_of_memory
-from rayfed.federation.executor import Call
+from rayfed.federation.executor import Call, Task
 from rayfed.types import Params, Update, num_bytes
 
 PAUSE = 10.0  # seconds between two times, which take milliseconds each
@@ -257,15 +258,18 @@ class Received:
     def __init__(self, args: Sequence[Any]) -> None:
         self._args = args
         self._params: dict[int, Params] = {}
+        self._tasks: dict[bytes, Task] = {}
 
     def call(self, wire: WireCall) -> Call:
         """The call that was sent."""
         if wire.params not in self._params:
             self._params[wire.params] = unpack(self._args[wire.params])
+        if wire.task not in self._tasks:
+            self._tasks[wire.task] = cloudpickle.loads(wire.task)
         sent = wire.call.sent
         shared = {k: self._args[wire.shared[k]] if k in wire.shared else v for k, v in sent.shared.items()}
         sent = replace(sent, params=self._params[wire.params], shared=decode(shared))
-        return replace(wire.call, sent=sent)
+        return replace(wire.call, task=self._tasks[wire.task], sent=sent)
 
     def store(self, wire: WireCall) -> dict[str, Any]:
         """A new copy of the client's store."""

@@ -75,6 +75,8 @@ def test_factors_of_a_singular_value_decomposition_are_compared_by_their_product
     assert gpu_check.difference({f"{name}A": a}, {f"{name}A": a * float("nan")}) == float("inf")
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
     seen = []
 

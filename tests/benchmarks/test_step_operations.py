@@ -7,17 +7,12 @@ from benchmarks.step_operations import Case, cases, changed
 from tests.conftest import STEADY
 
 TEXT = step_operations.PAGE.read_text()
-QUICK = [Case("LoRA", "bf16", 1)]
-"""One client with casts; a row of a group takes ten seconds."""
-
 LARGE = 32
 STEADY_LARGE = [Case("LoRA", "bf16", LARGE)]
 """Of the largest groups, which take up to a minute each, CI runs one."""
 
 
 def marked(case):
-    if case in QUICK:
-        return case
     return pytest.param(
         case, marks=STEADY if case.group < LARGE or case in STEADY_LARGE else pytest.mark.slow
     )

@@ -31,6 +31,8 @@ def call(tmp_path, cache, *more):
     return json.loads((tmp_path / results.METHODS).read_text())[SETTING]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_it_writes_every_method_and_seed_and_repeats_nothing(tmp_path, cache, capsys):
     found = call(tmp_path, cache)
     assert found["seeds"] == [0, 1]

@@ -17,7 +17,7 @@ from rayfed.config.schema import load_config
 from rayfed.doctor.__main__ import main
 from rayfed.doctor.diagnosis import _lanes, _nodes
 from rayfed.engine import measurement
-from rayfed.engine.measurement import check_resources, costs, measure
+from rayfed.engine.measurement import Measurement, check_resources, costs, measure
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
@@ -30,19 +30,41 @@ LARGER = (*SMALL, "data.limit=150", "rounds=3")
 """Enough images that a visit is more than overhead."""
 
 
+MEASURED = Measurement(
+    client="c4-fonts",
+    examples=102,
+    device="cpu",
+    first_visit_s=0.4,
+    visit_s=0.3,
+    server_s=0.001,
+    scored=39,
+    scoring_s=0.05,
+    memory_bytes=500_000_000,
+    weights_bytes=900_000,
+    device_bytes=750_000_000,
+    device_total=0,
+    device_free=0,
+    down_bytes=17_000,
+    up_bytes=17_000,
+    store_bytes=0,
+    state_bytes=17_000,
+)
+"""About what `played` gives."""
+
+
 @pytest.fixture(scope="module")
-def measured(cache):
+def played(cache):
     """One client, really played in a process of its own; the slow part of every diagnosis."""
     setup = prepare(load_config([*LARGER, f"data.cache={cache}"]))
     return measure(setup.experiment, setup.world)
 
 
 @pytest.fixture
-def doctor(measured, cache, monkeypatch, capsys):
+def doctor(cache, monkeypatch, capsys):
     """The command with a measurement made before; code, diagnosis (None for bad input), error lines."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one
-    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: measured)
+    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: MEASURED)
 
     def run(*overrides):
         code = main([*last_wins([*LARGER, f"data.cache={cache}", *overrides]), "--json"])
@@ -55,11 +77,12 @@ def doctor(measured, cache, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.steady
-def test_the_measured_client_is_plausible(measured, doctor, small):
-    assert 100e6 < measured.memory_bytes < 4e9
-    assert measured.device == "cpu"
-    assert measured.device_total == 0
-    assert 0.6e9 < measured.device_bytes < 3e9  # of a GPU, as estimated on the CPU
+def test_the_measured_client_is_plausible(played, doctor, small, monkeypatch):
+    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: played)
+    assert 100e6 < played.memory_bytes < 4e9
+    assert played.device == "cpu"
+    assert played.device_total == 0
+    assert 0.6e9 < played.device_bytes < 3e9  # of a GPU, as estimated on the CPU
     code, found, errors = doctor("cluster=inline")
     assert (code, errors) == (0, [])
     seconds = small(*LARGER).history["seconds"].iloc[1:].median()
@@ -67,7 +90,9 @@ def test_the_measured_client_is_plausible(measured, doctor, small):
     assert found["estimate"]["total_s"] >= 2 * found["estimate"]["round_s"]
 
 
-def test_nothing_is_left_running(measured):
+@pytest.mark.slow
+@pytest.mark.steady
+def test_nothing_is_left_running(played):
     assert not multiprocessing.active_children()
     assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
 
@@ -105,9 +130,9 @@ def test_too_many_actors_is_one_line_with_what_would_fit(doctor):
     assert found["problems"] == [errors[0].removeprefix("error: ")]
 
 
-def test_memory_is_compared_as_it_was_measured(doctor, measured, monkeypatch):
+def test_memory_is_compared_as_it_was_measured(doctor, monkeypatch):
     """memory_per_actor says that two fit; what one really took says that they do not."""
-    node = {"CPU": 2.0, "GPU": 0.0, "memory": 1.5 * measured.memory_bytes, "object_store_memory": 1e9}
+    node = {"CPU": 2.0, "GPU": 0.0, "memory": 1.5 * MEASURED.memory_bytes, "object_store_memory": 1e9}
     monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *args: node)
     code, found, errors = doctor("cluster.memory_per_actor=0.1")
     assert code == 2
@@ -118,19 +143,17 @@ def test_memory_is_compared_as_it_was_measured(doctor, measured, monkeypatch):
     assert "cluster.memory_per_actor=" in found["advice"][0]
 
 
-def test_without_a_gpu_the_plan_for_common_ones_is_shown(doctor, measured, cache, capsys):
+def test_without_a_gpu_the_plan_for_common_ones_is_shown(doctor, cache, capsys):
     assert main(last_wins([*LARGER, f"data.cache={cache}"])) == 0
-    held = int(0.9 * 80e9 / measured.device_bytes)
+    held = int(0.9 * 80e9 / MEASURED.device_bytes)
     text = capsys.readouterr().out
     assert f"a GPU of 80 GB would hold {held} actors" in text
     assert "as estimated on the CPU" in text
 
 
-def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(
-    doctor, measured, cache, capsys, monkeypatch
-):
+def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(doctor, cache, capsys, monkeypatch):
     gpu = {"device_total": 16_000_000_000, "device_free": 16_000_000_000}
-    there = replace(measured, device="cuda:0", device_bytes=6_000_000_000, **gpu)
+    there = replace(MEASURED, device="cuda:0", device_bytes=6_000_000_000, **gpu)
     monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: there)
     where = ("cluster.num_cpus=8", "cluster.num_gpus=1", "cluster.memory_per_actor=0.01")
     code, found, errors = doctor(*where)

@@ -205,7 +205,7 @@ def test_a_run_ends_in_a_table(folder, cache, tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("model", quickly(["bert", "llama-lm"], ["llama-lm"]))
+@pytest.mark.parametrize("model", quickly(["bert", "llama-lm"], []))
 def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model, pool_of_two):
     setup = setup_of(folder, cache, model)
     alone = rounds_of(setup)[-1]
@@ -231,7 +231,7 @@ def test_on_a_device_the_run_is_the_same(folder, cache, model):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("model", [pytest.param("bert", marks=STEADY), "llama-lm"])
+@pytest.mark.parametrize("model", quickly(["bert", "llama-lm"], []))
 def test_groups_on_a_device_agree_with_single_clients(folder, cache, model):
     agree(setup_of(folder, cache, model))
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
+from rayfed.executors.actors import Outbox
+from rayfed.executors.client_actor import Received
 from rayfed.executors.wire import decode, decode_updates, encode, encode_updates, pack, unpack
-from rayfed.types import Update
+from rayfed.federation.executor import Call
+from rayfed.types import Broadcast, Update
 
 
 def test_packing_keeps_names_types_shapes_and_bits():
@@ -26,6 +29,33 @@ def test_packing_keeps_names_types_shapes_and_bits():
         assert back[name].dtype == value.dtype
         assert torch.equal(back[name], value)
     assert len(pack(params).flat) == 4  # one array per type, not one per tensor
+
+
+class Counted:
+    """A task that counts how often it is pickled."""
+
+    pickled = 0
+
+    def __call__(self, client, sent):
+        return sent
+
+    def __reduce__(self):
+        Counted.pickled += 1
+        return Counted, ()
+
+
+def test_a_task_is_pickled_once_for_all_calls_of_an_exchange(monkeypatch):
+    monkeypatch.setattr("rayfed.executors.actors.ray.put", lambda value: value)
+    task, args = Counted(), []
+    calls = [Call(f"c{i}", task, "fit", Broadcast(round=0, params={})) for i in range(5)]
+    outbox = Outbox()
+    wire = [outbox.message(call, None, lambda ref: args.append(ref) or len(args) - 1) for call in calls]
+    received = Received(args)
+    back = [received.call(each) for each in pickle.loads(pickle.dumps(wire))]
+    assert [call.client for call in back] == [call.client for call in calls]
+    assert len({id(call.task) for call in back}) == 1
+    assert isinstance(back[0].task, Counted)
+    assert Counted.pickled == 1
 
 
 def test_packing_copies():

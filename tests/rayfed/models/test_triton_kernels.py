@@ -56,6 +56,8 @@ def run(code, folder, **variables):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_the_interpreter_gives_the_bits_of_the_plain_form(tmp_path):
     run(COMPARE, tmp_path, TRITON_INTERPRET="1")
 

@@ -137,6 +137,8 @@ def test_a_run_that_was_killed_goes_on_and_repeats_no_step(small, tracked, monke
     }
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_it_can_be_switched_on_when_a_run_goes_on(plain, tracked, tmp_path):
     path = shutil.copytree(plain.path, tmp_path / "run")
     assert main([str(path), "rounds=+1", "trackers=[mlflow]", "--quiet"]) == 0

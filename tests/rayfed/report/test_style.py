@@ -20,7 +20,7 @@ from tests.rounding import near
 FEW = {"few": 11, "one": 4, "many": 100}
 
 
-@pytest.fixture(scope="module", params=quickly(FEW, ["few"]))
+@pytest.fixture(scope="module", params=quickly(FEW, []))
 def drawn(request, tmp_path_factory):
     """All figures of a run of 11 clients, of one round with 4 clients, and of 100 clients."""
     path = tmp_path_factory.mktemp("figures") / "run"

@@ -25,10 +25,10 @@ from tests.rounding import equally_near, exact_numbers, exact_setup
 UNEQUAL = ("data.limit=40", UNEVEN)
 CASES = [
     "algorithm=fedavg tuning.dropout=0.5",
-    "algorithm=fedgcr",
     *(
         pytest.param(case, marks=STEADY)
         for case in (
+            "algorithm=fedgcr",
             "algorithm=fedavg tuning=bitfit",
             "algorithm=fedavg tuning=bitfit train.optimizer=adam train.eps=1.0e-4 train.keep_optimizer=true",
             "algorithm=fedavg train.local_steps=2 train.clip_norm=0.5",
@@ -69,18 +69,12 @@ def test_groups_on_a_device_give_the_updates_of_single_clients(overrides):
     agree(prepared(*overrides.split(), *UNEQUAL))
 
 
-HALF = [
-    "algorithm=fedavg tuning.dropout=0.5",
-    *(
-        pytest.param(case, marks=STEADY)
-        for case in ("algorithm=fedavg tuning=bitfit", "algorithm=fedavg tuning=adapter")
-    ),
-]
-
-
-@pytest.mark.parametrize("overrides", HALF)
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("overrides", ["tuning.dropout=0.5", "tuning=bitfit", "tuning=adapter"])
 def test_groups_in_bf16_give_the_updates_of_single_clients(overrides):
-    agree(prepared(*overrides.split(), *UNEQUAL, "train.precision=bf16", "train.group=3"), mixed=True)
+    setup = prepared("algorithm=fedavg", overrides, *UNEQUAL, "train.precision=bf16", "train.group=3")
+    agree(setup, mixed=True)
 
 
 def short_of_memory(monkeypatch, when, error):
