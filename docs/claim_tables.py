@@ -9,11 +9,11 @@ A table stands between two comments, of which the first says what its columns ar
     <!-- /table -->
 
 The columns are rows of that experiment by one measure; without a measure they are measures of its only row.
-There is a line for each setting. `A` is the mean and the sample standard deviation over the seeds; `A - B`
-the mean difference over the seeds, `A / B` the geometric mean of the quotient and `A - 50` the distance to a
-number, each with the p of a two-sided paired t-test (of the logarithms for a quotient) and the number of
-seeds in which it is above 0 (above 1). Settings behind `|`, as `one - other`, add a line with such a test of
-their difference.
+There is a line for each setting, with - where a row was not run. `A` is the mean and the sample standard
+deviation over the seeds; `A - B` the mean difference over the seeds, `A / B` the geometric mean of the
+quotient and `A - 50` the distance to a number, each with the p of a two-sided paired t-test (of the
+logarithms for a quotient) and the number of seeds in which it is above 0 (above 1). Settings behind `|`,
+as `one - other`, add a line with such a test of their difference.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ def _parts(column: str) -> tuple[str, str, str]:
 
 
 def _cell(column: str, steps: Mapping[int, float]) -> str:
+    if not steps:
+        return "-"
     sign = _parts(column)[1]
     if sign:
         return _tested(list(steps.values()), sign == " / ")
@@ -147,7 +149,7 @@ def _tested(steps: Sequence[float], quotient: bool) -> str:
 def _seeds(name: str, setting: str, measure: str | None, scores: Scores) -> Mapping[int, float]:
     """Scores by seed of a row by this measure, or of a measure of the only row."""
     key = (name, measure) if measure else next(key for key in scores if key[1] == name)
-    return scores[key][setting]
+    return scores[key].get(setting, {})
 
 
 def main(jobs: Sequence[str]) -> None:

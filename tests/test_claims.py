@@ -71,6 +71,13 @@ def test_differences_quotients_and_their_tests(tmp_path, monkeypatch):
     ]
 
 
+def test_a_row_that_was_not_run_in_a_setting_is_a_dash(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
+    (tmp_path / "x.csv").write_text(SCORES.replace("b,one,0,m,5\nb,one,1,m,8\n", ""))
+    text = claim_tables.page("<!-- table x, m: one; two; one - two -->\n<!-- /table -->\n")
+    assert "| b | - | 1.00 ± 0.00 | - |" in text
+
+
 def test_scores_come_from_a_finished_job(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
     cell = {"setting": "a", "scores": {"m": 1 / 3}}
