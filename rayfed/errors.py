@@ -156,6 +156,18 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+def cause_of(error: BaseException) -> str:
+    """The reason of a failure in one line: the message of an own error, else type, message and place, too.
+
+    >>> cause_of(ClusterError("all actors were lost")), cause_of(KeyError("alpha"))
+    ('all actors were lost', "KeyError: 'alpha'")
+    """
+    said = one_line(error)
+    if isinstance(error, RayFedError) and said:
+        return said
+    return f"{type(error).__name__}{f': {said}' if said else ''}{place_of(error)}"
+
+
 MOST_SHOWN = 200
 """Characters of a value that are repeated in a message."""
 

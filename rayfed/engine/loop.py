@@ -13,7 +13,16 @@ import torch
 
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
-from rayfed.errors import ConfigError, NobodyAnsweredError, ServerError, one_line, place_of, shown
+from rayfed.errors import (
+    ConfigError,
+    NobodyAnsweredError,
+    RayFedError,
+    ServerError,
+    cause_of,
+    one_line,
+    place_of,
+    shown,
+)
 from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.client_tasks import INSTEAD, SETS, adapt, evaluate, evaluate_pack
@@ -262,11 +271,12 @@ def server_errors(server: Server, round: int) -> Iterator[None]:
             f"round {round + 1}: the server's arithmetic failed ({type(err).__name__}: "
             f"{one_line(err)}); choose smaller values of {keys or 'train.lr'}, or a smaller train.lr"
         ) from err
-    except (TypeError, AttributeError, NameError) as err:
-        if not (place := place_of(err)):
+    except Exception as err:  # a method may raise anything
+        is_of_ray = type(err).__module__.startswith("ray.")
+        if isinstance(err, RayFedError | OSError | MemoryError) or is_of_ray or not place_of(err):
             raise
-        what = f"{type(err).__name__}: {one_line(err)}{place}"
-        raise ServerError(f"round {round + 1}: the server of {type(server).__name__} failed: {what}") from err
+        who = f"round {round + 1}: the server of {type(server).__name__}"
+        raise ServerError(f"{who} failed: {cause_of(err)}") from err
 
 
 def closed(

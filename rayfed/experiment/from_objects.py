@@ -65,7 +65,15 @@ def _chosen(key: str, value: Any) -> tuple[str, Any]:
 
 
 def method(value: Any) -> dict[str, Any]:
-    """The keys `algorithm`, `server` and `local` for a method in any form."""
+    """The keys `algorithm`, `server` and `local` for a method in any form.
+
+    Args:
+        value: A name, a `Server` or `Local` class or an instance of one, a pair of both, or a `Method`; the
+            fields of an instance become hyperparameters.
+
+    Raises:
+        ConfigError: It is none of these, or a field of an instance cannot be written into a config.
+    """
     if isinstance(value, str):
         return {"algorithm": value}
     if isinstance(value, Method):
@@ -131,7 +139,14 @@ def _name_of(value: Any) -> str:
 
 
 def tuning(value: Any) -> dict[str, Any]:
-    """The key `tuning` for a scheme in any form."""
+    """The key `tuning` for a scheme in any form.
+
+    Args:
+        value: A name, a dict of its keys, or a class with a method `apply` or an instance of one.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
     if isinstance(value, str | Mapping):
         return {"tuning": value}
     kind = value if isinstance(value, type) else type(value)
@@ -143,7 +158,17 @@ def tuning(value: Any) -> dict[str, Any]:
 
 
 def model(value: Any) -> dict[str, Any]:
-    """The key `model` for a network in any form."""
+    """The key `model` for a network in any form.
+
+    Args:
+        value: A name, a section, an `nn.Module`, a function without arguments that makes one, or a
+            `rayfed.Model`. The network maps a batch of inputs, shape (B, ...) as the data have them, to
+            outputs of shape (B, classes), (B, numbers) or, for masks, (B, classes, height, width).
+
+    Raises:
+        ConfigError: It is none of these, or it cannot be sent to other processes; shapes are checked later,
+            against the first examples of a client.
+    """
     from rayfed.models.config import ModelConfig
 
     if isinstance(value, str | Mapping | ModelConfig):
@@ -154,7 +179,16 @@ def model(value: Any) -> dict[str, Any]:
 
 
 def task(value: Any) -> dict[str, Any]:
-    """The key `task` for a task in any form."""
+    """The key `task` for a task in any form.
+
+    Args:
+        value: A name, or a `rayfed.Task`, whose loss and metrics return one number for each of B examples,
+            shape (B,), and whose metrics over a set return one number. Metrics are in their own unit, and
+            shown in percent if `percent` names them.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if isinstance(value, Task):
         functions = [value.loss, *value.metrics.values(), *value.over_set.values()]
         digest = objects.text_digest(
@@ -170,8 +204,15 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
     """The section `data` for examples in any form.
 
     Args:
-        value: A name, a section, or examples.
+        value: A name, a section, or examples in one of the forms of docs/models.md. Inputs have shape (N,
+            ...), equal for all clients but for N; images of bytes (0 to 255) become numbers from 0 to 1
+            with channels first, other numbers keep their unit. Targets have shape (N,) or (N, numbers), and
+            masks that of the images.
         columns: Names of columns, if the examples are a table.
+
+    Raises:
+        DataError: A client has no examples, shapes or types differ between examples, or a value is NaN.
+        ConfigError: The examples have none of the forms, or a column does not exist.
     """
     from rayfed.data.config import DataConfig
     from rayfed.data.user_data import is_own, made, own_data

@@ -119,6 +119,26 @@ class Run:
         table.columns.name = None
         return table
 
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """Values that clients sent besides their tensors, such as those of `client.measure` in a method.
+
+        One row per round, exchange and client that sent any, in this order, with the columns `round`,
+        `exchange` (`fit` is training), `client` and `domain`, and one for each name. A value is the mean of
+        all calls of `client.measure` in an exchange, in the unit of the method; NaN where a client sent none.
+        """
+        import pandas as pd
+
+        from rayfed.record.readers import SENT, read_table
+
+        keys = ["round", "exchange", "client", "domain"]
+        sent = [row for row in read_table(self._folder, "clients") if row["model"] == SENT]
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in sent:
+            at = tuple(row[key] for key in keys)
+            rows.setdefault(at, dict(zip(keys, at, strict=True)))[row["metric"]] = row["value"]
+        return pd.DataFrame(list(rows.values()), columns=None if rows else keys)
+
     @property
     def deployed(self) -> str:
         """The models that scores without prefix are about: `global`, or the clients' own ones: `personal`."""

@@ -16,7 +16,7 @@ from rayfed.config.schema import changes, to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session
-from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, one_line
+from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.plan import describe_all, make_plan
 from rayfed.experiment.run import Run
 from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
@@ -196,7 +196,7 @@ class Runner:
                 if self.session.lost:
                     raise
                 failed[name] = err
-                self.show.tell(f"{what} {name} failed: {one_line(err)}")
+                self.show.tell(f"{what} {name} failed: {cause_of(err)}")
         return done, failed
 
 
@@ -219,7 +219,7 @@ def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whol
     """
     if not failed:
         return
-    reasons = "; ".join(f"{name}: {one_line(err) or type(err).__name__}" for name, err in failed.items())
+    reasons = "; ".join(f"{name}: {cause_of(err)}" for name, err in failed.items())
     error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
     error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
     raise error from next(iter(failed.values()))

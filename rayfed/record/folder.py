@@ -25,6 +25,7 @@ from rayfed.record.history import HISTORY, History
 from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
 from rayfed.record.readers import (
     ROWS,
+    SENT,
     WITHOUT,
     DamagedError,
     has_checkpoint,
@@ -279,7 +280,7 @@ class RunFolder:
         for answer in done.ledger.scores:
             for name, value in answer.metrics.items():
                 model, _, metric = name.rpartition("/")
-                rows.append(self._row(number, answer.exchange, answer.client, model or "sent", metric, value))
+                rows.append(self._row(number, answer.exchange, answer.client, model or SENT, metric, value))
         for model, scores in done.scores.items():
             for kind in ("clients", "domains", "held_out", "unseen"):
                 for name, score in getattr(scores, kind).items():

@@ -45,6 +45,9 @@ ROWS = "rounds.jsonl"
 SCORE = "score"
 """Key of environment.json for the metric of a run, as of `rayfed.objective.score_facts`."""
 
+SENT = "sent"
+"""Model of the rows of clients.parquet with values that clients sent, and not scores of a model."""
+
 OWN_TENSORS = "own_tensors"
 """Entry of environment.json: how many of the scored clients kept tensors in the run whose model is scored."""
 

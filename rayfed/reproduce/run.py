@@ -16,7 +16,7 @@ from rayfed.doctor.diagnosis import diagnose, estimate
 from rayfed.documents import to_json
 from rayfed.engine.measurement import costs
 from rayfed.engine.session import Session
-from rayfed.errors import ClusterError, PartsFailedError, RayFedError, one_line
+from rayfed.errors import ClusterError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.plan import Plan
 from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
@@ -280,7 +280,7 @@ def _outcome(
     try:
         digest, seconds = result()
     except Exception as err:  # a method may raise anything
-        progress.failed[cell.name] = one_line(err) or type(err).__name__
+        progress.failed[cell.name] = cause_of(err)
     else:
         yield cell, digest, seconds
     progress.on_change(progress)

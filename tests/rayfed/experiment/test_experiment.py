@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed.errors import ConfigError, ServerError
+from rayfed.errors import ConfigError, RayFedError, ServerError
 from rayfed.tuning.lora import Lora
 from tests.rounding import near
 
@@ -340,6 +340,50 @@ def test_a_rule_that_forgets_to_return_a_state_is_named():
         ServerError, match=r"round 1: the server of Mistaken.* failed: AttributeError: .*test_exp"
     ):
         own(method=Mistaken).run()
+
+
+class Forgetful(rayfed.Server):
+    def aggregate(self, state, cohort, updates):
+        return {"beta": state}["alpha"]
+
+
+class Refusing(rayfed.Server):
+    def aggregate(self, state, cohort, updates):
+        raise type("Refused", (Exception,), {})("no")
+
+
+class Absent(rayfed.Local):
+    def loss(self, client, sent, batch):
+        return {"beta": 0}["alpha"]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [(Forgetful, "KeyError: 'alpha'"), (Refusing, "Refused: no"), (Absent, "KeyError: 'alpha'")],
+)
+def test_an_error_of_a_method_in_a_comparison_has_its_type_and_line(method, said):
+    with pytest.raises(RayFedError, match=rf"{said} \(test_experiment\.py, line \d+\)"):
+        rayfed.compare([own(rounds=1), own(rounds=1, method=method)])
+
+
+def test_what_a_method_measures_at_clients_is_a_table():
+    class Measuring(rayfed.Local):
+        def loss(self, client, sent, batch):
+            client.measure(examples=float(len(batch[1])), ones=1.0)
+            return super().loss(client, sent, batch)
+
+    run = own(method=Measuring).run()
+    table = run.measured
+    assert table[["round", "exchange", "client"]].to_numpy().tolist() == [
+        [number, "fit", name] for number in (1, 2) for name in run.clients.index
+    ]
+    assert (table["domain"] == list(run.clients["domain"]) * 2).all()
+    assert (table["ones"] == 1.0).all()
+    # Batches are of one size but for the last one, so that their mean is the number of examples over batches.
+    assert ((table["examples"] > 0) & (table["examples"] <= run.config.train.batch_size)).all()
+    nothing = own(rounds=1).run().measured
+    assert list(nothing.columns) == ["round", "exchange", "client", "domain"]
+    assert nothing.empty
 
 
 def test_a_model_is_built_where_gradients_are_off():

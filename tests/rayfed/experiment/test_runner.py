@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import rayfed
-from rayfed.errors import OutputClosedError, PartsFailedError
+from rayfed.errors import OutputClosedError, PartsFailedError, RayFedError
 from rayfed.federation.params import digest
 from rayfed.models.trunk import FeatureCache
 from rayfed.record.readers import read_tensors
@@ -218,7 +218,10 @@ def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys
     monkeypatch.setattr(runner, "run_alone", fail_once)
     folds = ("protocol=leave_one_out", "data.val=4", "algorithm=fedavg", "rounds=1")
     assert command(*folds) == 1
-    assert "1 of 2 runs failed: plain: as it happens" in capsys.readouterr().err
+    assert (
+        "1 of 2 runs failed: plain: ArithmeticError: as it happens (test_runner.py, line"
+        in capsys.readouterr().err
+    )
     assert "| street | fedavg |" in (tmp_path / "run" / "report.md").read_text()
     monkeypatch.undo()
     assert resume([str(tmp_path / "run"), "--quiet"]) == 0
@@ -250,9 +253,13 @@ def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ra
 def test_the_error_names_every_part():
     from rayfed.experiment.runner import _raise_failures
 
-    failed = {"a": ValueError("one"), "b": KeyError()}
-    with pytest.raises(PartsFailedError, match="2 of 3 methods failed: a: one; b: KeyError"):
-        _raise_failures("method", failed, 3, "run")
+    try:
+        {}["alpha"]
+    except KeyError as err:
+        failed = {"a": RayFedError("one"), "b": KeyError(), "c": err}
+    said = r"3 of 4 methods failed: a: one; b: KeyError; c: KeyError: 'alpha' \(test_runner\.py, line \d+\)"
+    with pytest.raises(PartsFailedError, match=said):
+        _raise_failures("method", failed, 4, "run")
 
 
 @pytest.mark.parametrize(
