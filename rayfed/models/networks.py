@@ -26,8 +26,13 @@ InstanceNorm without parameters replaces BatchNorm without parameters and runnin
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -229,7 +234,8 @@ class OpenClipModel:
         Args:
             options: Override open_clip's own arguments of the constructor.
         """
-        from open_clip import CLIP, CustomTextCLIP, get_model_config
+        with without_compiler():
+            from open_clip import CLIP, CustomTextCLIP, get_model_config
 
         config = {**(get_model_config(self.name) or {}), **options}
         kind = CustomTextCLIP if config.pop("custom_text", False) else CLIP
@@ -238,7 +244,8 @@ class OpenClipModel:
 
     def tokenizer(self, texts: Sequence[str]) -> Tensor:
         """Tokens of texts by open_clip's tokenizer of the model, shape (len(texts), length)."""
-        from open_clip import get_tokenizer
+        with without_compiler():
+            from open_clip import get_tokenizer
 
         with torch.device("cpu"):
             tokens: Tensor = get_tokenizer(self.name)(list(texts))
@@ -255,7 +262,8 @@ def find_model(name: str, pretrained: bool | str) -> OpenClipModel:
     Raises:
         ConfigError: open_clip has no such model, or its text tower is of another library.
     """
-    import open_clip
+    with without_compiler():
+        import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
@@ -310,14 +318,72 @@ def construct_network(config: ModelConfig, task: str | None = None) -> BareNetwo
     return BUILDERS.get(config.name, general)(config)
 
 
+COMPILER = "torch._dynamo.utils"
+
+
+class _LaterCompiler(ModuleType):
+    """Stands for a module of torch's compiler, which is imported when something of it is used."""
+
+    def is_compile_supported(self, device: str) -> bool:
+        """Whether the compiler knows a device; what torchvision takes from the module when it is imported."""
+        return bool(_compiler(self).is_compile_supported(device))
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything else of the module."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_compiler(self), name)
+
+
+def _compiler(later: ModuleType) -> ModuleType:
+    """The module itself. Args: later: what stands for it."""
+    if sys.modules.get(COMPILER) is later:
+        del sys.modules[COMPILER]
+    return importlib.import_module(COMPILER)
+
+
+_disable = torch.compiler.disable
+
+
+def _disable_later(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`torch.compiler.disable`, which imports the compiler when the function is called."""
+    if not callable(function):
+        return partial(_disable_later, *args, **kwargs)
+    disabled = cache(partial(_disable, function, *args, **kwargs))
+    return wraps(function)(lambda *own, **named: disabled()(*own, **named))
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Import timm and torchvision in the block without torch's compiler, which takes as long as torch.
+
+    One function of torchvision asks the compiler whether it knows a device, and one network of timm has
+    functions that are not compiled; neither is used here.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    later = _LaterCompiler(COMPILER)
+    sys.modules[COMPILER] = later
+    setattr(torch.compiler, "disable", _disable_later)  # noqa: B010  (mypy knows the type of the original)
+    try:
+        yield
+    finally:
+        setattr(torch.compiler, "disable", _disable)  # noqa: B010
+        if sys.modules.get(COMPILER) is later:
+            del sys.modules[COMPILER]
+
+
 def _vit_mini(config: ModelConfig) -> BareNetwork:
-    from timm.models.vision_transformer import VisionTransformer
+    with without_compiler():
+        from timm.models.vision_transformer import VisionTransformer
 
     return _mini(config, VisionTransformer, {"depth": 12, "num_heads": 4}, packaged="vit_mini.safetensors")
 
 
 def _mixer_mini(config: ModelConfig) -> BareNetwork:
-    from timm.models.mlp_mixer import MlpMixer
+    with without_compiler():
+        from timm.models.mlp_mixer import MlpMixer
 
     return _mini(config, MlpMixer, {"num_blocks": 12})
 
@@ -340,7 +406,8 @@ def _mini(
 
 
 def _alexnet(config: ModelConfig) -> BareNetwork:
-    from torchvision.models import AlexNet_Weights, alexnet
+    with without_compiler():
+        from torchvision.models import AlexNet_Weights, alexnet
 
     net: Any = _construct(config, lambda: alexnet(**config.options))
     last = net.classifier[6]
@@ -370,7 +437,7 @@ def _alexnet_bn(config: ModelConfig) -> BareNetwork:
 
 
 def _timm(config: ModelConfig) -> BareNetwork:
-    with torch.device("cpu"):  # it computes while it is imported, which `skeleton` cannot
+    with torch.device("cpu"), without_compiler():  # it computes while it is imported, which `skeleton` cannot
         import timm
 
     known = _timm_config(config.name)

@@ -1,7 +1,10 @@
 """The libraries that a small run in one process imports: what it does not use would delay its first batch."""
 
+import importlib
 import subprocess
 import sys
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -21,6 +24,14 @@ for tuning in ("full", "lora"):
 import rayfed.models.build, rayfed.models.shared_weights, rayfed.tuning.visual_prompt
 print(*sorted({name.partition(".")[0] for name in sys.modules} - {name.partition(".")[0] for name in ours}))
 print(*({"peft", "timm", "torchvision", "ray", "torch._dynamo"} & {*sys.modules}))
+import torch
+from rayfed.models.networks import without_compiler
+
+disable = torch.compiler.disable
+with without_compiler():
+    import timm
+print(*({"timm", "torchvision", "torch._dynamo", "torch._dynamo.utils", "sympy"} & {*sys.modules}))
+print(torch.compiler.disable is disable)
 """
 
 USED = {"yaml", "pydantic", "pyarrow", "safetensors", "psutil", "cloudpickle", "rayfed", "algorithms"}
@@ -36,7 +47,24 @@ def test_small_runs_import_what_they_use(cache, monkeypatch):
     command = [sys.executable, "-c", PROGRAM]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    loaded, heavy, *_ = found.stdout.split("\n")
+    loaded, heavy, with_timm, restored, *_ = found.stdout.split("\n")
     names = set(loaded.split()) - set(sys.stdlib_module_names)
     assert {name for name in names if not name.startswith("_")} <= USED | THEIRS
     assert heavy == ""
+    assert set(with_timm.split()) == {"timm", "torchvision"}
+    assert restored == "True"
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_what_stands_for_the_compiler_is_the_compiler_once_it_is_used():
+    from rayfed.models import networks
+
+    later = networks._LaterCompiler(networks.COMPILER)
+    with pytest.raises(AttributeError):
+        later.__path__  # noqa: B018
+    assert later.is_compile_supported("cpu")
+    assert later.counters is importlib.import_module(networks.COMPILER).counters
+    for own in (networks._disable_later, networks._disable_later(recursive=False)):
+        twice = own(lambda x: 2 * x)
+        assert (twice(3), twice(4)) == (6, 8)
