@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import warnings
@@ -142,6 +143,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze = gc.freeze = lambda: None
+    atexit.register(UNFREEZE)  # the last collection frees what libraries report as leaked otherwise
     gc.set_threshold(NEW_OBJECTS)
     gc.enable()
 

@@ -38,7 +38,7 @@ def test_a_module_of_ones_own_with_a_mistake_is_named_with_the_line(text, words,
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ConfigError, match=words):
         METHODS.load("mine:METHOD")
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    sys.modules.pop("mine", None)
 
 
 def test_a_file_in_the_current_folder_is_named_in_the_error(tmp_path, monkeypatch):

@@ -176,12 +176,18 @@ def test_what_makes_no_sense_is_refused_in_one_line(overrides, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_text_is_not_augmented(shared):
+def test_a_text_is_not_augmented(shared, tmp_path):
     with pytest.raises(ConfigError, match="the data set is for next_character"):
         rayfed.simulate(
             [
                 *("data=shakespeare", f"data.root={shared / 'data' / 'shakespeare'}", "data.augment=[flip]"),
-                *("algorithm=fedavg", "cluster=inline", "data.limit=20", "rounds=1", "output=/nonexistent/a"),
+                *(
+                    "algorithm=fedavg",
+                    "cluster=inline",
+                    "data.limit=20",
+                    "rounds=1",
+                    f"output={tmp_path / 'run'}",
+                ),
             ]
         )
 

@@ -179,11 +179,11 @@ def test_pacs_from_config_to_manifest(tmp_path):
 
 
 def test_a_reader_of_a_users_own_package(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "reader_of_a_user.py").write_text(
         "from rayfed.data.readers.image_folder import ImageFolder\n\nclass Mine(ImageFolder):\n    pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     make_folder(tmp_path / "data")
-    data = load(config(tmp_path, reader="mine:Mine"), 16)
+    data = load(config(tmp_path, reader="reader_of_a_user:Mine"), 16)
     with Image.open(tmp_path / "data" / data.keys[-1]) as image:
         assert np.array_equal(data.images[-1], np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)))
