@@ -67,7 +67,7 @@ class ClusterConfig:
         threads: Threads of torch in an actor. They change results, because float sums depend on them.
         num_cpus: CPUs of a Ray that is started here; none: those of the machine.
         num_gpus: GPUs of a Ray that is started here; none: those of the machine.
-        dashboard: Start Ray's dashboard with a Ray that is started here.
+        dashboard: Start Ray's dashboard with a Ray that is started here, which takes longer then.
         metrics: Export metrics for Prometheus through Ray (docs/watching.md).
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
     """
@@ -82,7 +82,7 @@ class ClusterConfig:
     threads: Annotated[int, Ge(1), Le(1024)] = 1
     num_cpus: Count | None = None
     num_gpus: Annotated[int, Ge(0)] | None = None
-    dashboard: bool = True
+    dashboard: bool = False
     metrics: bool = True
     connect_timeout: Positive = 30.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,6 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.worker import World
 from rayfed.federation.executor import Policy
 from rayfed.terminal.console import counted, stage
 from rayfed.terminal.exit_code import STOP
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 class DriverActor:
     """The driver as a Ray actor: it runs one experiment after the other on its client actors.
 
-    These end with it.
+    The session starts these next to it, so that all import torch at the same time, and ends them with it.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,35 +52,38 @@ class DriverActor:
     def start(
         self,
         experiment: Training,
-        world: World,
-        weights: list[Any],
+        shared: Sequence[Any],
         actors: Mapping[str, dict[str, Any]],
+        started: Sequence[Any],
         policy: Policy,
         labels: Mapping[str, str] | None,
     ) -> Iterator[int]:
-        """Start the client actors, or change those that run to this experiment, and wait for their models.
+        """Wait for the models of the client actors; those that run already change to this experiment.
 
         Args:
             experiment: The experiment whose rounds are run next.
-            world: What its client actors need.
-            weights: Object reference of the initial tensors, in a list so that Ray does not read it.
+            shared: Object references of what its client actors need (`World`) and of the initial tensors, in
+                a list so that Ray does not read them.
             actors: Ray options of each client actor, by its name.
+            started: The actors themselves; empty: those of the experiment before.
             policy: What is done when a client or an actor fails.
             labels: Labels of the metrics for Prometheus; None: no metrics.
 
         Yields:
             The number of actors that are ready, once for each of them.
         """
+        import ray
         import torch
 
         from rayfed.executors.actors import RayExecutor
         from rayfed.executors.metrics import Metrics
 
-        torch.set_num_threads(world.threads)
+        world, weights = shared
+        torch.set_num_threads(ray.get(world).threads)
         self._experiment = experiment
         self._ended = threading.Event()
         self._executor = RayExecutor(
-            world, weights[0], list(actors), list(actors.values()), policy, labels, before=self._executor
+            world, weights, list(actors), list(actors.values()), policy, labels, self._executor, started
         )
         self._watch: Watch | None = Metrics(labels) if labels else None
         try:
@@ -205,6 +207,8 @@ class Session:
             RayFedError: What the driver raised.
             ClusterError: The driver or all client actors were lost.
         """
+        import ray
+
         from rayfed.executors.metrics import labels_of
         from rayfed.executors.wire import pack
 
@@ -215,11 +219,11 @@ class Session:
             again = self._place(setup, config, name, notify, link)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
-                given = (setup.experiment, setup.world, [self._reference(setup)], self._named)
+                shared = [ray.put(setup.world), self._reference(setup)]
+                clients = [] if again else self._start_clients(shared, labels, link.health)
                 start = self._driver.start.options(num_returns="streaming")
-                _wait_for_actors(
-                    start.remote(*given, config.failures, labels), len(self._named), again, link.health
-                )
+                given = (setup.experiment, shared, self._named, clients, config.failures, labels)
+                _wait_for_actors(start.remote(*given), len(self._named), again, link.health)
                 if not again:
                     notify(f"actors ready after {time.perf_counter() - began:.1f} s")
                 rows = self._driver.rounds.options(num_returns="streaming")
@@ -283,6 +287,20 @@ class Session:
         self._fits = (plan, lanes)
         return False
 
+    def _start_clients(
+        self, shared: Sequence[Any], labels: Mapping[str, str] | None, health: Health
+    ) -> list[Any]:
+        """Start the client actors while the driver imports what it needs; they end with it."""
+        from rayfed.executors.actor_state import Lane
+        from rayfed.executors.actors import start_client
+
+        world, weights = shared
+        clients = []
+        for name, options in self._named.items():
+            clients.append(start_client(Lane(name, options), world, weights, labels))
+            self._actors.callback(_kill, clients[-1], health)
+        return clients
+
     def _reference(self, setup: Setup) -> Any:
         """Object reference of the initial tensors, which are put into the object store once."""
         import ray
@@ -294,7 +312,7 @@ class Session:
         return self._put[1]
 
     def _end_actors(self) -> None:
-        """End the driver, with it the client actors, and release their resources."""
+        """End the driver and the client actors, and release their resources."""
         self._driver = None
         self._put = None
         self._actors.close()
@@ -377,12 +395,12 @@ def _as_own_errors(health: Health) -> Iterator[None]:
         raise ClusterError(health.reason(lost)) from err
 
 
-def _kill(driver: Any, health: Health) -> None:
-    """End the driver; it owns the client actors, which end with it."""
+def _kill(actor: Any, health: Health) -> None:
+    """End the driver, with it the client actors that it has started, or a client actor."""
     import ray
 
     if not health.lost:
-        ray.kill(driver)
+        ray.kill(actor)
 
 
 def _start_driver(name: str, space: str) -> Any:

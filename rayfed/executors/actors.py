@@ -609,23 +609,39 @@ class LaneExecutor:
         self.stopped.set()
 
 
+def start_client(lane: Lane, world: Any, weights: Any, labels: Mapping[str, str] | None) -> Any:
+    """Start the client actor of a lane; it ends with the process that calls this, or when that kills it.
+
+    Args:
+        lane: Its name and its options.
+        world: Object reference of the `World`.
+        weights: Object reference of the initial tensors.
+        labels: Labels of its metrics; None: it has none.
+
+    Returns:
+        Its handle; it has no model yet.
+    """
+    return ray.remote(ClientActor).options(**lane.ray_options).remote(lane.name, world, weights, labels)
+
+
 class RayExecutor(LaneExecutor):
     """Runs calls on actors that it starts and ends itself."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a pool has many parts)
         self,
-        world: World,
+        world: World | ray.ObjectRef[Any],
         weights: Any,
         names: Sequence[str],
         options: Sequence[dict[str, Any]],
         policy: Policy | None = None,
         labels: Mapping[str, str] | None = None,
         before: RayExecutor | None = None,
+        started: Sequence[Any] = (),
     ) -> None:
-        """Start the actors, or take over those of another executor.
+        """Start the actors, or take over those of another executor or those that were started for this one.
 
         Args:
-            world: What the actors need to run calls of clients.
+            world: What the actors need to run calls of clients, or its object reference.
             weights: Object reference of the initial tensors.
             names: One per actor; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
@@ -633,21 +649,23 @@ class RayExecutor(LaneExecutor):
             labels: Labels of the actors' metrics: run, algorithm, trial; None: they have no metrics.
             before: The executor of a finished experiment, which had the same names and options. Its actors
                 change to this experiment, and it must not be used any more.
+            started: Actors that `start_client` has started, in the order of the names; empty: none was.
         """
-        self._world = ray.put(world)
+        self._world = world if isinstance(world, ray.ObjectRef) else ray.put(world)
         self._weights = weights
         self._labels = labels
         fresh = [Lane(name, own) for name, own in zip(names, options, strict=True)]
         super().__init__(before.lanes if before else fresh, policy or Policy())
-        for lane in self.lanes:
+        for lane, actor in itertools.zip_longest(self.lanes, started):
             if before:
                 lane.change(lane.actor.change.remote(self._world, self._weights, self._labels))
+            elif actor is not None:
+                lane.begin(actor)
             else:
                 self._start(lane)
 
     def _start(self, lane: Lane) -> None:
-        actor = ray.remote(ClientActor).options(**lane.ray_options)
-        lane.begin(actor.remote(lane.name, self._world, self._weights, self._labels))
+        lane.begin(start_client(lane, self._world, self._weights, self._labels))
 
     def starting(self) -> Iterator[int]:
         """Wait until every actor has its model; yields the number of those that have, whenever it has grown.
