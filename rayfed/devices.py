@@ -169,6 +169,15 @@ class CountedDraws:
             self._there = torch.full((1,), self._seed, dtype=torch.int64, device=device)
         return self._there
 
+    def drawn(self, layer: int) -> int:
+        """Number of times that this layer drew."""
+        return self._drawn.get(layer, 0)
+
+    def advance(self, times: Mapping[int, int]) -> None:
+        """Count further draws of layers."""
+        for layer, more in times.items():
+            self._drawn[layer] = self._drawn.get(layer, 0) + more
+
     @property
     def state(self) -> dict[int, int]:
         """Number of times that each layer drew; a copy."""
@@ -185,10 +194,12 @@ class _Current:
     Attributes:
         clients: Clients whose rows are computed, in the order of their rows.
         seeds: Their seeds on the device, int64, shape (K,), once they were asked for.
+        counts: Counts of each layer that are added to theirs, int64, shape (layers, K); None: nothing.
     """
 
     clients: tuple[CountedDraws, ...] = ()
     seeds: Tensor | None = None
+    counts: Tensor | None = None
 
 
 def counted() -> tuple[CountedDraws, ...]:
@@ -204,17 +215,33 @@ def counted_seeds(device: torch.device) -> Tensor:
     return _Current.seeds
 
 
-def count_for(clients: Iterable[CountedDraws]) -> None:
-    """Let dropout draw for these clients from now on, as `torch.set_rng_state` does for a stream."""
+def counts_before(layer: int) -> Tensor | None:
+    """Counts of a layer on the device that are added to those of the clients of `counted`, shape (K,)."""
+    return None if _Current.counts is None else _Current.counts[layer]
+
+
+def count_for(
+    clients: Iterable[CountedDraws], seeds: Tensor | None = None, counts: Tensor | None = None
+) -> None:
+    """Let dropout draw for these clients from now on, as `torch.set_rng_state` does for a stream.
+
+    Args:
+        clients: The clients.
+        seeds: On a device, in place of their own, int64, shape (K,); None: their own.
+        counts: On a device, added to those of each layer, int64, shape (layers, K); None: nothing.
+    """
     _Current.clients = tuple(clients)
-    _Current.seeds = None
+    _Current.seeds = seeds
+    _Current.counts = counts
 
 
 @contextmanager
-def counting(clients: Iterable[CountedDraws]) -> Iterator[None]:
-    """Let dropout draw for these clients within the block."""
+def counting(
+    clients: Iterable[CountedDraws], seeds: Tensor | None = None, counts: Tensor | None = None
+) -> Iterator[None]:
+    """Let dropout draw for these clients within the block; arguments as of `count_for`."""
     before = counted()
-    count_for(clients)
+    count_for(clients, seeds, counts)
     try:
         yield
     finally:

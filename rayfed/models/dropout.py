@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rayfed.devices import counted, counted_seeds
+from rayfed.devices import counted, counted_seeds, counts_before
 from rayfed.models import kernels  # noqa: F401  # registers torch.ops.rayfed
 from rayfed.models.backbone import Backbone
 
@@ -24,17 +24,19 @@ class Draw:
         layer: Number of the layer.
         call: How often the layer drew before in these calls.
         p: Probability with which an element is dropped.
+        counts: Added to `call` for each client, int64, shape (K,), on the device; None: nothing.
     """
 
     seeds: Tensor
     layer: int
     call: int
     p: float
+    counts: Tensor | None = None
 
     @property
-    def parts(self) -> tuple[Tensor, int, int, float]:
+    def parts(self) -> tuple[Tensor, int, int, float, Tensor | None]:
         """The arguments of the operations."""
-        return self.seeds, self.layer, self.call, self.p
+        return self.seeds, self.layer, self.call, self.p, self.counts
 
 
 class Dropped(torch.autograd.Function):
@@ -80,7 +82,7 @@ class CountedDropout(nn.Dropout):
         calls = [client.next(self.number) for client in clients]
         seeds = counted_seeds(x.device)
         if len(set(calls)) == 1:
-            return [Draw(seeds, self.number, calls[0], self.p)]
+            return [Draw(seeds, self.number, calls[0], self.p, counts_before(self.number))]
         each = zip(seeds.split(1), calls, strict=True)
         return [Draw(seed, self.number, call, self.p) for seed, call in each]
 

@@ -24,8 +24,9 @@ STEPS = (0x9E3779B9, 0xBB67AE85)
 WORD = 0xFFFFFFFF
 
 library = torch.library.Library("rayfed", "DEF")
-library.define("dropout(Tensor x, Tensor seeds, int layer, int call, float p) -> Tensor")
-library.define("dropout_add_(Tensor(a!) y, Tensor x, Tensor seeds, int layer, int call, float p) -> ()")
+DRAW = "Tensor seeds, int layer, int call, float p, Tensor? counts=None"
+library.define(f"dropout(Tensor x, {DRAW}) -> Tensor")
+library.define(f"dropout_add_(Tensor(a!) y, Tensor x, {DRAW}) -> ()")
 library.define(
     "add_norm(Tensor x, Tensor? branch, Tensor weight, Tensor bias, float eps, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
@@ -53,7 +54,9 @@ def philox(key: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple
     return a, b, c, d
 
 
-def kept(shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float) -> Tensor:
+def kept(
+    shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
+) -> Tensor:
     """Whether dropout keeps each element, bool, of this shape.
 
     Args:
@@ -62,6 +65,8 @@ def kept(shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float) -> T
         layer: Number of the layer in the model.
         call: How often the layer drew before in this call of the client.
         p: Probability with which an element is dropped.
+        counts: Added to `call` for each client, int64, shape (K,); None: nothing. A graph of operations, in
+            which numbers are fixed, reads here what changes.
     """
     width, rows = shape[-1], shape[0] // len(seeds)
     quads = -(-width // 4)
@@ -69,21 +74,26 @@ def kept(shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float) -> T
     count = partial(torch.arange, device=seeds.device)
     key = (seeds + layer).view(-1, 1, 1, 1)
     row, place, quad = count(rows).view(-1, 1, 1), count(positions).view(-1, 1), count(quads)
-    numbers = philox(key, (quad, place, row, torch.full_like(quad, call)))
+    draw = torch.full_like(quad, call) if counts is None else (counts + call).view(-1, 1, 1, 1)
+    numbers = philox(key, (quad, place, row, draw))
     whole = (len(seeds), rows, positions, quads)
     joined = torch.cat([number.expand(whole) for number in numbers], -1)[..., :width]
     return (joined >= round(p * 2**32)).reshape(shape)
 
 
-def plain_dropout(x: Tensor, seeds: Tensor, layer: int, call: int, p: float) -> Tensor:
+def plain_dropout(
+    x: Tensor, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
+) -> Tensor:
     """X / (1 - p) where `kept`, else 0; rounded once from float32, or from float64 where x is that."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return torch.where(kept(x.shape, seeds, layer, call, p), wide * (1 / (1 - p)), 0.0).to(x.dtype)
+    return torch.where(kept(x.shape, seeds, layer, call, p, counts), wide * (1 / (1 - p)), 0.0).to(x.dtype)
 
 
-def plain_dropout_add_(y: Tensor, x: Tensor, seeds: Tensor, layer: int, call: int, p: float) -> None:
+def plain_dropout_add_(
+    y: Tensor, x: Tensor, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
+) -> None:
     """Add `plain_dropout` to y in place."""
-    y.add_(plain_dropout(x, seeds, layer, call, p))
+    y.add_(plain_dropout(x, seeds, layer, call, p, counts))
 
 
 def plain_add_norm(

@@ -36,6 +36,7 @@ def _dropout(
     x: tl.tensor,
     y: tl.tensor,
     seeds: tl.tensor,
+    counts: tl.tensor,
     total: tl.tensor,
     quads: tl.tensor,
     width: tl.tensor,
@@ -45,6 +46,7 @@ def _dropout(
     call: tl.tensor,
     threshold: tl.tensor,
     scale: tl.tensor,
+    COUNTED: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -57,6 +59,8 @@ def _dropout(
     own = (row % rows).to(tl.int32)
     place = (line % positions).to(tl.int32)
     count = tl.zeros_like(own) + call
+    if COUNTED:
+        count += tl.load(counts + row // rows, mask=inside, other=0).to(tl.int32)
     a, b, c, d = tl.philox(seed, quad.to(tl.int32), place, own, count.to(tl.int32))
     first = line.to(tl.int64) * width
     for lane in tl.static_range(4):
@@ -135,29 +139,38 @@ def _add_norm_backward(
         tl.store(of_branch + first + i, _rounded(found, of_branch.dtype.element_ty), mask=held)
 
 
-def dropout(x: Tensor, seeds: Tensor, layer: int, call: int, p: float) -> Tensor:
+def dropout(
+    x: Tensor, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
+) -> Tensor:
     """As `kernels.plain_dropout`."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    _drop(y, x, seeds, (layer, call), p, add=False)
+    _drop(y, x, (seeds, counts), (layer, call), p, add=False)
     return y
 
 
-def dropout_add_(y: Tensor, x: Tensor, seeds: Tensor, layer: int, call: int, p: float) -> None:
+def dropout_add_(
+    y: Tensor, x: Tensor, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
+) -> None:
     """As `kernels.plain_dropout_add_`."""
     if y.is_contiguous():
-        _drop(y, x.contiguous(), seeds, (layer, call), p, add=True)
+        _drop(y, x.contiguous(), (seeds, counts), (layer, call), p, add=True)
     else:
-        y.add_(dropout(x, seeds, layer, call, p))
+        y.add_(dropout(x, seeds, layer, call, p, counts))
 
 
-def _drop(y: Tensor, x: Tensor, seeds: Tensor, draw: tuple[int, int], p: float, add: bool) -> None:
+def _drop(
+    y: Tensor, x: Tensor, clients: tuple[Tensor, Tensor | None], draw: tuple[int, int], p: float, add: bool
+) -> None:
+    seeds, counts = clients
     width = x.shape[-1]
     quads = -(-width // 4)
     positions = x[0].numel() // width
     total = len(x) * positions * quads
     rest = (total, quads, width, positions, len(x) // len(seeds), *draw, round(p * 2**32), 1 / (1 - p))
-    _dropout[(triton.cdiv(total, BLOCK),)](x, y, seeds, *rest, ADD=add, BLOCK=BLOCK, **OPTIONS)
+    tensors = (x, y, seeds, seeds if counts is None else counts)
+    kind = {"COUNTED": counts is not None, "ADD": add, "BLOCK": BLOCK}
+    _dropout[(triton.cdiv(total, BLOCK),)](*tensors, *rest, **kind, **OPTIONS)
 
 
 def add_norm(

@@ -34,6 +34,13 @@ def test_a_client_has_the_same_mask_alone_and_in_a_group_with_more_room():
         assert torch.equal(kernels.kept(torch.Size((2, 3, 19)), seed, 3, 2, 0.4), mine[:, :3])
 
 
+def test_counts_of_a_graph_are_added_to_those_of_each_client():
+    counts = torch.tensor([0, 2, 5])
+    masks = kernels.kept(SHAPE, SEEDS, 3, 2, 0.4, counts).chunk(3)
+    for mask, seed, more in zip(masks, SEEDS.split(1), counts.tolist(), strict=True):
+        assert torch.equal(mask, kernels.kept(torch.Size((2, 5, 19)), seed, 3, 2 + more, 0.4))
+
+
 def test_every_client_layer_and_call_has_a_mask_of_its_own():
     masks = [
         kernels.kept(torch.Size((4, 5, 64)), s, *n, 0.5)

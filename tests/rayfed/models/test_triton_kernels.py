@@ -25,13 +25,13 @@ from triton.compiler import ASTSource, compile
 from rayfed.models import triton_kernels
 
 POINTERS = {
-    "_dropout": {"x": "*bf16", "y": "*bf16", "seeds": "*i64"},
+    "_dropout": {"x": "*bf16", "y": "*bf16", "seeds": "*i64", "counts": "*i64"},
     "_add_norm": {"normed": "*bf16", "branch": "*bf16"},
     "_add_norm_backward": {"grad": "*bf16", "of_branch": "*bf16"},
 }
 NUMBERS = {"threshold": "i64", "scale": "fp32", "eps": "fp32"}
 WHOLE = ("total", "quads", "width", "positions", "rows", "layer", "call")
-FIXED = {"ADD": True, "PASSES": True, "BLOCK": 1024}
+FIXED = {"COUNTED": True, "ADD": True, "PASSES": True, "BLOCK": 1024}
 for name, pointers in POINTERS.items():
     kernel = getattr(triton_kernels, name)
     kinds = dict(pointers)
