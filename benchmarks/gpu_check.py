@@ -58,6 +58,7 @@ from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Visit
 from rayfed.federation.method_registry import METHODS
+from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.dropout import use_counted_dropout
@@ -305,9 +306,11 @@ def forms(device: torch.device) -> Iterator[Row]:
             seeds = torch.tensor([2**62 + 5, 77, 3][: 3 if shape[0] % 3 == 0 else 2]).to(device)
             x, mine = made(*shape, dtype=dtype), made(*shape, dtype=dtype)
             theirs = mine.clone()
-            triton.dropout_add_(mine, x, seeds, 5, 3, 0.3)
-            plain.plain_dropout_add_(theirs, x, seeds, 5, 3, 0.3)
-            found, wanted = (form(x, seeds, 5, 3, 0.3) for form in (triton.dropout, plain.plain_dropout))
+            draw = (seeds, 5, 3, 0.3)
+            counts = torch.arange(len(seeds)).to(device)  # of a graph, by client
+            triton.dropout_add_(mine, x, *draw, counts)
+            plain.plain_dropout_add_(theirs, x, *draw, counts)
+            found, wanted = (form(x, *draw) for form in (triton.dropout, plain.plain_dropout))
             same = torch.equal(found, wanted) and torch.equal(mine, theirs)
             row = {"what": f"dropout of {dtype} {shape}", "same": same}
             yield row | ({} if same else {"bad": "masks or values differ"})
@@ -381,6 +384,30 @@ def settings(place: Place) -> Iterator[Row]:
             yield {"setting": override, "difference": found} | too_large(found, TOLERANCE)
 
 
+def graphs(place: Place) -> Iterator[Row]:
+    """Runs with graphs of the network, which must have the tensors of runs without, and must use them."""
+    for precision in ("fp32", "bf16"):
+        for group in (1, 4):
+            common = (f"train.precision={precision}", f"train.group={group}")
+            known, _ = _with_graphs(place, *common)
+            found, made = _with_graphs(place, *common, "train.graphs=true")
+            row = {"what": f"graphs for groups of {group}", "precision": precision, "same": found == known}
+            row |= {"recorded": made.made, "passes": made.used} if made else {"recorded": 0, "passes": 0}
+            if found != known:
+                row["bad"] = "the tensors differ"
+            elif made and not made.used:
+                row["bad"] = "no pass could be recorded"
+            yield row
+
+
+def _with_graphs(place: Place, *train: str) -> tuple[str, Any]:
+    """Digest of the final tensors of four clients, and the graphs; None: there are none."""
+    setup = many(place, 4, 2 * BATCH, *train)
+    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
+    *_, last = run_rounds(setup.experiment, executor, setup.start)
+    return digest(last.state.params), executor.worker.graphs
+
+
 # Speed
 
 
@@ -392,33 +419,39 @@ BATCH = 8
 
 def clients(place: Place) -> Iterator[Row]:
     """Seconds of a round of LoRA in bf16 with many small clients, with and without what saves launches."""
-    together = "train.group=16"
-    ways: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    together, graphs = ("train.group=16",), "train.graphs=true"
+    ways: Mapping[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
+        "everything and graphs": ((*together, graphs), ()),
         "everything": (together, ()),
         "plain layers and dropout": (together, (patch.object(worker, "_use_fewer_launches"),)),
         "single steps of optimizers": (together, (patch.object(MemberModel, "join_steps"),)),
-        "one by one": ("train.group=1", ()),
+        "one by one with graphs": (("train.group=1", graphs), ()),
+        "one by one": (("train.group=1",), ()),
     }
     shapes = ((4, 4), (2, 8)) if place.device == HOST else MANY
     for number, images in shapes:
-        for way, (group, patches) in ways.items():
+        for way, (train, patches) in ways.items():
             with ExitStack() as stack:
                 for each in patches:
                     stack.enter_context(each)
                 row = {"clients": number, "images_each": images, "what": way}
-                yield row | {"seconds_per_round": _round_of(place, number, images, group)}
+                yield row | {"seconds_per_round": _round_of(place, number, images, train)}
 
 
-def _round_of(place: Place, number: int, images: int, group: str) -> float:
+def _round_of(place: Place, number: int, images: int, train: Sequence[str]) -> float:
     """Seconds of the last of three rounds, in this process."""
-    shape = (f"data.partition.clients_per_domain={number}", f"data.limit={number * images}", "data.test=1")
-    train = (f"train.batch_size={BATCH}", "train.precision=bf16", "tuning.dropout=0.1", group)
-    setup = lora(place, *shape, *train)
+    setup = many(place, number, images, "train.precision=bf16", *train)
     executor = InlineExecutor(setup.world, setup.weights, device=place.device)
     rounds = run_rounds(setup.experiment, executor, setup.start)
     next(rounds)
     next(rounds)
     return round(seconds(lambda: next(rounds)), 4)
+
+
+def many(place: Place, number: int, images: int, *train: str) -> Setup:
+    """Three rounds of LoRA with dropout, and with this number of clients and of images of each."""
+    shape = (f"data.partition.clients_per_domain={number}", f"data.limit={number * images}", "data.test=1")
+    return lora(place, *shape, f"train.batch_size={BATCH}", "tuning.dropout=0.1", *train)
 
 
 def training(place: Place) -> Iterator[Row]:
@@ -634,6 +667,7 @@ PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
     "bits": bits,
     "bf16": bf16,
     "settings": settings,
+    "graphs": graphs,
     "clients": clients,
     "training": training,
     "plain": plain,

@@ -253,6 +253,7 @@ class OnDevice(torch.Tensor):
 
     def tolist(self) -> Any:
         COUNTS.waits += 1
+        _check_recording()
         return self.inner.tolist()
 
     def numpy(self, **_: Any) -> Any:
@@ -314,6 +315,22 @@ def _inner(value: Any) -> Any:
     return value.inner if isinstance(value, OnDevice) else value
 
 
+TAPE: list[Any] | None = None
+"""Operations that are being recorded (`tests.pretended_graphs`); None: none are."""
+
+
+def _note(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+    """Record an operation on the memory of the CPU behind the tensors of the device."""
+    if TAPE is not None and not func.is_view:
+        TAPE.append((func, args, dict(kwargs), tree_flatten(result)[0]))
+
+
+def _check_recording() -> None:
+    """Raise what CUDA raises where the processor waits while operations are recorded."""
+    if TAPE is not None:
+        raise torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+
+
 def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     flat, _ = tree_flatten((args, kwargs))
     ours = [value for value in flat if isinstance(value, OnDevice)]
@@ -323,7 +340,10 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if func is aten.copy_.default:
         goes_on = (args[2] if len(args) > 2 else kwargs.get("non_blocking")) and _is_pinned(args[1])
         _count_copy(isinstance(args[1], OnDevice), isinstance(args[0], OnDevice), goes_on)
-        func(_inner(args[0]), _inner(args[1]), *args[2:], **kwargs)
+        own = (_inner(args[0]), _inner(args[1]), *args[2:])
+        result = func(*own, **kwargs)
+        if isinstance(args[0], OnDevice):
+            _note(func, own, kwargs, result)
         return args[0]
     if not ours and not _is_ours(asked):
         return func(*args, **kwargs)
@@ -334,6 +354,7 @@ def _run(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     _check_one_device(func, args, flat)
     if func in WAITS or (func in INDEXING and _has_mask(args[1])):
         COUNTS.waits += 1
+        _check_recording()
     return _computed(func, args, kwargs, ours)
 
 
@@ -342,7 +363,9 @@ def _computed(func: Any, args: Any, kwargs: Mapping[str, Any], ours: list[OnDevi
     there = {**kwargs, "device": "cpu"} if "device" in kwargs else dict(kwargs)
     _check_order(func, args)
     with RUNTIME.drawing() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
-        result = func(*tree_map(_inner, args), **tree_map(_inner, there))
+        own, rest = tree_map(_inner, args), tree_map(_inner, there)
+        result = func(*own, **rest)
+    _note(func, own, rest, result)
     known = {id(value.inner): value for value in ours}  # an operation in place gives back its argument
 
     def outer(value: Any) -> Any:
@@ -359,7 +382,10 @@ def _copied(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     after = before if asked is None else _is_ours(asked)
     _count_copy(before, after, kwargs.get("non_blocking") and _is_pinned(args[0]))
     COUNTS.casts += before and after and kwargs.get("dtype") not in (None, args[0].dtype)
-    result = func(_inner(args[0]), **{**kwargs, **({} if asked is None else {"device": "cpu"})})
+    rest = {**kwargs, **({} if asked is None else {"device": "cpu"})}
+    result = func(_inner(args[0]), **rest)
+    if before and after:
+        _note(func, (_inner(args[0]),), rest, result)
     if before != after and result is _inner(args[0]):
         result = result.clone()
     return OnDevice(result) if after else result
@@ -367,6 +393,8 @@ def _copied(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def _count_copy(before: bool, after: bool, goes_on: Any) -> None:
     """Count a copy: `goes_on` if the processor need not wait for one to the device."""
+    if before != after:
+        _check_recording()
     if after and not before:
         COUNTS.down += 1
         COUNTS.waits += not goes_on

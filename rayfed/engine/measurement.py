@@ -507,9 +507,17 @@ class GpuPlans:
             health: Watch on the processes of Ray.
 
         Raises:
+            ConfigError: `train.graphs` needs a GPU, and the actors get none.
             ResourceError: The actors do not fit; the message says what would.
             RayFedError: The measured client failed.
         """
+        plan = self._plan(setup, cluster, weights, health)
+        check_graphs(setup.world.train, plan.gpus > 0)
+        return plan
+
+    def _plan(
+        self, setup: Setup, cluster: ClusterConfig, weights: Callable[[], Any], health: Health
+    ) -> ActorPlan:
         from rayfed.executors.cluster import TOGETHER, node_resources
 
         nodes = node_resources()
@@ -539,6 +547,18 @@ class GpuPlans:
         if self._busy:
             cluster = replace(cluster, gpus_per_actor=1 / TOGETHER)
         return plan_actors(cluster, setup.experiment, nodes, self._per_gpu, self._mps)
+
+
+def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
+    """Check that clients run on a GPU if their passes are to be recorded there.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if train.graphs and not has_gpu:
+        raise ConfigError(
+            "train.graphs: true records operations of a GPU, and clients run on the CPU here; leave it out"
+        )
 
 
 def too_small(setup: Setup, cluster: ClusterConfig) -> str:
@@ -577,10 +597,11 @@ def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, s
         cluster: The section `cluster` of the config.
 
     Raises:
-        ConfigError: There is no such device; gives torch's reason.
+        ConfigError: There is no such device, which gives torch's reason, or `train.graphs` needs a GPU.
     """
     device = chosen_device(cluster.device)
     small = "" if device == HOST else too_small(setup, cluster)
+    check_graphs(setup.world.train, device.type == "cuda" and not small)
     return (HOST, small) if small else (device, "")
 
 

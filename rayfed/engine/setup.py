@@ -337,6 +337,7 @@ def prepare(
     model = known.once("model", _model_key(world), lambda: _built(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
+    _check_graphs(config.train, parts, bare)
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     cost = count_cost(bare, world, experiment.capacity, experiment.depth)
@@ -579,6 +580,21 @@ def _check_compile(config: Config, parts: Parts) -> None:
             "train.compile: true cannot be used with capacity, because each choice of blocks would be "
             "compiled, and after eight of them no more; leave out one of the two"
         )
+
+
+def _check_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> None:
+    if not train.graphs:
+        return
+    from rayfed.models.graphs import why_no_graphs
+
+    ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
+    curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
+    if reason := next(iter((*ways, *curved)), why_no_graphs(model)):
+        raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
+
+
+OTHER_WAYS = ("checkpointing", "compile")
+"""Keys of `train` with which the network is not run as one sequence of operations."""
 
 
 def _train(train: TrainConfig, partition: Partition) -> TrainConfig:

@@ -473,6 +473,10 @@ class Worker:
         self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
         self._model.mixed = world.train.precision == "bf16"
         adjust_trunk(self._model, world.train, self._device.type)
+        if world.train.graphs:
+            from rayfed.models.graphs import graphs_of
+
+            self._model.graphs = graphs_of(self._model)
         self._all_blocks = model.active
         self._start = copies(self._model)
         self._stays = names_that_stay(self._model, world.stays)
@@ -500,6 +504,11 @@ class Worker:
     def device(self) -> torch.device:
         """Device of the model."""
         return self._device
+
+    @property
+    def graphs(self) -> Any:
+        """Graphs of the network (`train.graphs`); None: there are none."""
+        return self._model.graphs
 
     def start_params(self) -> Params:
         """The tensors that are sent and trained, with their initial values, on the CPU."""
@@ -648,8 +657,9 @@ class Worker:
         """Overrides with which a group of these clients would need less memory."""
         examples = max(len(self._world.splits[call.client].get("train", ())) for call in calls)
         fewer = [f"train.group={len(calls) // 2}"] if len(calls) > 1 else []
-        sizes = self._world.smaller.changes(examples).get("batch_size", ())
-        return fewer + [override(train, "batch_size") for train in sizes[:1]]
+        changes = self._world.smaller.changes(examples)
+        own = [override(found[0], key) for key in ("graphs", "batch_size") if (found := changes.get(key))]
+        return fewer + own
 
     def _together(
         self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]

@@ -34,6 +34,7 @@ class TrainKeys(TypedDict, total=False):
     micro_batch: int | None
     precision: Literal["fp32", "tf32", "bf16"]
     compile: bool
+    graphs: bool
 
 
 class EvaluationKeys(TypedDict, total=False):

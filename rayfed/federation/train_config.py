@@ -63,6 +63,8 @@ class TrainConfig:
             faster products on GPUs that have them (no difference on a CPU); bf16: products in bfloat16, and
             the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
             are in fp32 always.
+        graphs: On CUDA, record the operations of the network once for each shape, and start them together
+            afterwards (`rayfed.models.graphs`): the same result with fewer launches, in more memory.
         compile: Compile the network with torch.compile, which takes minutes at first, changes rounding, and
             lets dropout draw other random numbers.
     """
@@ -93,6 +95,7 @@ class TrainConfig:
     micro_batch: Count | None = None
     precision: Precision = "fp32"
     compile: bool = False
+    graphs: bool = False
 
     @property
     def varies(self) -> bool:
@@ -160,7 +163,8 @@ class Smaller:
     def changes(self, examples: int) -> dict[str, list[TrainConfig]]:
         """The changed trainings by the key that differs, from the smallest to the largest change of it.
 
-        `micro_batch` and `checkpointing` come first, because they keep the result, apart from rounding.
+        `graphs` comes first, because it keeps the result, and then `micro_batch` and `checkpointing`, which
+        keep it apart from rounding.
 
         Args:
             examples: Training examples of the client; a batch has no more.
@@ -170,7 +174,9 @@ class Smaller:
         part = min(train.micro_batch or batch, batch)
         parts = _halves(part) if self.micro_batch else ()
         again = (True,) if self.checkpointing and not train.checkpointing else ()
+        plain = [replace(train, graphs=False)] if train.graphs else []
         found = {
+            "graphs": plain,
             "micro_batch": [replace(train, micro_batch=n) for n in parts],
             "checkpointing": [replace(train, checkpointing=value) for value in again],
             "batch_size": [replace(train, batch_size=n) for n in _halves(batch)],

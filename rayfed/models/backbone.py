@@ -70,6 +70,8 @@ class Backbone(nn.Module):
         untuned: Evaluate a CLIP model without what a tuning scheme added; False when a client call begins.
         exits: Early-exit classifiers within the network; None unless a tuning scheme sets them.
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
+        graphs: Graphs of the network on a device (`rayfed.models.graphs`), which give its output for a pass
+            or None; None: there are none.
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters, or most tokens of one.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.
@@ -111,6 +113,7 @@ class Backbone(nn.Module):
         self.mixed = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
+        self.graphs: Callable[..., Tensor | None] | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._answers: dict[str, bool] = {}
         self._tensors: dict[str, NamedTensor] | None = None
@@ -136,7 +139,7 @@ class Backbone(nn.Module):
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
             net = getattr(self.net, "untuned", self.net) if self.untuned else self.net
-            features = self.frozen_features(x) if reusable else computed(net, x, self.mixed)
+            features = self.frozen_features(x) if reusable else self._passed(net, x)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
@@ -144,6 +147,11 @@ class Backbone(nn.Module):
         prompt = self.stack.prompt
         with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
             return self.gc_net.dropout(computed(self.net, x, self.mixed)), h
+
+    def _passed(self, net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Output of the network, from a graph where there is one for this pass."""
+        found = None if self.graphs is None or self.gc_net is not None else self.graphs(net, x, self.mixed)
+        return computed(net, x, self.mixed) if found is None else found
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -154,7 +162,7 @@ class Backbone(nn.Module):
         if (known := self.remembered_features(x)) is not None:
             return known
         with self.stack.prompted(None) if self.num_blocks else nullcontext():
-            features = computed(self.net, x, self.mixed)
+            features = self._passed(self.net, x)
         self.remember_frozen_features(x, features)
         return features
 

@@ -78,6 +78,12 @@ class BlockStack(nn.Sequential):
         finally:
             self._result = None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody reads, changes or replaces tokens of forward passes now."""
+        given = (self._taps, self._change, self._result)
+        return self.tokens is not self.prompt or any(each is not None for each in given)
+
     def _given(self, *_: Any, **__: Any) -> Tensor:
         assert self._result is not None
         return self._result

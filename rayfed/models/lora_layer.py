@@ -44,6 +44,11 @@ _twice: ContextVar[bool] = ContextVar("twice", default=False)
 """Whether passes need second derivatives."""
 
 
+def is_twice_differentiable() -> bool:
+    """Whether passes need second derivatives now."""
+    return _twice.get()
+
+
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
     """Compute LoRA, attention and LSTMs by operations with second derivatives; the fused ones have none."""

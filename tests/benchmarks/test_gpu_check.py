@@ -17,9 +17,9 @@ from rayfed.devices import HOST
 from tests.conftest import ROOT
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
+from tests.pretended_graphs import recording
 from tests.rounding import near
 
-ROUND = gpu_check._round_of
 CPU = Place(HOST, SMALL, ("fedavg",))
 
 
@@ -80,20 +80,34 @@ def test_factors_of_a_singular_value_decomposition_are_compared_by_their_product
 def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
     seen = []
 
-    def counted(place, number, images, group):
+    def counted(last_round):
         device.counts.clear()
-        found = ROUND(place, number, images, group)
+        last_round()
         seen.append(device.counts.kernels)
-        return found
+        return 1.0
 
-    monkeypatch.setattr(gpu_check, "_round_of", counted)
-    monkeypatch.setattr(gpu_check, "MANY", ((4, 4),))
-    with pretended() as device, mixed_precision():
+    monkeypatch.setattr(gpu_check, "seconds", counted)
+    monkeypatch.setattr(gpu_check, "MANY", ((2, 4),))
+    with pretended() as device, mixed_precision(), recording():
         rows = list(gpu_check.clients(Place(torch.device(device.name), SMALL)))
-    assert len(rows) == len(seen) == 4
-    everything, plain, single, alone = seen
-    assert everything < min(plain, single)
-    assert max(plain, single) < alone
+    assert len(rows) == len(seen) == 6
+    graphs, everything, plain, single, each, alone = seen
+    assert graphs < everything < min(plain, single)
+    assert each < max(plain, single) < alone
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_graphs_are_used_and_compared():
+    with pretended() as device, mixed_precision():
+        place = Place(torch.device(device.name), SMALL)
+        with recording():
+            rows = list(gpu_check.graphs(place))
+        with recording({1: RuntimeError("refused")}):
+            refused = next(gpu_check.graphs(place))
+    assert [row["same"] for row in rows] == [True] * 4
+    assert all(row["recorded"] > 0 and row["passes"] > 4 and "bad" not in row for row in rows)
+    assert refused["bad"] == "no pass could be recorded"
 
 
 def test_each_row_is_written_and_a_part_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
@@ -208,9 +222,10 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert {row["method"]: row["difference"] for row in parts["methods"]} == {"fedavg": 0, "ditto": 0}
     assert [row["precision"] for row in parts["plain"]] == ["fp32", "tf32", "bf16"]
     assert len(parts["training"]) == 6
-    assert len(parts["clients"]) == 8
+    assert len(parts["clients"]) == 12
+    assert [(row["same"], row["passes"]) for row in parts["graphs"]] == [(True, 0)] * 4
     assert all(row["seconds_per_round"] > 0 for row in parts["clients"])
-    assert [row["what"] for row in parts["clients"]][3] == "one by one"
+    assert [row["what"] for row in parts["clients"]][5] == "one by one"
     assert "skipped" in parts["kernels"][0]
     assert [row["actors"] for row in parts["actors"]] == ["a default run", 1, 2, 4, "auto"]
     assert len({row["sha256"] for row in parts["actors"][1:]}) == 1

@@ -1,5 +1,6 @@
 """Shares of a GPU follow from one visit of the largest client on it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,16 @@ import torch
 
 from rayfed.config.schema import ClusterConfig
 from rayfed.engine import measurement
-from rayfed.engine.measurement import CONTEXT, GpuPlans, _visit, is_measured, largest_client, resident_bytes
-from rayfed.errors import BusyError, ResourceError
+from rayfed.engine.measurement import (
+    CONTEXT,
+    GpuPlans,
+    _visit,
+    inline_device,
+    is_measured,
+    largest_client,
+    resident_bytes,
+)
+from rayfed.errors import BusyError, ConfigError, ResourceError
 from rayfed.models.backbone import Backbone
 from rayfed.testing.contracts import small_setup
 from tests.conftest import quickly
@@ -126,6 +135,13 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     assert "clients run on the CPU" in gpus.sentence
     assert "cluster.gpus_per_actor=1 uses a GPU" in gpus.sentence
     assert not asked
+    train = replace(setup.world.train, graphs=True)
+    graphs = replace(setup, world=replace(setup.world, train=train))
+    with pytest.raises(ConfigError, match=r"train.graphs: true records operations of a GPU"):
+        gpus.plan(graphs, ClusterConfig(), list, None)
+    with pytest.raises(ConfigError, match=r"train.graphs: true records operations of a GPU"):
+        inline_device(graphs, ClusterConfig(executor="inline", device="cpu"))
+    assert gpus.plan(graphs, ClusterConfig(gpus_per_actor=0.5), list, None).gpus == 0.5
     assert gpus.plan(setup, ClusterConfig(gpus_per_actor=0.5), list, None).gpus == 0.5
     assert GpuPlans().plan(setup, ClusterConfig(num_gpus=1), list, None).gpus == 0.5
     assert len(asked) == 1

@@ -103,6 +103,11 @@ def test_compiling_is_refused_where_it_cannot_work(monkeypatch):
     curved = ("algorithm=fedmix", "local.lam=0.2")
     with pytest.raises(ConfigError, match=r"train.compile: true cannot be used .* half of fedmix"):
         small_setup(*curved, "train.compile=true")
+    with pytest.raises(ConfigError, match=r"train.graphs: true .* its steps need second derivatives"):
+        small_setup(*curved, "train.graphs=true")
+    for way in ("train.compile=true", "train.checkpointing=true"):
+        with pytest.raises(ConfigError, match=f"train.graphs: true .* {way[:-5]} runs the network"):
+            small_setup("algorithm=fedavg", way, "train.graphs=true")
     with pytest.raises(ConfigError, match=r"train.compile: true cannot be used with capacity"):
         small_setup("algorithm=fedra", "capacity=[2,1]", "train.compile=true")
     monkeypatch.setattr(trunk, "find_spec", lambda name: None)

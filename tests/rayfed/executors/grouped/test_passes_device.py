@@ -11,6 +11,7 @@ from rayfed.models.backbone import Backbone
 from tests.conftest import STEADY
 from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
+from tests.pretended_graphs import recording
 from tests.pretended_memory import memory
 from tests.rayfed.executors.grouped.test_passes_group import (
     UNEVEN,
@@ -121,6 +122,18 @@ def test_a_group_that_does_not_fit_ends_the_run_and_says_what_would(monkeypatch)
         "train.batch_size=4"
     )
     assert len(rows) == 2
+
+
+def test_a_graph_that_does_not_fit_ends_the_run_and_says_what_would():
+    setup = prepared("algorithm=fedavg", "train.batch_size=4", "data.limit=24", "train.graphs=true")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
+    with pretended() as device, memory(10**9) as its, recording({1: full, 2: full}) as recorders:
+        executor = Answers(setup, device=device.name)
+        rest = its.live
+        with pytest.raises(ResourceError, match=r"train.group=2, train.graphs=false, train.batch_size=2$"):
+            played(setup, 4, rounds=2, executor=executor)
+        assert its.live == rest
+    assert recorders[0].records == 0
 
 
 def test_a_device_that_fails_in_a_group_runs_no_other_call(monkeypatch):
