@@ -102,11 +102,11 @@ def test_graphs_are_used_and_compared():
     with pretended() as device, mixed_precision():
         place = Place(torch.device(device.name), SMALL)
         with recording():
-            rows = list(gpu_check.graphs(place))
+            rows = list(itertools.islice(gpu_check.graphs(place), 2))
         with recording({1: RuntimeError("refused")}):
             refused = next(gpu_check.graphs(place))
-    assert [row["same"] for row in rows] == [True] * 4
-    assert all(row["recorded"] > 0 and row["passes"] > 4 and "bad" not in row for row in rows)
+    assert [row["same"] for row in rows] == [True] * 2
+    assert all(row["recorded"] > 0 and row["passes"] > 2 and "bad" not in row for row in rows)
     assert refused["bad"] == "no pass could be recorded"
 
 
