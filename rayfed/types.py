@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -26,6 +26,9 @@ Fraction: TypeAlias = Annotated[float, Ge(0), Le(1)]
 Decay: TypeAlias = Annotated[float, Ge(0), Lt(1)]
 Count: TypeAlias = Annotated[int, Ge(1)]
 """Ranges of hyperparameters; the range is checked when a config is read."""
+
+Head: TypeAlias = Literal["shared", "personal", "frozen"]
+"""Values of the key `head`: the server combines those of the clients, each keeps its own, or none trains."""
 
 BLOCK = "blocks."
 """Global names of tensors inside block j begin with `blocks.<j>.`"""

@@ -33,7 +33,7 @@ from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.config import ModelConfig, with_weights
 from rayfed.tuning.base import TUNINGS, Tuning
-from rayfed.types import Count, NonNegative, Positive
+from rayfed.types import Count, Head, NonNegative, Positive
 
 ProtocolName: TypeAlias = Literal[
     "single",
@@ -152,6 +152,9 @@ class Config:
         server: Hyperparameters of the server half; `name` takes the half of another algorithm.
         local: Hyperparameters of the client half; `name` takes the half of another algorithm.
         tuning: `name` of the tuning scheme, and its options.
+        head: `shared`: the head is trained, sent and averaged, with every method. `personal`: it stays at the
+            clients (as `local.stays=[head]`). `frozen`: it is not trained (as `tuning.train_head=false`).
+            None: as method and tuning scheme have it. Every table says which it was.
         task: What is learned, and its metric: a name (docs/tasks.md), or package.module:TASK; none: that of
             the data set.
         model: The backbone.
@@ -200,6 +203,7 @@ class Config:
     tuning: dict[str, Any] = field(default_factory=lambda: {"name": "lora"})
     model: ModelConfig
     data: DataConfig
+    head: Head | None = None
     task: str | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -354,7 +358,11 @@ def build_parts(config: Config) -> Parts:
         name = values.pop("name", config.algorithm)
         where = "algorithm" if name == config.algorithm else f"{key}.name"
         half[key] = parse(getattr(METHODS.load(name, where), key), values, key)
+    local = half["local"]
+    if config.head == "personal" and "head" not in local.stays:
+        half["local"] = dataclasses.replace(local, stays=(*local.stays, "head"))
     options = {**half["server"].tuning, **half["local"].tuning}
+    options |= {"train_head": False} if config.head == "frozen" else {}
     tuning = _tuning(config.tuning, "tuning", options)
     return Parts(server=half["server"], local=half["local"], tuning=tuning)
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -209,6 +209,7 @@ def _path(source: Source, fingerprint: str, size: int, cache: Path, on_bad_image
     decoder = f"pillow {metadata.version('pillow')}"  # another version may decode other pixels
     squashed = getattr(source, "resize", "squash") == "squash"
     how = [] if squashed else ["crop"]  # so that files from before there was a choice keep their name
+    how += ["cut"] if objective(task_of(source)).tokens else []  # files that say what was cut of texts
     identity = json.dumps([FORMAT, decoder, source.name, fingerprint, size, on_bad_image, *how])
     safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.name)
     return cache / f"{safe_name}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.arrow"
@@ -329,7 +330,8 @@ class _Preparation:
                     self.watch(index, None)
         self.check_kept(len(rows))
         parts = arrow_file.joined(rows)
-        about, columns = self.about(), self.columns(list(range(len(rows))))
+        cut = Counter(kind for row in rows for kind in row.cut)
+        about, columns = self.about() | {"cut": dict(cut)}, self.columns(list(range(len(rows))))
         content = hashlib.sha256()
         for name in sorted(parts):
             content.update(parts[name].tobytes())

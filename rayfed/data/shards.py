@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Dataset:
         grouped: Whether samples form groups, see `rayfed.data.source.Listing`.
         owner_column: Names of the clients as an Arrow array; None if the data set names none.
         splits: Split that the data set gives each sample, see `rayfed.data.listing.Listing`; None: none.
+        cut: Number of texts of which something was cut, see `rayfed.data.text.CUT`.
         own: Whether inputs have a type and a shape of their own, as those that a user handed over.
     """
 
@@ -63,6 +65,7 @@ class Dataset:
     owner_column: Any = None
     splits: NDArray[np.uint8] | None = None
     own: bool = False
+    cut: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -149,4 +152,5 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         owner_column=batch.column("owner") if "owner" in batch.schema.names else None,
         splits=numbers(batch.column("split")) if "split" in batch.schema.names else None,
         own=bool(own),
+        cut=about.get("cut", {}),
     )

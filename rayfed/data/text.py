@@ -8,6 +8,7 @@ is no token, so that what is padded is known by position; a model never sees the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,11 +57,38 @@ class Tokens:
         ids: Token ids, int32, shape (L,).
         learned: For language models, whether the model learns to write a token, uint8, shape (L,).
         score: For regression, the target.
+        cut: What was cut because the text is longer than the model takes, keys of `CUT`.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.uint8] | None = None
     score: float | None = None
+    cut: tuple[str, ...] = ()
+
+
+CUT = {
+    "answer": "the answer of {}",
+    "whole_prompt": "the whole prompt of {}",
+    "prompt": "a part of the prompt of {}",
+    "text": "a part of {}",
+}
+"""What can be cut of a text, with words for a number of texts."""
+
+
+def cut_in_words(cut: Mapping[str, int], texts: int, size: int) -> str:
+    """How many texts of a data set are not whole, and the key to change; empty where all are.
+
+    Args:
+        cut: Number of texts of which something was cut, by keys of `CUT`.
+        texts: Number of all texts.
+        size: Tokens that the model takes.
+
+    >>> cut_in_words({"answer": 1}, 9, 128)
+    'cut at model.size=128 tokens, of 9 texts: the answer of 1; a larger model.size cuts fewer'
+    """
+    parts = [words.format(f"{cut[kind]:,}") for kind, words in CUT.items() if cut.get(kind)]
+    told = f"cut at model.size={size} tokens, of {texts:,} texts: {', '.join(parts)}"
+    return f"{told}; a larger model.size cuts fewer" if parts else ""
 
 
 Rows: TypeAlias = Any

@@ -120,8 +120,9 @@ class Tokenized:
             return self._learned(found, size)
         pieces = self._tokenizer.backend_tokenizer
         pieces.enable_truncation(size, direction=self._side)
-        ids = np.array(pieces.encode(found.text, found.pair).ids, dtype=np.int32)
-        return Tokens(ids=ids, score=found.score)
+        made = pieces.encode(found.text, found.pair)
+        cut = ("text",) if made.overflowing else ()
+        return Tokens(ids=np.array(made.ids, dtype=np.int32), score=found.score, cut=cut)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -141,15 +142,21 @@ class Tokenized:
         parts = list(self._parts(text))
         ids = [token for own, _ in parts for token in own]
         learned = [flag for own, flag in parts for _ in own]
+        kinds: list[str] = []
         if (over := len(ids) - size) > 0:
             first = next((place for place, flag in enumerate(learned) if flag), len(ids))
             begin = len(self._begin)
             room = max(0, first - begin)
             cut = min(over, room)
+            kinds += ["whole_prompt" if cut == room else "prompt"] if room else []
+            whole_text = text.answer is None and not text.messages
+            kinds += ["text" if whole_text else "answer"] if over > room else []
             where = begin if self._side == "left" else begin + room - cut
             ids, learned = (row[:where] + row[where + cut :] for row in (ids, learned))
         return Tokens(
-            ids=np.array(ids[:size], dtype=np.int32), learned=np.array(learned[:size], dtype=np.uint8)
+            ids=np.array(ids[:size], dtype=np.int32),
+            learned=np.array(learned[:size], dtype=np.uint8),
+            cut=tuple(kinds),
         )
 
     def _parts(self, text: Text) -> Iterator[tuple[list[int], int]]:

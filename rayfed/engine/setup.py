@@ -55,7 +55,7 @@ from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee
 from rayfed.federation.sampling import usual_size
-from rayfed.federation.tensors_that_stay import names_that_stay
+from rayfed.federation.tensors_that_stay import check_head, head_of, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
@@ -78,7 +78,7 @@ from rayfed.objective import (
 from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.console import stage
 from rayfed.tuning.lora import Lora, core_sites
-from rayfed.types import Broadcast, Params, Update
+from rayfed.types import Broadcast, Head, Params, Update
 
 
 def without_values(config: Config) -> Backbone:
@@ -288,6 +288,7 @@ class Setup:
         partition: Examples of each client.
         dataset: The prepared examples.
         group: Number of clients that share their passes, and the reason for it.
+        head: What happens to the head of the model.
         stores: Files of the private stores with which clients begin, by id: those of the finished run whose
             model is scored.
     """
@@ -299,6 +300,7 @@ class Setup:
     partition: Partition
     dataset: Dataset
     group: GroupSize
+    head: Head
     stores: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -338,6 +340,8 @@ def prepare(
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
     _check_graphs(config.train, parts, bare)
+    head = head_of(bare, world.stays)
+    check_head(config.head, head, config.tuning["name"])
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
     experiment = replace(_experiment(config, parts, partition, model), faults=faults)
     cost = count_cost(bare, world, experiment.capacity, experiment.depth)
@@ -369,6 +373,7 @@ def prepare(
         partition=partition,
         dataset=dataset,
         group=group,
+        head=head,
     )
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
+from rayfed.data.named.texts import TESTS
 from rayfed.data.partition.manifest import describe, with_digests
+from rayfed.data.text import cut_in_words
 from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
@@ -59,6 +61,9 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "task": setup.world.objective.task,
         SCORE: score_facts(setup.world.objective),
         "examples": setup.world.objective.examples,
+        "head": setup.head,
+        **_test_split(config, setup),
+        **({"texts_cut": cut} if (cut := cut_in_words(dataset.cut, len(dataset), dataset.size)) else {}),
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,
@@ -78,6 +83,16 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell_clients(setup, tell)
+
+
+def _test_split(config: Config, setup: Setup) -> dict[str, str]:
+    """The split of the source that is scored, where it is not called test, such as validation of GLUE."""
+    dataset = setup.dataset
+    if config.data.test != "official" or not dataset.test.any():
+        return {}
+    key = str(dataset.key_column[int(dataset.test.argmax())])
+    name = key.rpartition("/")[2].partition("-")[0]
+    return {"test_split": name} if name in TESTS[1:] else {}
 
 
 def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:

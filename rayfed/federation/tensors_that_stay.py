@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from rayfed.errors import ConfigError
 from rayfed.federation.client import Client
 from rayfed.models.backbone import Backbone
-from rayfed.types import RESIDUAL, Broadcast, Params, at_rank, cut_to_rank
+from rayfed.types import EXIT, RESIDUAL, Broadcast, Head, Params, at_rank, cut_to_rank
 
 STAYS = "_stays"
 """Reserved name in a client's store: its values of the tensors that stay, by global name."""
@@ -57,6 +57,46 @@ def names_that_stay(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
             )
         found |= chosen
     return frozenset(found)
+
+
+def head_of(model: Backbone, rules: Sequence[str]) -> Head:
+    """What happens to the head of a model.
+
+    Args:
+        model: The tuned model; it needs no values.
+        rules: Words or regular expressions (`Local.stays`).
+
+    Returns:
+        `frozen`: nothing in it and in early exits is trained. `personal`: all that is trained there stays at
+        the clients. `shared`: the server combines it.
+    """
+    entries = model.tensors()
+    heads = [n for n in entries if _matches("head", n) or n.startswith(EXIT)]
+    trained = [n for n in heads if entries[n].is_trained]
+    if not trained:
+        return "frozen"
+    return "personal" if names_that_stay(model, rules).issuperset(trained) else "shared"
+
+
+def check_head(wanted: Head | None, found: Head, tuning: str) -> None:
+    """Raise ConfigError if the head is not what the key `head` asks for.
+
+    Args:
+        wanted: The value of `head`; None: whatever method and tuning scheme make of it.
+        found: What the model says, of `head_of`.
+        tuning: Name of the tuning scheme.
+    """
+    if wanted is None or wanted == found:
+        return
+    if found == "frozen":
+        what = f"tuning={tuning} trains no head of this model; leave it out, or use another scheme"
+    elif wanted == "frozen":
+        what = f"tuning={tuning} trains it; use a scheme with train_head, such as tuning=lora"
+    elif wanted == "shared":
+        what = "it stays at the clients (local.stays); leave one of the two out"
+    else:
+        what = f"tuning={tuning} has early exits, which are sent; leave it out"
+    raise ConfigError(f"head: {wanted!r} is not possible: {what}")
 
 
 def _matches(rule: str, name: str) -> bool:

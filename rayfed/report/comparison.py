@@ -15,8 +15,10 @@ from rayfed.report.final_table import (
     MODELS,
     RunTables,
     cell_without,
+    cut_notes,
     fault_notes,
     final_table,
+    head_notes,
     last_evaluated,
     own_tensors,
     percent,
@@ -83,7 +85,8 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
         folders: Folders of the runs; those that do not exist are left out.
     """
     folders = [folder for folder in folders if (folder / "config.yaml").exists()]
-    configs = [RunTables(folder).config for folder in folders]
+    runs = [RunTables(folder) for folder in folders]
+    configs = [run.config for run in runs]
     config = configs[0]
     found = [_read(folder) for folder in folders]
     title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
@@ -91,7 +94,13 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     sample = sample_note(config, next((method.scores for method in found if method.scores), ()))
     trained = {each["algorithm"]: (each["tuning"]["name"], each["train"]["optimizer"]) for each in configs}
     tunings = trained_otherwise(trained)
-    notes = (*sample, *([tunings] if tunings else []), *own_tensors(configs))
+    notes = (
+        *sample,
+        *([tunings] if tunings else []),
+        *cut_notes(runs),
+        *head_notes(runs),
+        *own_tensors(configs),
+    )
     notes = (*notes, *(f"{method.name}: {note}" for method in found for note in method.notes))
     if config["evaluation"].get("table") == "clients":
         tables = [final_table(folder) for folder in folders]

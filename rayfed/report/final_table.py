@@ -71,15 +71,19 @@ class RunTables:
         return read_parquet(path, columns) if path.exists() else None
 
     @cached_property
-    def segmentation(self) -> bool:
+    def environment(self) -> dict[str, Any]:
+        """The file environment.json; empty where there is none."""
         path = self.path / "environment.json"
-        return path.exists() and read_json(path, dict).get("task") == SEGMENTATION
+        return read_json(path, dict) if path.exists() else {}
+
+    @cached_property
+    def segmentation(self) -> bool:
+        return self.environment.get("task") == SEGMENTATION
 
     @cached_property
     def own_tensors(self) -> tuple[int, int]:
         """Numbers of clients that kept tensors in the run whose model was scored, and of scored clients."""
-        path = self.path / "environment.json"
-        found = read_json(path, dict).get(OWN_TENSORS) if path.exists() else None
+        found = self.environment.get(OWN_TENSORS)
         return (found["kept"], found["clients"]) if found else (0, 0)
 
     @cached_property
@@ -149,6 +153,37 @@ def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     keeping = dict.fromkeys(str(own["algorithm"]) for own in configs if own.get("local", {}).get("stays"))
     what = "clients are scored with the tensors that stay at them, all else with initial values of these"
     return (f"{', '.join(keeping)}: {what}",) if keeping else ()
+
+
+LAST_ROUND = "scored: the last evaluated round"
+"""The rule of the reported round in tables that select none by validation."""
+
+
+def head_notes(runs: Iterable[RunTables], rule: str = LAST_ROUND) -> tuple[str, ...]:
+    """A note on the heads of the models of a table, and on the round and the split that it reports.
+
+    Args:
+        runs: The runs of the table; those of earlier versions do not say what their heads were.
+        rule: The rule of the reported round; empty: another note says it.
+    """
+    methods: dict[str, dict[str, None]] = {}
+    splits: dict[str, None] = {}
+    for run in runs:
+        if head := run.environment.get("head"):
+            methods.setdefault(head, {})[str(run.config["algorithm"])] = None
+        if split := run.environment.get("test_split"):
+            splits[split] = None
+    told = next(iter(methods)) if len(methods) == 1 else ""
+    told = told or "; ".join(f"{head} with {', '.join(names)}" for head, names in methods.items())
+    split = f"the test split is the split {', '.join(splits)} of the data set" if splits else ""
+    parts = [f"head: {told}" if told else "", rule, split]
+    note = "; ".join(part for part in parts if part)
+    return (note,) if told else ()
+
+
+def cut_notes(runs: Iterable[RunTables]) -> tuple[str, ...]:
+    """Notes on texts that were too long for the models of a table; none where all are whole."""
+    return tuple(dict.fromkeys(found for run in runs if (found := run.environment.get("texts_cut"))))
 
 
 def domain_order(manifest: pa.Table) -> list[str]:
@@ -237,7 +272,13 @@ def final_table(folder: Path) -> Table:
     title += f"{config['tuning']['name']}, seed {config['seed']}, "
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
-    about = (*own_tensors([config]), *notes_without(folder, row), *cost_notes(history))
+    about = (
+        *cut_notes([RunTables(folder)]),
+        *head_notes([RunTables(folder)]),
+        *own_tensors([config]),
+        *notes_without(folder, row),
+        *cost_notes(history),
+    )
     about = about if row else (*unevaluated_note(config, len(history)), *about)
     after = (*about, *privacy_notes(config, history), *fault_notes(history))
     if config["evaluation"].get("table") == "clients":

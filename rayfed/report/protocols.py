@@ -22,8 +22,11 @@ from rayfed.errors import count_of
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import COMPARE, read_rows
 from rayfed.report.final_table import (
+    LAST_ROUND,
     RunTables,
+    cut_notes,
     drawn_clients,
+    head_notes,
     last_evaluated,
     of_drawn,
     own_tensors,
@@ -180,7 +183,7 @@ def leave_one_out_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     ]
     title = title_of(config, "each domain held out in turn")
     table = by_target(found, title, config.evaluation.ties)
-    table = replace(table, notes=(*table.notes, *on_own_tensors(config, folders)))
+    table = replace(table, notes=(*table.notes, *on_heads(config, folders, rule="")))
     return Tables((table, by_measure(found)))
 
 
@@ -198,14 +201,16 @@ def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, 
             yield part, name, path
 
 
-def on_own_tensors(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
-    """A note on the methods of a protocol whose clients keep tensors; none where there is no such method.
+def on_heads(config: Config, folders: Mapping[str, Path], rule: str = LAST_ROUND) -> tuple[str, ...]:
+    """Notes on the heads of a protocol, on the reported round, and on methods whose clients keep tensors.
 
     Args:
         config: The experiment of all runs.
         folders: Folders of its runs.
+        rule: As of `head_notes`.
     """
-    return own_tensors(RunTables(path).config for _, _, path in runs_in(config, folders))
+    runs = [RunTables(path) for _, _, path in runs_in(config, folders)]
+    return *cut_notes(runs), *head_notes(runs, rule), *own_tensors(run.config for run in runs)
 
 
 def title_of(config: Config, how: str) -> str:
@@ -298,7 +303,7 @@ def few_shot_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "
         f"means; training samples: of all clients together",
-        *on_own_tensors(config, folders),
+        *on_heads(config, folders),
     )
     return Tables((Table(title, FEW_SHOT_COLUMNS, tuple(rows), notes),))
 
@@ -392,7 +397,8 @@ def _own_on_new_classes(config: Config, folders: Mapping[str, Path]) -> tuple[st
             few = f"; {clients - count} of {clients} clients never trained and have initial values of these"
             what = "base and new classes are scored at each client, with the tensors that stay at it"
             notes.append(f"{name}: {what}{few if count < clients else ''}")
-    return (*notes, *own_tensors(run.config for _, name, run in runs if not kept.get(name, (0, 0))[0]))
+    others = [run.config for _, name, run in runs if not kept.get(name, (0, 0))[0]]
+    return (*head_notes(run for *_, run in runs), *notes, *own_tensors(others))
 
 
 def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
@@ -414,7 +420,7 @@ def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
         "the other data sets are scored with prompts of their own classes, and their mean is unweighted",
     )
     columns = ("method", "round", *names, "mean of the others")
-    own = on_own_tensors(config, folders)
+    own = on_heads(config, folders)
     return Tables((Table(title_of(config, "other data sets"), columns, tuple(rows), notes + own),))
 
 
@@ -444,7 +450,7 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         "samples, with their unweighted mean",
     )
     columns = ("trained on", "method", "round", "own domains", *domains, "mean of the others")
-    own = on_own_tensors(config, folders)
+    own = on_heads(config, folders)
     return Tables((Table(title_of(config, "other domains"), columns, tuple(rows), notes + own),))
 
 
@@ -493,7 +499,7 @@ def unseen_clients_table(config: Config, folders: Mapping[str, Path]) -> Tables:
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
         f"deploy after {steps} from the global model, which has had none of them; nothing of these is kept",
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
-        *on_own_tensors(config, folders),
+        *on_heads(config, folders),
     )
     columns = (*UNSEEN_CLIENTS_COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
     return Tables((Table(title_of(config, "some clients never train"), columns, tuple(rows), notes),))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.columns import column, repeated, table
+from rayfed.data.text import cut_in_words
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
 from rayfed.terminal.table_formats import fitted, table_blocks
@@ -160,8 +161,15 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         yield never_train(partition)
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
+    yield from _damaged(dataset)
+
+
+def _damaged(dataset: Dataset) -> Iterator[str]:
+    """What is not there, or not whole."""
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
+    if cut := cut_in_words(dataset.cut, len(dataset), dataset.size):
+        yield cut
 
 
 def never_train(partition: Partition) -> str:

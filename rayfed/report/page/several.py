@@ -25,7 +25,7 @@ from rayfed.errors import ConfigError
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
-from rayfed.report.final_table import total_cost, total_steps
+from rayfed.report.final_table import head_notes, total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
@@ -530,7 +530,8 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
     columns.append(Column("runs", "count"))
     columns, rows = without_empty(columns, rows, "setting")
     caption = "±: sample standard deviation over the runs." if several else ""
-    caption = (caption + _own_models([m for group in groups.values() for m in group])).strip()
+    every = [member for group in groups.values() for member in group]
+    caption = " ".join([caption + _own_models(every), *_heads(every)]).strip()
     return Table(title=title if several else "Results", notes=(caption,), columns=columns, rows=rows)
 
 
@@ -547,7 +548,7 @@ def results(members: Sequence[Member]) -> Section:
     shown = {n: each for n, each in _shown(members).items() if n not in (MEAN, "held-out domain")}
     metric = members[0].run.metric if members else METRICS[0]
     score = Column("score", shown_as("percent", metric))
-    columns = [Column("method"), Column("setting"), score, Column("domain")]
+    columns = [Column("method"), Column("setting"), Column("head"), score, Column("domain")]
     columns += [Column("seed", "count"), Column("loss", "number")]
     columns += [Column(name, kind) for name, (kind, _) in shown.items()]
     columns += [Column("reported round", "count"), Column("rounds"), *COST]
@@ -555,7 +556,7 @@ def results(members: Sequence[Member]) -> Section:
     rows: list[list[Cell]] = []
     for member in members:
         rows += _rows_of(member, [of for _, of in shown.values()])
-    columns, rows = without_empty(columns, rows, "setting", *(column.name for column in COST[1:]))
+    columns, rows = without_empty(columns, rows, "setting", "head", *(column.name for column in COST[1:]))
     filters = {c.name: "" for c in columns if c.name in ("method", "setting")} | {"seed": "", "domain": MEAN}
     caption = "One row for each run and domain. A click on a heading sorts by it."
     return Section(
@@ -576,7 +577,8 @@ def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | Non
     means = (MEAN, run.number("{}_domain"), run.number("loss"), own)
     empty: list[float | None] = [None] * len(statistics)
     for domain, score, loss, each in (means, *((*found, empty) for found in domains_of(member))):
-        yield [member.method, member.setting, score, domain, run.seed, loss, *each, *rest]
+        head = run.environment.get("head")
+        yield [member.method, member.setting, head, score, domain, run.seed, loss, *each, *rest]
 
 
 def domains_of(member: Member) -> Iterator[tuple[str, float, float | None]]:
@@ -756,11 +758,16 @@ def comparisons(members: Sequence[Member]) -> Table | None:
         "equal. Clients of one run share its seed: their test says how many clients gain; only the one over "
         "runs says whether other seeds would show the same."
     )
-    caption += _own_models(members)
+    caption = " ".join([caption + _own_models(members), *_heads(members)])
     unused = 0 if any(apart) else 1
     columns, rows = columns[unused:], [row[unused:] for row in rows]
     filters = dict.fromkeys((column.name for column in columns if column.kind == "text"), "")
     return Table(title="Paired comparisons", notes=(caption,), columns=columns, rows=rows, filters=filters)
+
+
+def _heads(members: Sequence[Member]) -> list[str]:
+    """A sentence on the heads of the models."""
+    return [note[0].upper() + note[1:] + "." for note in head_notes([m.run.tables for m in members], rule="")]
 
 
 def _own_models(members: Sequence[Member]) -> str:

@@ -25,6 +25,7 @@ from rayfed.report.document import WORDS
 from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
 from rayfed.report.final_table import (
     fault_notes,
+    head_notes,
     own_tensors,
     privacy_notes,
     selection_notes,
@@ -109,6 +110,7 @@ def _rules(run: PageRun) -> list[str]:
     rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
     found = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
+    found += [note[0].upper() + note[1:] + "." for note in head_notes([run.tables], rule="")]
     found += [f"{note}." for note in own_tensors([run.config])]
     others = () if run.by_validation else selection_notes(run.rounds)
     found += [f"Other rules: {note.partition('; ')[2]}." for note in others]

@@ -94,6 +94,11 @@ def test_the_prompt_is_cut_and_not_the_answer(folders, side, kept):
     )
     assert found.ids.tolist() == [BEGIN, *prompt[kept], *answer]
     assert found.learned.sum() == len(answer)
+    assert found.cut == ("prompt",)
+    whole = tokens(folder, Text(text="where is my card", answer="the rate"), 1 + len(answer))
+    assert whole.ids.tolist() == [BEGIN, *answer]
+    assert whole.cut == ("whole_prompt",)
+    assert tokens(folder, Text(text="where is my card", answer="the rate")).cut == ()
 
 
 def test_an_answer_that_is_too_long_alone_is_cut_at_its_end(folders):
@@ -101,6 +106,8 @@ def test_an_answer_that_is_too_long_alone_is_cut_at_its_end(folders):
     found = tokens(folders / "llama", Text(text="card", answer="what is the answer to one and one"), 4)
     assert found.ids.tolist() == [BEGIN, *answer[:3]]
     assert found.learned.tolist() == [0, 1, 1, 1]
+    assert found.cut == ("whole_prompt", "answer")
+    assert tokens(folders / "llama", Text(text="where is my card"), 3).cut == ("text",)
 
 
 def test_messages_without_a_template_learn_what_the_assistant_says(folders):
@@ -141,7 +148,9 @@ def test_a_text_to_classify_keeps_its_special_tokens(folders, side):
     found = tokens(folders / "bert", Text(text="where is my card"), 6, "text_classification", truncate=side)
     own = pieces(folders / "bert", "where is my card")
     assert found.ids.tolist() == [BEGIN, *(own[:4] if side == "right" else own[-4:]), END]
+    assert found.cut == ("text",)
     pair = tokens(folders / "bert", Text(text="card", pair="rate"), 50, "text_classification")
+    assert pair.cut == ()
     assert pair.ids.tolist().count(END) == 2
 
 

@@ -195,11 +195,15 @@ def test_groups_agree_with_single_clients(folder, cache, case):
     check_agreement(setup_of(folder, cache, model, *overrides))
 
 
-def test_a_run_ends_in_a_table(folder, cache, tmp_path):
-    result = rayfed.simulate(
-        [*settings(folder, cache, "gpt2-lm", "algorithm=fedavg"), f"output={tmp_path / 'run'}"]
-    )
+def test_a_run_ends_in_a_table(folder, cache, tmp_path, capsys):
+    options = settings(folder, cache, "gpt2-lm", "algorithm=fedavg", "model.size=8")
+    result = rayfed.simulate([*options, f"output={tmp_path / 'run'}"], quiet=False)
     table = final_table(result.path)
+    [cut] = [note for note in table.notes if note.startswith("cut at model.size=8 tokens, of 48 texts: ")]
+    assert "a part of the prompt of " in cut
+    assert cut.endswith("; a larger model.size cuts fewer")
+    assert cut.split("; ")[0] in " ".join(capsys.readouterr().out.split())
+    assert "head: frozen; scored: the last evaluated round" in table.notes
     assert table.columns[-1] == "global perplexity"
     assert float(table.rows[0][-1]) == pytest.approx(read_rows(result.path)[-1]["perplexity"], abs=0.05)
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from rayfed.config.schema import load_config
+from rayfed.config.schema import load_config, with_method
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
-from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
+from rayfed.federation.tensors_that_stay import STAYS, add_own, head_of, keep_own, names_that_stay
 from rayfed.testing.contracts import small_setup
 from rayfed.types import Broadcast
 from tests.conftest import SMALL
@@ -41,6 +41,32 @@ def test_words_and_expressions(setup):
     for rule, what in (("norm", "no tensor"), ("hea", "no tensor"), ("(", "not a regular expression")):
         with pytest.raises(ConfigError, match=rf"^local\.stays: .*{what}"):
             names_that_stay(model, ["head", rule])
+
+
+def test_one_key_says_what_happens_to_the_head_with_every_method(cache):
+    def of(*overrides):
+        return small_setup(f"data.cache={cache}", "data.domains=[plain]", "rounds=1", *overrides)
+
+    for method in ("fedavg", "fedsa_lora", "fedper"):
+        own = of(f"algorithm={method}", "head=personal")
+        assert own.head == "personal"
+        assert own.world.stays == {"fedsa_lora": ("lora_B", "head")}.get(method, ("head",))
+        assert not [name for name in own.start if name.startswith("head.")]
+    shared = of("algorithm=fedsa_lora")
+    assert shared.head == of("algorithm=fedsa_lora", "head=shared").head == "shared"
+    frozen = of("algorithm=fedavg", "tuning=lora", "head=frozen")
+    assert frozen.head == "frozen"
+    assert not [name for name in frozen.start if name.startswith("head.")]
+    assert head_of(frozen.world.skeleton(), ["lora_A"]) == "frozen"
+    assert of("algorithm=fedavg", "tuning=exits", "head=shared").head == "shared"
+    assert with_method(load_config(["head=personal"]), "fedprox").local["stays"] == ["head"]
+    for settings, why in (
+        (["head=frozen", "tuning=head"], "'frozen' is not possible: tuning=head trains it"),
+        (["head=shared", "local.stays=[head]"], "'shared' is not possible: it stays at the clients"),
+        (["head=personal", "tuning=lora", "tuning.train_head=false"], "tuning=lora trains no head"),
+    ):
+        with pytest.raises(ConfigError, match=f"^head: .*{why}"):
+            of("algorithm=fedavg", *settings)
 
 
 def test_a_message_is_completed_and_an_answer_divided():

@@ -1,15 +1,22 @@
 """What all tables of scores say of their methods."""
 
+import json
+
 import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
 from rayfed.report.page.run import PageRun
+from rayfed.report.page.several import Member, results
 from rayfed.report.page.single import summary
 from rayfed.report.protocols import TABLES
 from tests.rayfed.report.page import folders
 
+HEADS = "head: personal with fedper; shared with fedavg"
+ROUND = "scored: the last evaluated round"
+SPLIT = "the test split is the split validation of the data set"
+CUT = "cut at model.size=128 tokens, of 9 texts: the answer of 1; a larger model.size cuts fewer"
 LINE = "fedper: clients are scored with the tensors that stay at them, all else with initial values of these"
 
 
@@ -19,6 +26,11 @@ def runs(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "street"
     folders.write(path, method="fedper", rounds=2, held_out="street")
     folders.write(path / "compare" / "fedavg", method="fedavg", rounds=2, held_out="street")
+    for own, head in ((path, "personal"), (path / "compare" / "fedavg", "shared")):
+        file = own / "environment.json"
+        about = {"head": head, "test_split": "validation", "texts_cut": CUT}
+        facts = {**json.loads(file.read_text()), **about}
+        file.write_text(json.dumps(facts))
     return path
 
 
@@ -26,7 +38,9 @@ def runs(tmp_path_factory):
 def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_are_scored(protocol, runs):
     config = load_config(["algorithm=fedper", "compare=[fedavg]", f"protocol={protocol}"])
     table, *_ = TABLES[protocol](config, {"street": runs}).parts
-    assert table.notes[-1] == LINE
+    rule = [] if protocol == "leave_one_out" else [ROUND]
+    cut = [] if protocol == "base_to_new" else [CUT]  # for CLIP models
+    assert table.notes[-2 - len(cut) :] == (*cut, "; ".join((HEADS, *rule, SPLIT)), LINE)
     assert table.title.startswith("fedper, fedavg on ")
     place = table.columns.index("method")
     assert [row[place] for row in table.rows[:2]] == ["fedper", "fedavg"]
@@ -35,6 +49,14 @@ def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_ar
 def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
     other = runs / "compare" / "fedavg"
     assert LINE in table_of_methods([other, runs]).notes
+    compared = f"head: shared with fedavg; personal with fedper; {ROUND}; {SPLIT}"
+    assert compared in table_of_methods([other, runs]).notes
+    assert CUT in table_of_methods([other, runs]).notes
+    assert {f"head: personal; {ROUND}; {SPLIT}", CUT} < {*final_table(runs).notes}
+    assert f"Head: shared; {SPLIT}." in summary(PageRun(other)).parts[1].sentences
+    table = results([Member(run=PageRun(path), method=path.name) for path in (other, runs)]).parts[0]
+    place = [column.name for column in table.columns].index("head")
+    assert {row[0]: row[place] for row in table.rows} == {"fedavg": "shared", "street": "personal"}
     assert LINE in final_table(runs).notes
     assert f"{LINE}." in summary(PageRun(runs)).parts[1].sentences
     assert "stay at them" not in str((final_table(other).notes, summary(PageRun(other)).parts[1].sentences))
