@@ -296,7 +296,7 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
 
 
 def last_words(path: Path, tell: Tell, write: bool) -> None:
-    """Say which command shows everything on one page; with `write` (report=true), write that page.
+    """Say which commands score a language model elsewhere and show everything on one page; with `write` (report=true), write that page.
 
     Args:
         path: Folder of the run.
@@ -306,8 +306,11 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
     Raises:
         ConfigError: There is a file of somebody else with the name of the page.
     """
+    from rayfed.report.document import harness_command
     from rayfed.report.page.render import NAME, command, write_report
 
+    if other := harness_command(path):
+        tell(f"score it with lm-evaluation-harness: {other}")
     if write:
         write_report([path], path / NAME)
         tell(f"everything on one page: {path / NAME}")

@@ -141,11 +141,37 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
     yield f"Repeat it: `python -m rayfed.run --config {config} output=NEW`\n"
     if (folder / "checkpoints").exists():
         yield f"Go on for 10 more rounds: `python -m rayfed.resume {shlex.quote(str(folder))} rounds=+10`\n"
+    for path in runs:
+        if command := harness_command(path):
+            yield f"Score it with lm-evaluation-harness (`pip install lm_eval[hf]`): `{command}`\n"
     rows = [row for path in runs for row in rows_so_far(path)]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)
     what = "round" if len(rows) == 1 else "rounds"
     of = f" of {len(runs)} runs" if len(runs) > 1 else ""
     yield f"\n{len(rows)} {what}{of} in {seconds:.0f} s, without the time in which the actors were started.\n"
+
+
+ADAPTER = Path("model", "adapter_config.json")
+SEPARATORS = (",", "=")
+"""Characters between the values of `--model_args` of lm-evaluation-harness, which no value can have."""
+
+
+def harness_command(folder: Path) -> str:
+    """The command of lm-evaluation-harness that scores the adapter of a language model.
+
+    Args:
+        folder: Folder of a run.
+
+    Returns:
+        The command; empty where the run has no such adapter, or a path cannot be given to that command.
+    """
+    file = folder / ADAPTER
+    about = read_json(file, dict) if file.exists() else {}
+    base, adapter = str(about.get("base_model_name_or_path")), str(file.parent)
+    if about.get("task_type") != "CAUSAL_LM" or any(sign in base + adapter for sign in SEPARATORS):
+        return ""
+    arguments = shlex.quote(f"pretrained={base},peft={adapter}")
+    return f"lm_eval --model hf --model_args {arguments} --tasks hellaswag"
 
 
 def add_figure(folder: Path, title: str, drawing: Drawing) -> Path:

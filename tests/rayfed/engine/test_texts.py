@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from rayfed.federation.client import backward
 from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
+from rayfed.report.document import harness_command
 from rayfed.report.final_table import final_table
 from rayfed.testing.contracts import without_times
 from rayfed.tuning.base import load
@@ -343,8 +345,13 @@ def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
     ours = setup.world.build()
     load(ours, load_file(result.path / "model" / "params.safetensors"))
     ours.eval()
-    base = str(folder / model)
+    base, adapter = str(folder / model), result.path / "model"
+    command = harness_command(result.path)
+    assert (command in (result.path / "report.md").read_text()) and bool(command) == model.endswith("-lm")
     if model.endswith("-lm"):
+        given = dict(pair.split("=") for pair in shlex.split(command)[4].split(","))
+        assert (given["pretrained"], given["peft"]) == (base, str(adapter))
+        adapter = given["peft"]
         theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     else:
         theirs = AutoModelForSequenceClassification.from_pretrained(
@@ -354,7 +361,7 @@ def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
     with torch.no_grad():
         x = torch.from_numpy(setup.dataset.images[np.arange(3)]).long()
         before = theirs(input_ids=x.clamp(min=0), attention_mask=(x >= 0).long()).logits
-        adapted = PeftModel.from_pretrained(theirs, result.path / "model").eval()
+        adapted = PeftModel.from_pretrained(theirs, adapter).eval()
         for row in x:
             row = row[row >= 0][None]
             found = adapted(input_ids=row, attention_mask=torch.ones_like(row)).logits

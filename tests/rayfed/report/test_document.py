@@ -1,15 +1,37 @@
 """report.md: what was run and how, what its words mean, and which files the folder holds."""
 
+import json
 import re
+import shlex
 
 import pytest
 
 from rayfed import resume, run
-from rayfed.report.document import FILES
+from rayfed.report.document import FILES, harness_command
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
 
 HOW = "## How it was run"
+
+
+def test_the_command_of_the_harness_is_for_language_models_whose_paths_it_can_read(tmp_path):
+    def of(name, base, task):
+        folder = tmp_path / name
+        (folder / "model").mkdir(parents=True)
+        about = {"base_model_name_or_path": base, "task_type": task}
+        (folder / "model" / "adapter_config.json").write_text(json.dumps(about))
+        return folder, shlex.split(harness_command(folder))
+
+    run, found = of("a run", "org/base", "CAUSAL_LM")
+    assert found[:4] == ["lm_eval", "--model", "hf", "--model_args"]
+    assert found[4:6] == [f"pretrained=org/base,peft={run}/model", "--tasks"]
+    for name, base, task in (
+        ("b", "org/base", "SEQ_CLS"),
+        ("c", "a,b", "CAUSAL_LM"),
+        ("lr=1", "a", "CAUSAL_LM"),
+    ):
+        assert of(name, base, task)[1] == []
+    assert harness_command(tmp_path) == ""
 
 
 @pytest.fixture
