@@ -296,7 +296,9 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
 
 
 def last_words(path: Path, tell: Tell, write: bool) -> None:
-    """Say which commands score a language model elsewhere and show everything on one page; with `write` (report=true), write that page.
+    """Say which commands score a language model elsewhere and show everything on one page.
+
+    With `write` (report=true) the page is written.
 
     Args:
         path: Folder of the run.

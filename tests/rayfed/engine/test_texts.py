@@ -347,7 +347,8 @@ def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
     ours.eval()
     base, adapter = str(folder / model), result.path / "model"
     command = harness_command(result.path)
-    assert (command in (result.path / "report.md").read_text()) and bool(command) == model.endswith("-lm")
+    assert bool(command) == model.endswith("-lm")
+    assert command in (result.path / "report.md").read_text()
     if model.endswith("-lm"):
         given = dict(pair.split("=") for pair in shlex.split(command)[4].split(","))
         assert (given["pretrained"], given["peft"]) == (base, str(adapter))
