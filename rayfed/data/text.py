@@ -72,7 +72,7 @@ CUT = {
     "prompt": "a part of the prompt of {}",
     "text": "a part of {}",
 }
-"""What can be cut of a text, with words for a number of texts."""
+"""Parts of a text that can be cut, with words for a number of texts."""
 
 
 def cut_in_words(cut: Mapping[str, int], texts: int, size: int) -> str:

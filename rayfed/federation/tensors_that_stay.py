@@ -60,7 +60,7 @@ def names_that_stay(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
 
 
 def head_of(model: Backbone, rules: Sequence[str]) -> Head:
-    """What happens to the head of a model.
+    """The handling of the head of a model.
 
     Args:
         model: The tuned model; it needs no values.

@@ -1,8 +1,8 @@
 """Base of the readers of texts, and the reader of tables of texts: CSV, TSV, JSON lines and Parquet.
 
 data.root is a file, or a folder with a file for each split, such as train.csv and test.csv, or several
-(train-00000-of-00002.parquet). The split test, or validation if there is no test with labels, is the official
-test split; all others are for training.
+(train-00000-of-00002.parquet), or a folder for each split, such as train/ and test/. The split test, or
+validation if there is no test with labels, is the official test split; all others are for training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -189,16 +189,22 @@ def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one JSON object a line, or with one list of objects.
 
+    A list of lists has the objects of a client in each of them, as in FedLLM-Bench; their number is the value
+    of `client`. An object with `user_data` has the layout of LEAF (`of_users`).
+
     Raises:
         DataError: A line is something else.
     """
     text = read_text(path)
-    if text.lstrip().startswith("["):
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    first = lines[0][1].strip() if lines else ""
+    if first.startswith("["):
         found = _parsed(text, f"{path}")
-        rows = found if isinstance(found, list) else []
+        rows = _of_clients(found) if isinstance(found, list) else []
         named = [(f"object {number} of {path}", row) for number, row in enumerate(rows, 1)]
+    elif first == "{" or (len(lines) == 1 and '"user_data"' in first):
+        return list(of_users(_parsed(text, f"{path}"), str(path)))
     else:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         named = [
             (f"line {number} of {path}", _parsed(line, f"line {number} of {path}")) for number, line in lines
         ]
@@ -206,6 +212,43 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict):
             raise DataError(f"data.root: {where} is no JSON object")
     return [row for _, row in named]
+
+
+def _of_clients(found: list[Any]) -> list[Any]:
+    """The objects of a list, or those of a list of lists with the number of their client."""
+    if not found or not all(isinstance(own, list) for own in found):
+        return found
+    return [
+        {"client": str(number), **row} if isinstance(row, dict) else row
+        for number, own in enumerate(found)
+        for row in own
+    ]
+
+
+def of_users(found: Any, where: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file of LEAF: `{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`.
+
+    Args:
+        found: What the file holds.
+        where: The file, for messages.
+
+    Yields:
+        `user`, `y`, and `x`; where x is a list, as in Sent140, its values are `x0`, `x1`, and so on.
+
+    Raises:
+        DataError: It holds something else.
+    """
+    users = found.get("user_data") if isinstance(found, dict) else None
+    for user, own in users.items() if isinstance(users, dict) else [("", None)]:
+        x, y = (own.get(key) if isinstance(own, dict) else None for key in ("x", "y"))
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            raise DataError(
+                f"data.root: {where} is not of LEAF's layout, in which user_data has x and y of each user, "
+                f"two lists of one length"
+            )
+        for each, label in zip(x, y, strict=True):
+            parts = {f"x{place}": part for place, part in enumerate(each)} if isinstance(each, list) else {}
+            yield {"user": user, "y": label, **(parts or {"x": each})}
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -276,7 +319,12 @@ class TextTable(TextReader):
         root = self._root
         if root.is_file():
             return [root]
-        found = sorted(path for suffix in self.suffixes for path in root.glob(f"*{suffix}"))
+        places = ("*", *(f"{split}/*" for split in ("train", *TESTS)))
+        there = (
+            sorted(path for suffix in self.suffixes for path in root.glob(f"{p}{suffix}")) for p in places
+        )
+        found, *inside = there
+        found = found or [path for paths in inside for path in paths]
         if not found:
             raise DataError(f"data.root: no file in {root} ends with {self.suffixes[0]}; give {self.where}")
         return found
@@ -285,7 +333,8 @@ class TextTable(TextReader):
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}
         for path in self._files:
-            split = PIECE.sub("", path.name.partition(".")[0])
+            alone = path.parent == self._folder
+            split = PIECE.sub("", path.name.partition(".")[0]) if alone else path.parent.name
             found.setdefault(split, []).extend(self._rows(path))
         return found
 

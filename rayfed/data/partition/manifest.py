@@ -165,7 +165,7 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
 
 
 def _damaged(dataset: Dataset) -> Iterator[str]:
-    """What is not there, or not whole."""
+    """Sentences on samples that are not there, or not whole."""
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
     if cut := cut_in_words(dataset.cut, len(dataset), dataset.size):

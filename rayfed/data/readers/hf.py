@@ -1,12 +1,14 @@
-"""Any data set of images that the library `datasets` loads: by name, from a folder or from Parquet files.
+"""Any data set of images or texts that the library `datasets` loads: by name, from a folder or Parquet files.
 
   data=hf/OWNER/NAME                            by name, as `datasets.load_dataset` finds it
   data=hf/NAME data.root=DIR_OR_FILE            a folder that `save_to_disk` wrote, a folder of Parquet files
                                                 or of images, or one Parquet file
   data.columns={image: img, label: y, client: writer, domain: site}
+  data.columns={text: body, text_pair: reply, label: y}, {prompt: q, completion: a}, {messages: chat}
 
-The split `test`, or `validation` if there is no `test`, is the official test split; all others are for
-training.
+Where columns for texts are named, or no column has images and one has a usual name of texts, they are read
+as by the readers of tables (`rayfed.data.named.texts`). Otherwise, the split `test`, or `validation` if
+there is no `test`, is the official test split; all others are for training.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,11 +29,17 @@ from numpy.typing import NDArray
 from rayfed.data.config import Resize
 from rayfed.data.formats.image_file import corrupt, decode_image, read_image
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
+from rayfed.data.named.texts import PARTS as ALL_PARTS
+from rayfed.data.named.texts import TextTable
 from rayfed.data.source import ONE_DOMAIN, Listing
+from rayfed.data.text import Text
 from rayfed.errors import ConfigError, DataError, unknown
+from rayfed.objective import CLASSIFICATION
 
 PARTS = ("image", "label", "client", "domain")
 """The kinds of columns."""
+TEXTS = {part: names for part, names in ALL_PARTS.items() if part not in (*PARTS, "category")}
+"""Parts of texts, with the usual names of their columns."""
 TYPES = {"image": "Image", "label": "ClassLabel or the name label"}
 """By what the columns of images and labels are found."""
 TESTS = ("test", "validation")
@@ -82,10 +90,20 @@ class HuggingFace(ContentReader):
 
     sparse: ClassVar[bool] = True
 
+    @property
+    def task(self) -> str:
+        """Classification of images, or the task that the columns of the texts say."""
+        return self._texts.task if self._has_texts else CLASSIFICATION
+
+    def scan(self) -> Listing:
+        return (
+            replace(self._texts.scan(), fingerprint=self.fingerprint()) if self._has_texts else super().scan()
+        )
+
     def fingerprint(self) -> str:
         """A hash of the library's fingerprints of the splits, the columns and the files below the root."""
         out = hashlib.sha256(repr([*(self.columns or {}).items()]).encode())
-        for split, rows in self._splits.items():
+        for split, rows in self._loaded.items():
             out.update(f"{split}={rows._fingerprint}\n".encode())
         if self.root:
             root = self._path(self.root)
@@ -93,7 +111,9 @@ class HuggingFace(ContentReader):
             out.update(stat_hash(files, root.parent).encode())
         return with_classes(f"hf/1:{out.hexdigest()}", self.classes)
 
-    def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8]:
+    def decode(self, listing: Listing, index: int, size: int) -> NDArray[np.uint8] | Text:
+        if self._has_texts:
+            return self._texts.decode(listing, index, size)
         split, place = self._image(index)
         value = self._splits[split][place][self._names["image"]]
         if isinstance(value, str):
@@ -132,8 +152,25 @@ class HuggingFace(ContentReader):
         )
 
     @cached_property
-    def _splits(self) -> dict[str, Any]:
-        """The splits by name, with images as they are stored."""
+    def _has_texts(self) -> bool:
+        named = (self.columns or {}).keys()
+        if "image" in named or named & TEXTS.keys():
+            return "image" not in named
+        features = next(iter(self._loaded.values())).features
+        if any(isinstance(kind, _library().Image) for kind in features.values()):
+            return False
+        return any(name in features for part in ("text", "prompt", "messages") for name in TEXTS[part])
+
+    @cached_property
+    def _texts(self) -> _Texts:
+        """The reader of the texts."""
+        return _Texts(
+            name=self.name, root=self.root, classes=self.classes, columns=self.columns, splits=self._loaded
+        )
+
+    @cached_property
+    def _loaded(self) -> dict[str, Any]:
+        """The splits by name."""
         library = _library()
         try:
             with _only(logging.CRITICAL, "datasets"):  # it logs what it raises, in several lines
@@ -147,13 +184,18 @@ class HuggingFace(ContentReader):
                 f"{where} cannot be loaded by the library datasets ({reason}); download the data set, and "
                 f"set data.root to its folder or Parquet file"
             ) from err
-        splits = dict(found) if isinstance(found, dict) else {"train": found}
+        return dict(found) if isinstance(found, dict) else {"train": found}
+
+    @cached_property
+    def _splits(self) -> dict[str, Any]:
+        """The same, with images as they are stored."""
+        library = _library()
         stored = library.Image(decode=False)
         return {
             split: rows.cast_column(column, stored)
             if isinstance(rows.features[column := self._images(rows.features, library)], library.Image)
             else rows
-            for split, rows in splits.items()
+            for split, rows in self._loaded.items()
         }
 
     def _load(self, library: Any) -> Any:
@@ -259,6 +301,34 @@ class HuggingFace(ContentReader):
             domain=np.array([places[name] for name in domain], dtype=np.int64),
             owners=self._values("client") if "client" in self._names else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts(TextTable):
+    """The texts of splits that the library loaded.
+
+    Attributes:
+        splits: The splits by name.
+    """
+
+    splits: Mapping[str, Any]
+
+    @cached_property
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        found = {}
+        for split, rows in self.splits.items():
+            named = {name: kind.int2str for name, kind in rows.features.items() if hasattr(kind, "int2str")}
+            found[split] = [
+                {**row, **{n: of(row[n]) for n, of in named.items() if row[n] is not None and row[n] >= 0}}
+                for row in rows.to_list()
+            ]
+        return found
+
+    def fingerprint(self) -> str:
+        return ""  # that of the reader around it counts
+
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        raise NotImplementedError
 
 
 def _check_labels(values: Sequence[Any], column: str) -> None:

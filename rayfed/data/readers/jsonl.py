@@ -11,7 +11,7 @@ from rayfed.data.named.texts import TextTable, read_jsonl
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLines(TextTable):
-    """Reads files with one JSON object a line, or with one list of objects."""
+    """Reads files with one JSON object a line, one list of objects, a list for each client, or LEAF's."""
 
     where: ClassVar[str] = "a file with one JSON object a line, or a folder with one for each split"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")

@@ -52,6 +52,67 @@ def written(folder, kind, rows, name="mails"):
     return path
 
 
+def texts_of(found, listing):
+    return [found.decode(listing, place, 0) for place in range(len(listing.keys))]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_leaf_has_a_folder_for_each_split_and_the_samples_of_each_user(tmp_path, indent):
+    """The layout of Sent140: x is a list, whose fifth value is the text."""
+
+    def tweet(text):
+        return ["1", "Mon", "NO_QUERY", "someone", text, "training"]
+
+    data = {"train": {"ann": ["a", "b"], "bob": ["c"]}, "test": {"ann": ["d"]}}
+    for split, users in data.items():
+        (tmp_path / split).mkdir()
+        own = {
+            user: {"x": [tweet(text) for text in texts], "y": [len(texts) % 2] * len(texts)}
+            for user, texts in users.items()
+        }
+        whole = {"users": [*own], "num_samples": [len(v["y"]) for v in own.values()], "user_data": own}
+        (tmp_path / split / "all_data_keep_9.json").write_text(json.dumps(whole, indent=indent))
+    found = source("jsonl", tmp_path, columns={"text": "x4", "label": "y", "client": "user"})
+    listing = found.scan()
+    assert task_of(found) == TEXT_CLASSIFICATION
+    by_text = sorted(
+        (text.text, owner, listing.classes[label], bool(test))
+        for text, owner, label, test in zip(
+            texts_of(found, listing), listing.owners, listing.labels, listing.test, strict=True
+        )
+    )
+    assert by_text == [
+        ("a", "ann", "0", False),
+        ("b", "ann", "0", False),
+        ("c", "bob", "1", False),
+        ("d", "ann", "1", True),
+    ]
+    plain = {"user_data": {"ann": {"x": ["next"], "y": ["t"]}}}
+    (tmp_path / "plain.json").write_text(json.dumps(plain))
+    named = {"prompt": "x", "completion": "y", "client": "user"}
+    found = source("jsonl", tmp_path / "plain.json", columns=named)
+    assert texts_of(found, found.scan()) == [Text(text="next", answer="t")]
+    (tmp_path / "plain.json").write_text('{"user_data": {"ann": {"x": ["next"], "y": []}}}')
+    with pytest.raises(DataError, match=r"data\.root: .* is not of LEAF's layout"):
+        source("jsonl", tmp_path / "plain.json", columns=named).scan()
+
+
+def test_a_list_of_lists_has_the_samples_of_a_client_each(tmp_path):
+    """The layouts of FedLLM-Bench: instructions with responses, and conversations."""
+    asked = [[{"instruction": "a", "response": "b"}, {"instruction": "c", "response": "d"}]]
+    asked += [[], [{"instruction": "e", "response": "f"}]]
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    found = source("jsonl", tmp_path / "asked.json", columns={"client": "client"})
+    listing = found.scan()
+    assert task_of(found) == LANGUAGE_MODELING
+    assert listing.owners == ["0", "0", "2"]
+    assert texts_of(found, listing) == [Text(text=own[0], answer=own[1]) for own in ("ab", "cd", "ef")]
+    told = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    (tmp_path / "told.json").write_text(json.dumps([[{"conversations": told}]]))
+    found = source("jsonl", tmp_path / "told.json", columns={"client": "client"})
+    assert texts_of(found, found.scan()) == [Text(messages=(("user", "a"), ("assistant", "b")))]
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
 def test_a_table_in_every_format(tmp_path, kind):
     found = source(kind, written(tmp_path, kind, ROWS), columns=COLUMNS)

@@ -14,7 +14,9 @@ from rayfed.data import load
 from rayfed.data.config import DataConfig, PartitionConfig
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.readers.hf import HuggingFace
+from rayfed.data.text import Text
 from rayfed.errors import ConfigError, DataError
+from rayfed.objective import CLASSIFICATION, LANGUAGE_MODELING, TEXT_CLASSIFICATION
 
 datasets = pytest.importorskip("datasets")
 constants = pytest.importorskip("huggingface_hub").constants
@@ -230,3 +232,56 @@ def test_names_of_the_command_line_reach_the_reader():
     assert data["columns"] == {"client": "writer"}
     with pytest.raises(ConfigError, match="is not hf/NAME"):
         compose(["data=hf/a/b/c"])
+
+
+PAIR = {"text": "text", "text_pair": "other", "label": "label"}
+TOLD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "first"),
+    [
+        (None, TEXT_CLASSIFICATION, Text(text="one")),
+        (
+            {"text": "text", "text_pair": "other", "label": "label"},
+            TEXT_CLASSIFICATION,
+            Text(text="one", pair="1"),
+        ),
+        ({"prompt": "text", "completion": "other"}, LANGUAGE_MODELING, Text(text="one", answer="1")),
+        ({"messages": "chat"}, LANGUAGE_MODELING, Text(messages=(("user", "a"), ("assistant", "b")))),
+    ],
+)
+def test_columns_of_texts_are_read_as_in_a_table(tmp_path, columns, task, first):
+    def part(texts, labels):
+        own = {"text": texts, "other": [str(place + 1) for place in range(len(texts))], "label": labels}
+        found = datasets.Dataset.from_dict({**own, "chat": [TOLD] * len(texts), "who": ["w"] * len(texts)})
+        return found.cast_column("label", datasets.ClassLabel(names=["cat", "dog"]))
+
+    splits = {
+        "train": part(["one", "two"], [0, 1]),
+        "validation": part(["three"], [1]),
+        "test": part(["x"], [-1]),
+    }
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "data")
+    columns = columns and {**columns, "client": "who"}
+    data = reader(tmp_path / "data", tmp_path, columns=columns)
+    listing = data.scan()
+    assert data.task == task
+    assert data.decode(listing, 0, 0) == first
+    assert listing.fingerprint == data.fingerprint()
+    assert listing.owners == (columns and ["w"] * len(listing.keys))
+    labelled = task == TEXT_CLASSIFICATION
+    assert listing.classes == (("cat", "dog") if labelled else ("text",))
+    assert listing.test.tolist() == [False, False, *([True] if labelled else [False, True])]
+
+
+def test_images_with_a_column_of_texts_are_images_unless_texts_are_named(tmp_path):
+    found = rows(4).rename_columns({"site": "text"})
+    found.save_to_disk(tmp_path / "data")
+    assert reader(tmp_path / "data", tmp_path).task == CLASSIFICATION
+    assert (
+        reader(tmp_path / "data", tmp_path, columns={"text": "text", "label": "y"}).task
+        == TEXT_CLASSIFICATION
+    )
+    with pytest.raises(ConfigError, match=r"data\.columns"):
+        reader(tmp_path / "data", tmp_path, columns={"image": "img", "text": "text"}).scan()
