@@ -76,7 +76,7 @@ CUT = {
 
 
 def cut_in_words(cut: Mapping[str, int], texts: int, size: int) -> str:
-    """How many texts of a data set are not whole, and the key to change; empty where all are.
+    """Number of texts of a data set that are not whole, and the key to change; empty where all are whole.
 
     Args:
         cut: Number of texts of which something was cut, by keys of `CUT`.
