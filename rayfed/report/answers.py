@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.data.text import PAD, padded_length
 from rayfed.data.tokens import load_tokenizer
 from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
@@ -53,6 +54,8 @@ class WrittenAnswer:
         exact_match: 1 where both are equal after `plain`, else 0.
         last_number: 1 where the last numbers in both are equal, 0 where not; None: the expected one has none.
         rouge_l: `rouge_l` of both.
+        chosen: The candidate answer with the largest `likelihoods`; None: there are no candidates.
+        choice: 1 where it is the expected one after `plain`, else 0; None: no candidate is the expected one.
     """
 
     domain: str
@@ -63,18 +66,22 @@ class WrittenAnswer:
     exact_match: int
     last_number: int | None
     rouge_l: float
+    chosen: str | None = None
+    choice: int | None = None
 
 
-def answers(folder: Path, texts: int, tokens: int) -> list[WrittenAnswer]:
+def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -> list[WrittenAnswer]:
     """Let the final model of a run answer prompts of test texts.
 
     Args:
         folder: Folder of a finished run.
         texts: Most texts of a domain, evenly spaced among its test texts.
         tokens: Most tokens of an answer.
+        choices: Candidate answers between `|`, of which the model also chooses one, or `all` for the
+            different answers of the data set; None: it chooses none.
 
     Raises:
-        ConfigError: The run cannot be analysed, or its model writes no texts.
+        ConfigError: The run cannot be analysed, its model writes no texts, or there are no candidates.
     """
     run = reopen(folder)
     setup = run.setup
@@ -99,10 +106,78 @@ def answers(folder: Path, texts: int, tokens: int) -> list[WrittenAnswer]:
     def text(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    return [
+    rows = [
         _scored(domain, keys[row], text(prompt), text(expected), text(written))
         for (domain, row), (prompt, expected), written in zip(asked, parts, found, strict=True)
     ]
+    if choices is None:
+        return rows
+    ids = _candidates(choices, setup.dataset, tokenizer)
+    named = [text(own) for own in ids]
+    scores = [likelihoods(model, prompt, ids) for prompt, _ in parts]
+    return [_chosen(row, named[int(np.argmax(own))], named) for row, own in zip(rows, scores, strict=True)]
+
+
+EVERY = "all"
+"""Value of `--choices` for the different answers of the data set."""
+MOST_CHOICES = 200
+"""Largest number of candidate answers."""
+
+
+def _candidates(choices: str, dataset: Any, tokenizer: Any) -> list[list[int]]:
+    """Tokens of each candidate answer, in an order that depends on the answers only."""
+    if choices == EVERY:
+        answers = (tuple(_parts(dataset, row)[1]) for row in range(len(dataset)))
+        found = [list(own) for own in sorted({own for own in answers if own})]
+    else:
+        texts = dict.fromkeys(text.strip() for text in choices.split("|"))
+        encoded = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts if text)
+        found = [[*own, tokenizer.eos_token_id] for own in encoded]
+    if not 2 <= len(found) <= MOST_CHOICES:
+        raise ConfigError(
+            f"--choices: {choices!r} are {len(found)} different answers; name 2 to {MOST_CHOICES} of them "
+            f"with | in between"
+        )
+    return found
+
+
+@torch.no_grad()
+def likelihoods(model: Backbone, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[float]:
+    """Score of each candidate answer after a prompt.
+
+    It is the sum of the log-likelihoods of its tokens, the end-of-sequence token among them, divided by their
+    number, so that long answers are not at a disadvantage.
+
+    Args:
+        model: A language model, in evaluation mode, with all blocks.
+        prompt: Token ids; the beginning is cut where they and an answer are too long.
+        candidates: Token ids of each answer, with the end-of-sequence token.
+
+    Raises:
+        ConfigError: A candidate leaves no room for a token before it.
+    """
+    if (longest := max(map(len, candidates))) >= model.size:
+        raise ConfigError(f"--choices: an answer has {longest} tokens; model.size is {model.size}")
+    device = next(model.parameters()).device
+    found = []
+    for start in range(0, len(candidates), BATCH):
+        some = candidates[start : start + BATCH]
+        before = list(prompt)[longest - model.size :] or [some[0][-1]]
+        length = padded_length(len(before) + max(map(len, some)), model.size)
+        ids = torch.full((len(some), length), PAD)
+        for row, own in zip(ids, some, strict=True):
+            row[: len(before) + len(own)] = torch.tensor([*before, *own])
+        logs = model(ids.to(device)).float().log_softmax(-1)
+        for place, own in enumerate(some):
+            steps = logs[place, len(before) - 1 : len(before) - 1 + len(own)]
+            picked = steps.gather(1, torch.tensor(own, device=device)[:, None])
+            found.append(float(picked.sum()) / len(own))
+    return found
+
+
+def _chosen(row: WrittenAnswer, chosen: str, named: Sequence[str]) -> WrittenAnswer:
+    known = plain(row.expected) in map(plain, named)
+    return replace(row, chosen=chosen, choice=int(plain(row.expected) == plain(chosen)) if known else None)
 
 
 def _test_rows(run: ReopenedRun, count: int) -> dict[str, Any]:
@@ -234,9 +309,9 @@ def rouge_l(expected: str, written: str) -> float:
 
 
 def means(rows: Sequence[WrittenAnswer]) -> dict[str, float]:
-    """Mean of each score over answers; without `last_number` where no expected answer has a number."""
+    """Mean of each score over the answers that have one; scores that none has are left out."""
     found = {}
-    for name in ("exact_match", "last_number", "rouge_l"):
+    for name in ("exact_match", "last_number", "rouge_l", "choice"):
         values = [value for row in rows if (value := asdict(row)[name]) is not None]
         if values:
             found[name] = sum(values) / len(values)
@@ -244,11 +319,12 @@ def means(rows: Sequence[WrittenAnswer]) -> dict[str, float]:
 
 
 USAGE = """\
-python -m rayfed.report.answers RUN [--texts 8] [--tokens 64] [--debug]
+python -m rayfed.report.answers RUN [--texts 8] [--tokens 64] [--choices all] [--debug]
 
 Lets the final model of a finished run write answers to test texts of every
 domain, scores them, and adds scores and some answers to report.md, for example
   python -m rayfed.report.answers runs/mine --texts 20 --tokens 128
+  python -m rayfed.report.answers runs/mine --choices "yes|no|maybe"
 """
 
 FILE = "answers.jsonl"
@@ -282,6 +358,7 @@ def section(rows: Sequence[WrittenAnswer]) -> str:
     for domain in dict.fromkeys(row.domain for row in rows):
         for row in [row for row in rows if row.domain == domain][:SHOWN]:
             told = {"prompt": row.prompt, "expected": row.expected, "written": row.written}
+            told |= {} if row.chosen is None else {"chosen": row.chosen}
             parts.append(f"\n{domain}, `{row.key}`:\n\n")
             parts += [f"- {name}: {_short(text)}\n" for name, text in told.items()]
     return "".join(parts)
@@ -307,13 +384,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=user_folder, help="a finished run of a language model")
     parser.add_argument("--texts", type=int, default=8, help="most test texts of a domain")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--choices", help="candidate answers with | in between, or all")
     args = parser.parse_args(argv)
 
     def work() -> None:
         if args.texts < 1 or args.tokens < 1:
             raise ConfigError(f"--texts, --tokens: {args.texts} and {args.tokens} must be at least 1")
         with shown_on(screen_of()):
-            rows = answers(args.run, args.texts, args.tokens)
+            rows = answers(args.run, args.texts, args.tokens, args.choices)
         add(args.run, rows)
         say(table_of(rows).text(terminal_width()))
 

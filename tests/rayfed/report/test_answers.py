@@ -7,13 +7,16 @@ import torch
 import transformers
 
 import rayfed
+from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.report import answers
 from rayfed.report import answers as module
-from rayfed.report.answers import greedy, last_number, plain, rouge_l
+from rayfed.report.answers import greedy, last_number, likelihoods, plain, rouge_l
+from tests.conftest import quickly
 from tests.rayfed.engine.test_texts import folder, settings  # noqa: F401
+from tests.rounding import near
 from tests.tiny_models import DECODERS, save
 
 PROMPTS = [[5, 6, 7], [9], [20, 21, 22, 23, 24, 25, 26], [5, 9, 30, 31]]
@@ -48,6 +51,29 @@ def test_an_answer_is_over_at_its_end_while_others_go_on(tmp_path):
     assert greedy(model, PROMPTS, 12, end) == cut
 
 
+@pytest.mark.parametrize("family", quickly(DECODERS, ["gpt2"]))
+def test_candidates_have_the_mean_log_likelihood_of_their_tokens_in_the_library(tmp_path, family):
+    name = save(family, tmp_path, language=True, seed=5, initializer_range=0.4)
+    model = build_backbone(ModelConfig(name=name), 1, 0, LANGUAGE_MODELING).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    candidates = [[7, END], [9, 30, 31, END], [20, END], *([place, 5, END] for place in range(4, 11))]
+    assert len(candidates) > module.BATCH
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            expected = []
+            for own in candidates:
+                ids = torch.tensor([[*prompt, *own]])
+                labels = torch.tensor([[-100] * len(prompt) + own])
+                expected.append(-theirs(input_ids=ids, labels=labels).loss)
+        found = likelihoods(model, prompt, candidates)
+        near(torch.tensor(found), torch.stack(expected), 3000, 10.0)
+        whole = likelihoods(model, [5] * model.size + prompt, candidates)
+        longest = max(map(len, candidates))
+        assert whole == likelihoods(model, ([5] * model.size + prompt)[longest - model.size :], candidates)
+    with pytest.raises(ConfigError, match="--choices: an answer has"):
+        likelihoods(model, [5], [[5] * model.size, [7]])
+
+
 def test_scores():
     assert plain(" The Answer. ") == plain("the answer")
     assert last_number("72 = 3 * 24\n#### 72") == last_number("it is 72.") == 72
@@ -71,5 +97,16 @@ def test_the_report_gets_the_answers(folder, cache, tmp_path, capsys):  # noqa: 
     assert text.count("## Answers of the final model") == 1
     assert rows[0]["key"] in text
     assert "exact_match %" in capsys.readouterr().out
+    for choices in ("all", "0 1|1 1|no"):
+        assert answers.main([str(run), "--texts", "9", "--tokens", "5", "--choices", choices]) == 0
+        rows = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+        named = {row["expected"] for row in rows} if choices == "all" else {"0 1", "1 1"}
+        for row in rows:
+            right = int(row["chosen"] == row["expected"])
+            assert row["choice"] == (right if row["expected"] in named else None)
+        assert "choice %" in capsys.readouterr().out
+    assert "- chosen: `" in (run / "report.md").read_text()
+    assert answers.main([str(run), "--choices", "yes"]) == 2
+    assert "--choices: 'yes' are 1 different answers" in capsys.readouterr().err
     assert answers.main([str(run), "--tokens", "64"]) == 2
     assert "--tokens: 64" in capsys.readouterr().err
