@@ -6,12 +6,19 @@ import yaml
 import rayfed
 from rayfed.config.compose import choices, compose, folder
 from rayfed.config.schema import build_parts, load_config, to_dict
+from rayfed.data.readers.hf import HuggingFace
 from rayfed.data.source import READERS, task_of
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS, check_compatible, check_task
 from rayfed.models.build import build_backbone
 from rayfed.models.shared_weights import skeleton
-from rayfed.objective import LANGUAGE_MODELING, NEXT_CHARACTER, SEGMENTATION, TEXT_CLASSIFICATION
+from rayfed.objective import (
+    CLASSIFICATION,
+    LANGUAGE_MODELING,
+    NEXT_CHARACTER,
+    SEGMENTATION,
+    TEXT_CLASSIFICATION,
+)
 from rayfed.tuning.base import TUNINGS
 from tests.conftest import SMALL
 
@@ -154,7 +161,9 @@ def test_every_data_set_alone_is_a_valid_experiment(name):
     reader = READERS.load(config.data.reader)
     bare = load_config([f"data={name}", "data.root=x", "model.pretrained=false"]).model
     model = skeleton(lambda: build_backbone(bare, 1, 0))
-    if isinstance(getattr(reader, "task", None), property):  # of tables, whose columns decide
+    if reader is HuggingFace:  # images, unless columns of texts are named or found
+        assert model.task == CLASSIFICATION
+    elif isinstance(getattr(reader, "task", None), property):  # of tables, whose columns decide
         answers = {"completion", "messages"} & {*(config.data.columns or ())}
         assert model.task == (LANGUAGE_MODELING if answers else TEXT_CLASSIFICATION)
     else:

@@ -106,7 +106,7 @@ def test_the_report_gets_the_answers(folder, cache, tmp_path, capsys):  # noqa: 
             assert row["choice"] == (right if row["expected"] in named else None)
         assert "choice %" in capsys.readouterr().out
     assert "- chosen: `" in (run / "report.md").read_text()
-    assert answers.main([str(run), "--choices", "yes"]) == 2
+    assert answers.main([str(run), "--tokens", "5", "--choices", "yes"]) == 2
     assert "--choices: 'yes' are 1 different answers" in capsys.readouterr().err
     assert answers.main([str(run), "--tokens", "64"]) == 2
     assert "--tokens: 64" in capsys.readouterr().err
