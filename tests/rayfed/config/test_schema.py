@@ -96,6 +96,7 @@ SURFACE = (
         "tuning",
         "model",
         "data",
+        "head",
         "task",
         "train",
         "evaluation",
