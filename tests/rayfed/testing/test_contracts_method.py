@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayfed import Local, Method, Server
-from rayfed.errors import ConfigError, RayFedError
+from rayfed.errors import ConfigError, RayFedError, ServerError
 from rayfed.testing import METHOD_CHECKS, check_method
 from rayfed.testing import contracts as checks
 
@@ -103,7 +103,7 @@ LACKS = Method(local=NeedsWhatNobodyOffers)
         ),
         ("PAIRS", checks.survives_a_client_with_one_example, RayFedError, "one example only"),
         ("GLOBAL", checks.repeats_itself_after_an_interruption, AssertionError, "state.memory"),
-        ("ALL", checks.repeats_itself_after_an_interruption, ValueError, "somebody is missing"),
+        ("ALL", checks.repeats_itself_after_an_interruption, ServerError, "somebody is missing"),
         ("LACKS", checks.says_what_it_is, ConfigError, "needs moon"),
     ],
 )
