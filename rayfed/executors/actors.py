@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
+from rayfed.executors.cluster import has_lost_its_node, reserved_again
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.executors.worker import World
 from rayfed.federation.client import Client
@@ -140,6 +141,7 @@ def silence(
     )
 
 
+LOOK_EVERY = 5.0  # seconds between two checks of whether the reservations still have their nodes
 IN_FLIGHT = 2  # chunks per actor: one running, one already waiting there
 LARGEST_CHUNK = 16
 TICK = 0.5  # seconds between two checks of timeouts and of whether to stop
@@ -171,6 +173,7 @@ class Exchange:
 
     def run(self) -> list[Update | None]:
         try:
+            self._pool.rejoin()
             if not self._pool.lanes:  # the last one was lost in an earlier exchange
                 raise ClusterError("no client actor is left")
             while len(self._answers) < len(self._calls):
@@ -402,10 +405,12 @@ class Exchange:
     def _check_timeouts(self, now: float) -> None:
         limit = self._policy.client_timeout
         watchdog = self._policy.watchdog
+        self._pool.leave_lost_nodes(now)
         for lane in list(self._pool.lanes):
             if lane.starting is not None and self._is_stuck(lane):
                 why = f"its process did not start, and made no progress for {self._patience(lane):g} s"
-                self._retire(lane, why)
+                self._pool.set_aside(lane)
+                self._report_loss(lane, why)
             elif limit and lane.starting is None and lane.busy and now - lane.since > limit:
                 self._time_out(lane, limit)
         if watchdog and not self._silent and now - self._heard > watchdog:
@@ -443,9 +448,13 @@ class Exchange:
 
     def _retire(self, lane: Lane, why: str) -> None:
         self._pool.retire(lane)
+        self._report_loss(lane, why)
+
+    def _report_loss(self, lane: Lane, why: str) -> None:
         self._pool.on_event(Event(kind="lane_lost", action="drop", message=f"{lane.name}: {why}"))
         log.warning("continuing without actor %s: %s", lane.name, why)
         self._free.extend(lane.own)
+        lane.own.clear()
         if not self._pool.lanes:
             raise ClusterError(f"no client actor is left; the last one, {lane.name}: {why}")
 
@@ -579,8 +588,21 @@ class LaneExecutor:
     def retire(self, lane: Lane) -> None:
         """Continue without a lane whose actor cannot be started."""
         ray.kill(lane.actor)
+        self._leave_out(lane)
+
+    def _leave_out(self, lane: Lane) -> None:
         self.lanes.remove(lane)
         self.home = {client: other for client, other in self.home.items() if other is not lane}
+
+    def set_aside(self, lane: Lane) -> None:
+        """Continue without a lane whose actor has not started in time."""
+        self.retire(lane)
+
+    def rejoin(self) -> None:
+        """Use the lanes again that were set aside and have started since."""
+
+    def leave_lost_nodes(self, now: float) -> None:
+        """Start the actors elsewhere that have no call and whose node is gone, if this executor may."""
 
     def stores(self) -> dict[str, Kept]:
         return self._stores.all()
@@ -625,7 +647,12 @@ def start_client(lane: Lane, world: Any, weights: Any, labels: Mapping[str, str]
 
 
 class RayExecutor(LaneExecutor):
-    """Runs calls on actors that it starts and ends itself."""
+    """Runs calls on actors that it starts and ends itself.
+
+    Attributes:
+        absent: Lanes whose actors did not start in time. They are used as soon as they start, such as after
+            their node has returned.
+    """
 
     def __init__(  # noqa: PLR0913  (a pool has many parts)
         self,
@@ -651,6 +678,8 @@ class RayExecutor(LaneExecutor):
                 change to this experiment, and it must not be used any more.
             started: Actors that `start_client` has started, in the order of the names; empty: none was.
         """
+        self.absent: list[Lane] = []
+        self._looked = time.monotonic()
         self._world = world if isinstance(world, ray.ObjectRef) else ray.put(world)
         self._weights = weights
         self._labels = labels
@@ -663,9 +692,45 @@ class RayExecutor(LaneExecutor):
                 lane.begin(actor)
             else:
                 self._start(lane)
+        for lane in before.absent if before else ():
+            ray.kill(lane.actor)
+            self._start(lane)
+            self.absent.append(lane)
 
     def _start(self, lane: Lane) -> None:
+        if lane.started:
+            lane.options = reserved_again(lane.options)
         lane.begin(start_client(lane, self._world, self._weights, self._labels))
+
+    def set_aside(self, lane: Lane) -> None:
+        self._leave_out(lane)
+        self.absent.append(lane)
+
+    def rejoin(self) -> None:
+        for lane in list(self.absent):
+            if not ray.wait([lane.starting], timeout=0)[0]:
+                continue
+            try:
+                lane.place = ray.get(lane.starting)
+            except LOST:
+                lane.failed_starts += 1
+                if lane.failed_starts > self.policy.retries:
+                    self.absent.remove(lane)
+                else:
+                    self.replace(lane)
+                continue
+            lane.starting, lane.failed_starts, lane.since = None, 0, time.monotonic()
+            log.warning("actor %s has started; it is used again", lane.name)
+            self.absent.remove(lane)
+            self.use_lanes([*self.lanes, lane])
+
+    def leave_lost_nodes(self, now: float) -> None:
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        for lane in [*self.lanes, *self.absent]:
+            if not lane.busy and has_lost_its_node(lane.options):
+                self.replace(lane)
 
     def starting(self) -> Iterator[int]:
         """Wait until every actor has its model; yields the number of those that have, whenever it has grown.
@@ -681,5 +746,5 @@ class RayExecutor(LaneExecutor):
             pass
 
     def close(self) -> None:
-        for lane in self.lanes:
+        for lane in (*self.lanes, *self.absent):
             ray.kill(lane.actor)

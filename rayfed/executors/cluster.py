@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +15,14 @@ from typing import Any, Literal
 
 import ray
 import torch
-from ray.util.placement_group import get_current_placement_group, placement_group
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.errors import BusyError, ResourceError
@@ -137,22 +147,95 @@ def reserved(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[
     if get_current_placement_group() is not None:
         yield [dict(options) for _ in range(found.actors)]
         return
-    group = placement_group([found.bundle] * found.actors, strategy="SPREAD")
+    prefix = f"rayfed-{uuid.uuid4().hex[:12]}"
     try:
-        if not group.wait(timeout):
+        strategies = _places(found, timeout, prefix)
+        yield [{**options, "scheduling_strategy": s} for s in strategies]
+    finally:
+        if not health.lost:
+            _release(prefix)
+
+
+GRAB = 5.0
+"""Seconds in which the groups of the nodes must get the resources that the group of all actors released."""
+
+PAUSE = 1.0  # longest pause in seconds before the next attempt, if another run was faster
+
+
+def _places(found: ActorPlan, timeout: float, prefix: str) -> list[PlacementGroupSchedulingStrategy]:
+    """Reserve a bundle for each actor, all or none, in one placement group for each node.
+
+    Ray's gcs_server computes without a pause while a group has lost one of its nodes and no other node has
+    room. A group of one node can be removed when that node is lost. So the actors are placed in one group,
+    which is replaced by a group for each of its nodes if it has several.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        whole = placement_group([found.bundle] * found.actors, strategy="SPREAD", name=_name(prefix))
+        if not whole.wait(max(0.0, deadline - time.monotonic())):
             free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
             raise BusyError(
                 f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
                 f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs or ask for fewer"
             )
-        strategies = [
-            PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i)
-            for i in range(found.actors)
-        ]
-        yield [{**options, "scheduling_strategy": s} for s in strategies]
-    finally:
-        if not health.lost:
-            ray.util.remove_placement_group(group)
+        nodes = list(placement_group_table(whole)["bundles_to_node_id"].values())
+        if len(set(nodes)) == 1:
+            return _bundles_of(whole, found.actors)
+        remove_placement_group(whole)
+        own = {
+            node: placement_group(
+                [found.bundle] * nodes.count(node),
+                name=_name(prefix),
+                bundle_label_selector=[{"ray.io/node-id": node}] * nodes.count(node),
+            )
+            for node in dict.fromkeys(nodes)
+        }
+        end = time.monotonic() + GRAB
+        if all(group.wait(max(0.0, end - time.monotonic())) for group in own.values()):
+            return [s for node, group in own.items() for s in _bundles_of(group, nodes.count(node))]
+        _release(prefix)  # another run was faster; neither may wait for the other one with a part
+        time.sleep(random.uniform(0.0, PAUSE))
+
+
+def _bundles_of(group: PlacementGroup, count: int) -> list[PlacementGroupSchedulingStrategy]:
+    return [
+        PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i)
+        for i in range(count)
+    ]
+
+
+def _name(prefix: str) -> str:
+    return f"{prefix}:{uuid.uuid4().hex[:12]}"
+
+
+def _release(prefix: str) -> None:
+    """Remove all placement groups whose name begins with this prefix, also those of replaced actors."""
+    for row in placement_group_table().values():
+        if row["name"].startswith(f"{prefix}:") and row["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(row["placement_group_id"])))
+
+
+def has_lost_its_node(options: Mapping[str, Any]) -> bool:
+    """Whether the reservation of an actor with these Ray options was on a node that is gone."""
+    strategy = options.get("scheduling_strategy")
+    if strategy is None:
+        return False
+    return placement_group_table(strategy.placement_group).get("state") not in ("CREATED", "PENDING")
+
+
+def reserved_again(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray options for the next actor of a lane, with a new reservation if the former one lost its node.
+
+    The new one waits until a node has room, and is released with all others of its `reserved`.
+    """
+    if not has_lost_its_node(options):
+        return dict(options)
+    former = options["scheduling_strategy"].placement_group
+    prefix = placement_group_table(former)["name"].rpartition(":")[0]
+    remove_placement_group(former)  # it was on that node alone
+    bundle = ActorPlan(actors=1, cpus=options["num_cpus"], gpus=options["num_gpus"]).bundle
+    group = placement_group([bundle], name=_name(prefix))
+    return {**options, "scheduling_strategy": _bundles_of(group, 1)[0]}
 
 
 def _count(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> int:

@@ -176,6 +176,89 @@ def test_a_cluster_of_two_nodes_is_used_whole(tmp_path, cache, small):
 
 
 @pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.ray
+def test_a_lost_node_leaves_no_group_with_a_bundle_that_cannot_be_placed():
+    """Ray's gcs_server would look for a place for it without a pause, until the run ends."""
+    out = python("""
+        import time
+        import ray
+        from ray.cluster_utils import Cluster
+        from ray.util.placement_group import placement_group_table
+        from rayfed.executors.cluster import ActorPlan, has_lost_its_node, reserved, reserved_again
+        from rayfed.executors.connection import Health
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        worker = cluster.add_node(num_cpus=2)
+        ray.init(address=cluster.address, logging_level="error")
+        cluster.wait_for_nodes()
+
+        def states():
+            found = [row["state"] for row in placement_group_table().values()]
+            return sorted(state for state in found if state != "REMOVED")
+
+        def group(options):
+            return options["scheduling_strategy"].placement_group
+
+        with reserved(ActorPlan(actors=4, cpus=1, gpus=0), 60, Health()) as options:
+            print("PLACED", states(), len(set(map(group, options))))
+            cluster.remove_node(worker, allow_graceful=False)
+            while not any(map(has_lost_its_node, options)):
+                time.sleep(0.1)
+            print("LOST", [has_lost_its_node(each) for each in options].count(True))
+            again = [reserved_again(each) for each in options]
+            print("WAITING", states(), [has_lost_its_node(each) for each in again])
+            print("KEPT", sum(new == old for new, old in zip(again, options)))
+            cluster.add_node(num_cpus=2)
+            print("BACK", [group(each).wait(60) for each in again], states())
+        print("RELEASED", states())
+        ray.shutdown()
+        cluster.shutdown()
+    """)
+    assert "PLACED ['CREATED', 'CREATED'] 2" in out
+    assert "LOST 2" in out
+    assert "WAITING ['CREATED', 'PENDING', 'PENDING'] [False, False, False, False]" in out
+    assert "KEPT 2" in out
+    assert "BACK [True, True, True, True] ['CREATED', 'CREATED', 'CREATED']" in out
+    assert "RELEASED []" in out
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.ray
+def test_two_runs_that_want_the_same_nodes_both_get_them():
+    """Each wants all of both nodes, so that neither could go on with a part of what the other needs."""
+    out = python("""
+        import threading
+        import ray
+        from ray.cluster_utils import Cluster
+        from rayfed.executors.cluster import ActorPlan, reserved
+        from rayfed.executors.connection import Health
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        cluster.add_node(num_cpus=2)
+        ray.init(address=cluster.address, logging_level="error")
+        cluster.wait_for_nodes()
+        had = []
+
+        def run():
+            for _ in range(3):
+                with reserved(ActorPlan(actors=4, cpus=1, gpus=0), 200, Health()) as options:
+                    had.append(len(options))
+
+        runs = [threading.Thread(target=run) for _ in range(3)]
+        for each in runs:
+            each.start()
+        for each in runs:
+            each.join()
+        print("HAD", had)
+        ray.shutdown()
+        cluster.shutdown()
+    """)
+    assert f"HAD {[4] * 9}" in out
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_four_actors_share_a_declared_gpu(tmp_path, cache, small):
     arguments = [

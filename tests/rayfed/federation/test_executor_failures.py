@@ -231,6 +231,13 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
         assert metrics(ask(pool, setup, partial(slow), patience=8.0, retries=1)) == whole
         assert [lane.name for lane in pool.lanes] == ["b"]
         assert "lane_lost" in {e.kind for e in events}
+        gone.options["num_cpus"] = 0  # as if its node returned
+        pool.replace(gone)
+        ray.get(gone.starting)
+        pool.forget()
+        assert metrics(ask(pool, setup, answer)) == whole
+        assert [lane.name for lane in pool.lanes] == ["b", "a"]
+        pool.retire(gone)
         pool.lanes[0].options["num_cpus"] = 1000
         os.kill(pool.lanes[0].place["pid"], signal.SIGKILL)
         for _ in range(2):  # whoever asks again hears it again
