@@ -141,11 +141,15 @@ def new_folder(sweep: Sweep) -> Path:
     return path
 
 
-def continued(path: Path) -> tuple[Search, Path]:
+def continued(path: Path, trials: Any = None) -> tuple[Search, Path]:
     """The sweep in a folder, and the working folder that it was started in.
 
+    Args:
+        path: The folder.
+        trials: Number of trials that it shall have; None: as many as before.
+
     Raises:
-        ConfigError: The folder holds no sweep.
+        ConfigError: The folder holds no sweep, or one that cannot have so many trials.
     """
     path = path.absolute()
     with reading(path, f"resume: {str(path)!r} holds no sweep to continue"):
@@ -155,8 +159,26 @@ def continued(path: Path) -> tuple[Search, Path]:
         file = tree["file"]
         here = Path(tree["here"])
     here = here if here.is_dir() else Path.cwd()
+    if trials is not None:
+        sweep = _with_more(make_sweep({**tree["sweep"], "trials": trials}), sweep.trials)
     with contextlib.chdir(here):
         return check_sweep(sweep, overrides, file, path), here
+
+
+def _with_more(sweep: Sweep, before: int) -> Sweep:
+    if sweep.trials < before:
+        raise ConfigError(f"trials: {sweep.trials} are fewer than the {before} of this sweep; give more")
+    if sweep.trials > before and sweep.schedule.name != "none":
+        raise ConfigError(
+            f"trials: a sweep with scheduler={sweep.schedule.name} gets no more, because trials that "
+            f"it stopped early would go on; start a new one"
+        )
+    return sweep
+
+
+def planned(path: Path) -> int:
+    """Number of trials that the manifest in the folder of a sweep names."""
+    return make_sweep(read_yaml(path / MANIFEST)["sweep"]).trials
 
 
 def describe(search: Search) -> None:

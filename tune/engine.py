@@ -26,7 +26,7 @@ from rayfed.experiment.single_run import last_words
 from rayfed.record.claim import claim, claim_again
 from rayfed.record.files import write_text
 from rayfed.terminal.console import say, stage
-from tune.checks import Search, check_sweep, continued, describe, new_folder
+from tune.checks import Search, check_sweep, continued, describe, new_folder, planned
 from tune.figures import draw_figures
 from tune.progress import Progress
 from tune.report import report, write
@@ -37,7 +37,7 @@ from tune.shared import put_frozen
 from tune.space import Values
 from tune.sweep import make_sweep
 from tune.trial import Common, Trial
-from tune.tuner import make_tuner, run_trials
+from tune.tuner import forget_snapshots, make_tuner, run_trials
 
 BASE = "base.yaml"
 MOST_COMBINATIONS = 64
@@ -78,13 +78,19 @@ def search(
         return run_sweep(check_sweep(sweep, (), str(base), path), quiet)[0]
 
 
-def resume(path: str | Path, quiet: bool = True) -> ray.tune.ResultGrid:
-    """Continue a sweep that was interrupted or killed; of a finished one only the results are written again.
+def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> ray.tune.ResultGrid:
+    """Continue a sweep that was interrupted or killed, or add trials to it.
+
+    Args:
+        path: Its folder.
+        quiet: Print nothing.
+        trials: Number of trials that it shall have; None: as many as before. Of a finished one only the
+            results are then written again.
 
     Raises:
-        ConfigError: The folder holds no sweep.
+        ConfigError: The folder holds no sweep, or one that cannot have so many trials.
     """
-    found, here = continued(Path(path))
+    found, here = continued(Path(path), trials)
     with contextlib.chdir(here):
         return run_sweep(found, quiet, again=True)[0]
 
@@ -111,6 +117,9 @@ def run_sweep(
         if not again:
             held.enter_context(claim(found.path, "", kind="sweep"))
             found = _at_home(found)
+            describe(found)
+        elif found.sweep.trials > planned(found.path):
+            forget_snapshots(found.path)  # they hold the former number
             describe(found)
         unlock(found.path)
         common = Common(

@@ -18,6 +18,7 @@ from rayfed.types import Row
 from tune.folder import trial_folder
 from tune.results import STATES, Outcome, Outcomes, seed_folders
 from tune.space import SCALARS
+from tune.sweep import sweep_names
 
 SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
 """Columns of a round that the table of the best trial shows, beside the objectives."""
@@ -77,7 +78,7 @@ def _cell(value: Any, options: Sequence[Any]) -> Any:
 
 
 def table(outcomes: Outcomes) -> Table | None:
-    """Table of the five best trials and the paper's default, or with several objectives of the Pareto front.
+    """Table of the five best trials and the default, or with several objectives of the Pareto front.
 
     None where no trial is finished.
     """
@@ -86,9 +87,10 @@ def table(outcomes: Outcomes) -> Table | None:
     if best is None:
         return None
     shown = outcomes.ranked[:MOST_SHOWN] if len(outcomes.sweep.objectives) == 1 else outcomes.front
-    columns = {_heading(t, best, default): t for t in shown}
+    papers = "paper's default" if outcomes.sweep.name in sweep_names() else "default"
+    columns = {_heading(t, best, default, papers): t for t in shown}
     if default is not None and default not in shown and default.row:
-        columns[_heading(default, best, default)] = default
+        columns[_heading(default, best, default, papers)] = default
     names = list(dict.fromkeys([*outcomes.sweep.objectives, *(n for n in SHOWN if n in best.row)]))
     rows = [(name, *(number(t.row.get(name)) for t in columns.values())) for name in names]
     for parameter in outcomes.sweep.read_space().parameters:
@@ -125,9 +127,10 @@ def _ties(outcomes: Outcomes, shown: Sequence[Outcome]) -> Iterator[str]:
         )
 
 
-def _heading(trial: Outcome, best: Outcome, default: Outcome | None) -> str:
+def _heading(trial: Outcome, best: Outcome, default: Outcome | None, papers: str) -> str:
+    """Head of a trial's column; `papers` is the word for the default."""
     marks = ["best"] if trial is best else []
-    marks += ["paper's default"] if trial is default else []
+    marks += [papers] if trial is default else []
     return f"trial {trial.number}" + (f" ({', '.join(marks)})" if marks else "")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
@@ -18,7 +20,7 @@ from rayfed.terminal.table_formats import terminal_width
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR]
     [overrides] [--json] [--quiet] [--list] [--debug]
-python -m tune.run resume=DIR
+python -m tune.run resume=DIR [trials=N]
 
 Overrides are those of python -m rayfed.run (rounds=5, data.limit=24) and keys
 of the sweep, for example
@@ -57,16 +59,20 @@ def work(args: argparse.Namespace) -> None:
 
     again = [text for text in args.overrides if text.startswith("resume=")]
     if again:
-        if len(args.overrides) > 1:
-            raise ConfigError("resume: takes no other overrides; a sweep is continued as it was started")
-        found, _ = checks.continued(user_path(again[0].removeprefix("resume="), "resume"))
+        others = [text for text in args.overrides if text not in again]
+        more = [text.removeprefix("trials=") for text in others if text.startswith("trials=")]
+        if len(others) > len(more):
+            raise ConfigError("resume: takes no other override than trials=N; a sweep continues as it began")
+        folder = user_path(again[0].removeprefix("resume="), "resume")
+        trials = [int(text) if text.isdecimal() else text for text in more]
+        found, here = checks.continued(folder, *trials[:1])
     else:
         sweep, overrides = load_sweep(args.overrides)
-        found = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep))
+        found, here = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep)), Path.cwd()
     advice = f"continue with: python -m tune.run resume={found.path}"
     note_advice(advice)
     try:
-        with shown_on(screen_of(args.quiet or args.json)):
+        with contextlib.chdir(here), shown_on(screen_of(args.quiet or args.json)):
             _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt as err:
         err.add_note(f"finished rounds of all trials are kept; {advice}")

@@ -186,6 +186,11 @@ def load_study(folder: Path) -> optuna.Study:
         return optuna.load_study(study_name=STUDY, storage=open_storage(folder))
 
 
+def count_of_trials(folder: Path) -> int:
+    """Number of trials that a sweep has proposed so far."""
+    return len(load_study(folder).get_trials(deepcopy=False)) if (folder / JOURNAL).exists() else 0
+
+
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
     """Suppress Optuna's messages about new studies and its warnings about experimental features."""

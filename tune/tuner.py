@@ -16,7 +16,7 @@ from rayfed.record.readers import DamagedError, read_json
 from rayfed.record.trackers import DATABASE, URI, temporary_environment, variables
 from tune.checks import Search
 from tune.progress import Progress
-from tune.searcher import RoundAwareOptuna, make_sampler
+from tune.searcher import RoundAwareOptuna, count_of_trials, make_sampler
 from tune.sweep import Sweep
 
 RAY_FOLDER = "tune"
@@ -46,7 +46,7 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
         sweep.objectives,
         found.path,
         [found.space.point(point, "points") for point in found.points],
-        make_sampler(sweep.search, seed),
+        make_sampler(sweep.search, seed + count_of_trials(found.path)),  # a new one would repeat its draws
     )
     one = len(sweep.objectives) == 1
     name, mode = next(iter(sweep.objectives.items()))
@@ -87,6 +87,13 @@ def _drop_unreadable(folder: Path) -> None:
         try:
             read_json(file, dict)
         except DamagedError:
+            unlink_plain(file)
+
+
+def forget_snapshots(path: Path) -> None:
+    """Remove Ray's state of a sweep; Optuna's journal and the run folders hold all results."""
+    for file in (path / RAY_FOLDER).glob("experiment_state*.json"):
+        if SNAPSHOT.fullmatch(file.name):
             unlink_plain(file)
 
 

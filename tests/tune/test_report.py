@@ -1,5 +1,7 @@
 """The table of a sweep: its best trials, which of them tie, and a warning when scores say nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from tune.experiment import Base
@@ -29,10 +31,17 @@ def swept(tmp_path):
     return make
 
 
-def test_the_five_best_trials_are_shown_and_the_papers_default(swept):
+def test_the_default_is_a_papers_in_a_sweep_of_ours_only(swept):
+    outcomes = swept(0.1, 0.3)
+    assert table(outcomes).columns[2] == "trial 0 (default)"
+    papers = replace(outcomes, sweep=replace(outcomes.sweep, name="fedgcr"))
+    assert table(papers).columns[2] == "trial 0 (paper's default)"
+
+
+def test_the_five_best_trials_are_shown_and_the_default(swept):
     shown = table(swept(0.1, 0.3, 0.7, 0.2, 0.6, 0.5, 0.4, rounds=5))
     heads = [f"trial {n}" for n in (4, 5, 6, 1)]
-    assert shown.columns == ("", "trial 2 (best)", *heads, "trial 0 (paper's default)")
+    assert shown.columns == ("", "trial 2 (best)", *heads, "trial 0 (default)")
     assert shown.rows[0] == ("accuracy", "0.7", "0.6", "0.5", "0.4", "0.3", "0.1")
     assert not any("the same" in note or "warning" in note for note in shown.notes)
 

@@ -151,7 +151,7 @@ def test_a_sweep_over_shares_of_declared_gpus(cache, tmp_path):
         (["sweep=fedgrc"], 2, "did you mean 'fedgcr'"),
         (["sweep=fedgcr", "local.muu=1"], 2, "no such key"),
         (["resume=nowhere"], 2, "holds no sweep"),
-        (["resume=a", "trials=3"], 2, "no other overrides"),
+        (["resume=a", "seeds=3"], 2, "no other override than trials=N"),
         (["sweep=fedgcr", "data=pacs", "data.root=/nowhere"], 2, "data.root"),
     ],
 )
@@ -162,6 +162,26 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, code, words, capsys, m
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        ("9", "trials: a sweep with scheduler=asha gets no more"),
+        ("3", "trials: 3 are fewer than the 4"),
+        ("many", "trials: 'many'"),
+    ],
+)
+def test_more_trials_are_refused_in_one_line(trials, words, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    sweep = {"space": {"train.lr": {"loguniform": [0.01, 0.1]}}, "trials": 4, "scheduler": "asha"}
+    tree = {"sweep": sweep, "overrides": [], "file": None, "here": str(tmp_path)}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(tree))
+    assert main([f"resume={folder}", f"trials={trials}"]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_the_sweeps_are_listed(capsys):

@@ -1,6 +1,7 @@
 """Whole sweeps on one Ray cluster: results, seeds, actors of a trial, early stopping, several objectives."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -114,6 +115,26 @@ def test_resuming_a_finished_sweep_runs_nothing_again(swept):
     grid = tune.resume(path)
     assert len(grid) == 4
     assert {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")} == before
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_a_finished_sweep_gets_more_trials(swept, tmp_path):
+    path, _ = swept
+    more = tmp_path / "more"
+    shutil.copytree(path, more)
+    before = pd.read_parquet(path / "trials.parquet")
+    written = {file.relative_to(more): file.stat().st_mtime for file in more.glob("runs/*/*/model/*")}
+    assert len(tune.resume(more, trials=6)) == 6
+    table = pd.read_parquet(more / "trials.parquet")
+    pd.testing.assert_frame_equal(table.iloc[:4], before)
+    assert set(table["state"]) == {"finished"}
+    assert table["train.lr"].nunique() == 6  # a new searcher does not propose what was tried
+    now = {file.relative_to(more): file.stat().st_mtime for file in more.glob("runs/*/*/model/*")}
+    assert {file: time for file, time in now.items() if file in written} == written
+    assert len(tune.resume(more)) == 6
+    with pytest.raises(ConfigError, match="trials: 3 are fewer than the 6"):
+        tune.resume(more, trials=3)
 
 
 @pytest.mark.slow
