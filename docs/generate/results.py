@@ -136,6 +136,8 @@ def _facts(found: Mapping[str, Any], rows: Rows, tests: Mapping[str, float | Non
     same = f" The same scores as `{BASE}` in every seed: {_names(alike)}." if alike else ""
     yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds. {larger}{same}"
     yield ""
+    yield needed(len(found["seeds"]), len(tests))
+    yield ""
     yield f"`{found['command']}`, commit {found['commit']}, {found['processor']}, {found['date']}."
 
 
@@ -165,6 +167,21 @@ def pvalue(differences: Sequence[float]) -> float | None:
     if len(differences) < 3 or max(differences) - min(differences) < SAME:
         return None
     return judge(differences)[1]
+
+
+def needed(seeds: int, tests: int) -> str:
+    """A sentence on the least difference that is larger than chance, in the first step of Holm.
+
+    >>> needed(3, 37)
+    'Of 37 tests with 3 seeds, the first takes a mean difference of 15.7 times its deviation over the seeds.'
+    """
+    from scipy.stats import t
+
+    least = t.isf(LEVEL / 2 / tests, seeds - 1) / seeds**0.5
+    return (
+        f"Of {tests} tests with {seeds} seeds, the first takes a mean difference of {least:.1f} times its "
+        f"deviation over the seeds."
+    )
 
 
 def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -223,7 +240,9 @@ def summary(evidence: Path = EVIDENCE) -> str:
         cost = ([_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there] for key in COST)
         shown += [f"{fmean(ratios):.1f}" for ratios in cost]
         lines.append(f"| `{name}` | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *(_verdict(each, tests[each], every[each]) for each in every)]) + "\n"
+    verdicts = [_verdict(each, tests[each], every[each]) for each in every]
+    reach = {needed(len(each["seeds"]), len(tests[setting])): None for setting, each in found.items()}
+    return "\n".join([*lines, "", *verdicts, "", *reach]) + "\n"
 
 
 def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows) -> str:
