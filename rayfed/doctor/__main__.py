@@ -56,7 +56,7 @@ def work(args: argparse.Namespace) -> int:
     from rayfed.doctor.diagnosis import diagnose, report
     from rayfed.experiment.experiment import Experiment
 
-    with shown_on(screen_of(as_json=args.json)):
+    with shown_on(screen_of(as_json=True)):  # standard output has the report alone
         found = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
     say(to_json(dataclasses.asdict(found), indent=1) if args.json else report(found, terminal_width()))
     for problem in found.problems:

@@ -114,7 +114,14 @@ def diagnose(config: Config) -> Diagnosis:
         ClientError: The client failed.
     """
     from rayfed.devices import mps_runs
-    from rayfed.engine.measurement import actors_on, is_measured, measure, plan_actors, too_small
+    from rayfed.engine.measurement import (
+        actors_on,
+        is_measured,
+        measure,
+        plan_actors,
+        too_small,
+        work_of_largest,
+    )
     from rayfed.engine.setup import prepare
     from rayfed.experiment.plan import first_run
     from rayfed.record.trackers import check_trackers
@@ -128,7 +135,7 @@ def diagnose(config: Config) -> Diagnosis:
     small = too_small(setup, config.cluster) if on_ray and is_measured(config.cluster, nodes) else ""
     if small:
         config = replace(config, cluster=replace(config.cluster, gpus_per_actor=0))
-    stage("running the largest client in a new process")
+    stage(f"running the largest client twice in a new process: {work_of_largest(setup)}")
     has_gpu = any(node.get("GPU", 0) for node in nodes) and config.cluster.gpus_per_actor != 0
     measured = measure(setup.experiment, setup.world, on_gpu=on_ray and has_gpu)
     mps = mps_runs()
@@ -345,14 +352,20 @@ def report(found: Diagnosis, width: int | None = None) -> str:
 
 def _gpu_plan(found: Diagnosis) -> str:
     """Memory that an actor takes of a GPU, measured or estimated, and how many of them GPUs hold."""
+    from rayfed.executors.cluster import TOGETHER, TOGETHER_WITH_MPS
+
     m = found.measured
     took = size(m.device_bytes)
     if m.device_total:
-        shared = "; they share it through MPS" if found.mps else ""
         held = found.gpu_actors[m.device_total]
-        return f"an actor takes {took}; a GPU of {size(m.device_total)} holds {held} actors{shared}"
+        turns = f"; actors=auto starts {TOGETHER} on it, as they take turns" if held > TOGETHER else ""
+        shared = "; they share it through MPS" if found.mps else turns
+        return f"an actor takes {took}; the memory of a GPU of {size(m.device_total)} holds {held}{shared}"
     would = [f"a GPU of {gpu / GB:.0f} GB would hold {held} actors" for gpu, held in found.gpu_actors.items()]
-    return f"an actor would take about {took}, as estimated on the CPU; {', '.join(would)}"
+    return (
+        f"an actor would take about {took}, as estimated on the CPU; by its memory {', '.join(would)}; "
+        f"actors=auto starts at most {TOGETHER} on it, or {TOGETHER_WITH_MPS} with MPS"
+    )
 
 
 def _node(node: Mapping[str, float]) -> str:

@@ -573,20 +573,35 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
     asked = cluster.device != "auto" if inline else cluster.num_gpus is not None
     if asked:
         return ""
-    world = setup.world
-    whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once
-    cost = count_cost(world.skeleton(), whole, None, 0)
-    if cost is None:
-        return ""
-    load = cost.load(None)
-    work = load.row + load.step / world.train.batch_size
-    if work >= WORTH:
+    work = _work_of_example(setup)
+    if work is None or work >= WORTH:
         return ""
     return (
         f"clients run on the CPU, which is faster than a GPU with so little work for each example: "
         f"{work / 1e9:.2g} GFLOP (under {WORTH / 1e9:g}); "
         f"cluster.{'device=cuda' if inline else 'gpus_per_actor=1'} uses a GPU all the same"
     )
+
+
+def _work_of_example(setup: Setup) -> float | None:
+    """Operations of training on one example, with all blocks; None: a part of the model cannot be counted."""
+    world = setup.world
+    whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once
+    cost = count_cost(world.skeleton(), whole, None, 0)
+    if cost is None:
+        return None
+    load = cost.load(None)
+    return load.row + load.step / world.train.batch_size
+
+
+def work_of_largest(setup: Setup) -> str:
+    """The largest client, its examples, and the operations of one of its visits, for the user."""
+    sizes = costs(setup.experiment, setup.world.train)
+    client = _largest(sizes)
+    examples = setup.world.train.examples(setup.experiment.clients[client].num_examples)
+    work = (_work_of_example(setup) or 0.0) * examples / 1e9
+    operations = f", up to {work:,.0f} GFLOP" if work >= 1 else ""
+    return f"{client} with {examples:,} examples{operations} each time"
 
 
 def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, str]:

@@ -108,7 +108,8 @@ class Runner:
         if show.whole is None:
             last_words(plan.path, show.tell, plan.config.report)
         seconds = time.perf_counter() - began
-        show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors sha256 {digest[:16]}")
+        whose = f" of {plan.config.algorithm}" if plan.setup is not None and plan.parts else ""
+        show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors{whose} sha256 {digest[:16]}")
         return digest
 
     def part(self, plan: Plan, whole: Path, alone: AbstractContextManager[object] | None = None) -> str:

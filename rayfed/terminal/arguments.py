@@ -17,6 +17,11 @@ from typing import NoReturn
 
 from rayfed.errors import ConfigError, one_line, shown
 
+EXIT_CODES = """
+Exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted.
+"""
+"""Last line of `--help` of a command whose usage says nothing about its codes."""
+
 _command = ""
 _names: Mapping[str, str] = {}
 
@@ -141,6 +146,6 @@ def parser_of(command: str, usage: str) -> Arguments:
         command: Module of the command, such as `rayfed.run`.
         usage: Beginning of the output of `--help`: usage, description and an example.
     """
-    parser = Arguments(command, usage=usage)
+    parser = Arguments(command, usage=usage if "Exit code" in usage else usage + EXIT_CODES)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -68,6 +69,7 @@ def test_the_help_of_each_verb_shows_an_example_and_loads_no_torch(verb):
     assert text.startswith(f"usage: rayfed {verb} ")
     assert sum(line.startswith(f"  rayfed {verb} ") for line in text.splitlines()) >= 1, text
     assert "python -m" not in text
+    assert re.search(r"^Exit code: 0 .*2 bad input", text, re.M)
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -99,7 +100,9 @@ def test_nothing_is_left_running(played):
 
 def test_the_report_names_every_part(doctor, cache, capsys):
     assert main(last_wins([*LARGER, f"data.cache={cache}"])) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert text.startswith("experiment ")  # progress is on standard error
+    assert re.search(r"running the largest client twice .*: c\d-\w+ with \d+ examples", progress)
     for word in (
         "cluster",
         "started on this machine",
@@ -149,6 +152,7 @@ def test_without_a_gpu_the_plan_for_common_ones_is_shown(doctor, cache, capsys):
     text = capsys.readouterr().out
     assert f"a GPU of 80 GB would hold {held} actors" in text
     assert "as estimated on the CPU" in text
+    assert "actors=auto starts at most 2 on it, or 6 with MPS" in " ".join(text.split())
 
 
 def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(doctor, cache, capsys, monkeypatch):
@@ -167,6 +171,11 @@ def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(doctor, cache, 
     code, _, errors = doctor(*where, "cluster.gpus_per_actor=0.25")
     assert code == 2
     assert "puts 4 actors of 6.0 GB on a GPU of 16.0 GB; raise it to 0.5, or leave it out" in errors[-1]
+    small = replace(there, device_bytes=3_000_000_000)
+    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: small)
+    assert main(last_wins([*LARGER, f"data.cache={cache}", *where])) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the memory of a GPU of 16.0 GB holds 4; actors=auto starts 2 on it, as they take turns" in text
 
 
 def test_a_small_network_is_planned_without_the_gpu_that_is_there(doctor, monkeypatch):
