@@ -44,6 +44,7 @@ Rows: TypeAlias = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Scores and cost of each run, by method and seed."""
 LEVEL = 0.05
 COST = ("bytes", "seconds")
+FEWEST = 3  # seeds of a test
 SAME = 1e-9
 """Points within which differences are equal, but for rounding."""
 
@@ -164,7 +165,7 @@ def pvalue(differences: Sequence[float]) -> float | None:
     Scores of few examples take few values, so that the differences of two seeds are often equal by chance.
     None: there are fewer than three, or all are equal.
     """
-    if len(differences) < 3 or max(differences) - min(differences) < SAME:
+    if len(differences) < FEWEST or max(differences) - min(differences) < SAME:
         return None
     return judge(differences)[1]
 
@@ -177,6 +178,8 @@ def needed(seeds: int, tests: int) -> str:
     """
     from scipy.stats import t
 
+    if seeds < FEWEST:
+        return f"With fewer than {FEWEST} seeds nothing is tested."
     least = t.isf(LEVEL / 2 / tests, seeds - 1) / seeds**0.5
     return (
         f"Of {tests} tests with {seeds} seeds, the first takes a mean difference of {least:.1f} times its "
@@ -241,7 +244,7 @@ def summary(evidence: Path = EVIDENCE) -> str:
         shown += [f"{fmean(ratios):.1f}" for ratios in cost]
         lines.append(f"| `{name}` | {' | '.join(shown)} |")
     verdicts = [_verdict(each, tests[each], every[each]) for each in every]
-    reach = {needed(len(each["seeds"]), len(tests[setting])): None for setting, each in found.items()}
+    reach = dict.fromkeys(needed(len(every[each][BASE]), len(tests[each])) for each in every)
     return "\n".join([*lines, "", *verdicts, "", *reach]) + "\n"
 
 
