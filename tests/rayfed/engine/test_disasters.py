@@ -142,6 +142,60 @@ def test_a_lost_node_with_the_state_of_clients_goes_back_to_the_checkpoint(small
     assert "store_lost" in kinds
 
 
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.ray
+def test_a_run_goes_on_without_a_lost_node_and_uses_it_when_it_returns(cache, tmp_path):
+    """Meanwhile Ray has no group of which it looks for a place without a pause."""
+    options = [*SMALL, "rounds=9000", f"data.cache={cache}"]
+    script = f"""
+        import ray
+        from ray.cluster_utils import Cluster
+        from ray.util.placement_group import placement_group_table
+        cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
+        worker = cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level="error")
+        cluster.wait_for_nodes()
+        import rayfed.engine.session as session
+        import rayfed.terminal.console as console
+
+        class Driver(session.DriverActor):
+            def rounds(self, *args):
+                for row in super().rounds(*args):
+                    up = sum(lane.starting is None for lane in self._executor.lanes)
+                    yield {{**row, "actors": up}}
+
+        seen = []
+
+        def line(row, rounds):
+            if row["actors"] not in seen[-1:]:
+                seen.append(row["actors"])
+                if len(seen) == 1:
+                    cluster.remove_node(worker, allow_graceful=False)
+                elif len(seen) == 3:
+                    raise KeyboardInterrupt
+            states = sorted(found["state"] for found in placement_group_table().values())
+            if "PENDING" in states and len(cluster.worker_nodes) == 0:
+                print("WAITING", states)
+                cluster.add_node(num_cpus=1)
+            return "round " + str(row["round"])
+
+        session.DriverActor = Driver
+        console.line = line
+        import rayfed
+        try:
+            rayfed.simulate({last_wins([*options, f"output={tmp_path / 'run'}"])!r}, quiet=False)
+        except KeyboardInterrupt:
+            print("SEEN", seen, flush=True)
+        ray.shutdown()
+        cluster.shutdown()
+    """
+    out = python(script, timeout=400)
+    # REMOVED: the group of both nodes, of which one for each was made, and that of the lost node
+    assert "WAITING ['CREATED', 'PENDING', 'REMOVED', 'REMOVED']" in out
+    assert "SEEN [2, 1, 2]" in out
+
+
 GREEDY = """
 import os, time
 from dataclasses import dataclass
