@@ -195,6 +195,7 @@ def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
     """Threads, kernels and random numbers of a notebook are its own, also after a run with other settings."""
     experiment = own(cluster={"executor": "inline", "threads": 1}, deterministic=True)
     before = torch.get_num_threads()
+    torch.use_deterministic_algorithms(False)
     torch.set_num_threads(2)
     torch.manual_seed(5)
     drawn = torch.rand(3)
