@@ -71,7 +71,7 @@ NUMERIC = (
 STEADY = (pytest.mark.slow, pytest.mark.steady)
 """Marks of a test of documentation, or of one of many alike, that `make test-steady` and CI run."""
 
-QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "ditto", "scaffold", "fedex_lora", "fedbuff")
+QUICK = ("fedavg", "fedgcr", "fedra", "fedclip", "fft_gp", "scaffold", "fedex_lora", "fedbuff")
 """Methods that `make test` plays in every way: one for each kind of message and store."""
 
 

@@ -12,6 +12,7 @@ from algorithms.term import TiltedServer, official_steps, step_mean, tilted_weig
 from rayfed.types import ServerState, Update, is_statistic
 from tests.algorithms.batch_norm import WITH_BATCH_NORM, statistics
 from tests.algorithms.depth import cohort
+from tests.conftest import STEADY
 from tests.rounding import equally_near, near
 from tests.vectors import vector
 
@@ -117,7 +118,11 @@ def test_nothing_moves_when_nobody_does():
 
 @pytest.mark.parametrize(
     ("name", "reduced"),
-    [("afl", "server.lr_lambda=0"), ("term", "server.t=0"), ("qffl", "server.q=0")],
+    [
+        pytest.param("afl", "server.lr_lambda=0", marks=STEADY),
+        pytest.param("term", "server.t=0", marks=STEADY),
+        ("qffl", "server.q=0"),
+    ],
 )
 def test_each_reduces_to_fedavg(short, exact, name, reduced):
     uniform = "server.weighting=uniform" if name == "qffl" else "server.weighting=data_size"

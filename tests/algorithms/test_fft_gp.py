@@ -66,6 +66,8 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
     small = ("data.limit=8", "data.val=2", "rounds=1")
     setup = prepare(load_config(["algorithm=fft_gp_clip", f"data.cache={cache}", *small]))

@@ -65,6 +65,8 @@ def test_a_product_of_zero_and_equal_factors_need_no_correction():
     assert torch.equal(after.params["w.lora_B"], b)
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_with_a_large_lambda_it_is_fedit(short):
     settings = ("train.epochs=3", "rounds=2")
     plain = short("fedit", *settings)

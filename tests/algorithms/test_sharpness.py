@@ -142,6 +142,8 @@ def test_fedsam_and_fedmix_reduce_to_fedavg(short, tuning):
     assert short("fedsam", f"tuning={tuning}").sha256 != plain.sha256
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.parametrize("tuning", ["visual_prompt", "gc_prompt"])
 def test_fedmix_runs_with_attention(short, tuning):
     mixed = short("fedmix", f"tuning={tuning}")

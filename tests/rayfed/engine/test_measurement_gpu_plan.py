@@ -185,6 +185,8 @@ def test_frozen_features_of_all_clients_are_counted():
         assert found.device_bytes <= its.peak + 1000
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_resident_examples_are_part_of_the_measured_peak():
     peaks = {}
     for resident in (True, False):
@@ -195,6 +197,8 @@ def test_resident_examples_are_part_of_the_measured_peak():
     assert peaks[True][0] - peaks[False][0] > 0.5 * peaks[True][1] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_clients_that_share_their_passes_are_measured_together():
     peaks = {}
     for group in (1, 4):

@@ -24,13 +24,9 @@ CHANGING = ("data.augment=[crop,flip,jitter,grayscale]", "train.keep_optimizer=t
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "actors",
-    [
-        "1",
-        *(pytest.param(actors, marks=STEADY) for actors in ("2", "3", "per_client")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("actors", ["1", "2", "3", "per_client"])
 def test_same_tensors_and_tables_wherever_clients_run(actors, small, ray_cluster):
     here = small(*PARTIAL, *CHANGING)
     there = small(*PARTIAL, *CHANGING, "cluster.executor=ray", f"cluster.actors={actors}")

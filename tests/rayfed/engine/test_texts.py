@@ -120,7 +120,7 @@ def test_every_family_classifies(folder, cache, family):
     assert not torch.equal(last.state.params["head.weight"], setup.start["head.weight"])
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", quickly(CONFIGS, ["bert", "gpt2", "llama"]))
 def test_every_family_learns(folder, cache, family):
     setup = setup_of(folder, cache, family, "tuning=full")
     model = setup.world.build().eval()  # without dropout
@@ -220,7 +220,7 @@ def test_one_process_and_two_actors_give_the_same_tensors(folder, cache, model, 
     assert without_times(together.row) == without_times(alone.row)
 
 
-@pytest.mark.parametrize("model", ["bert", pytest.param("gpt2-lm", marks=STEADY)])
+@pytest.mark.parametrize("model", quickly(["bert", "gpt2-lm"], []))
 def test_on_a_device_the_run_is_the_same(folder, cache, model):
     """Both are equally near to float64, with the same draws of dropout; LoRA's layers round otherwise."""
     setup = setup_of(folder, cache, model)
@@ -334,7 +334,10 @@ def test_models_and_data_of_other_tasks_are_refused(folder, cache):
         prepare(load_config([f"model=hf/{folder / 'bert'}", "algorithm=fedavg", "cluster=inline"]))
 
 
-@pytest.mark.parametrize("model", ["bert", "roberta", "distilbert", "gpt2", "llama", "gpt2-lm", "qwen2-lm"])
+PEFT_READS = ("bert", "roberta", "distilbert", "gpt2", "llama", "gpt2-lm", "qwen2-lm")
+
+
+@pytest.mark.parametrize("model", quickly(PEFT_READS, ["bert", "gpt2-lm"]))
 def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

@@ -374,6 +374,8 @@ def test_groups_that_a_fault_ended_are_repeated_as_groups(monkeypatch):
     assert sorted(alone.queued) == [[0], [1], [2], [3, 4]]
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.parametrize(
     ("on_gpu", "held"), [(True, [1, 1, 1, 1]), pytest.param(False, [1, 2, 2, 1], marks=STEADY)]
 )

@@ -45,6 +45,8 @@ def test_scores_without_prefix_are_those_of_the_deployed_model_everywhere(method
     assert (run.clients["loss"] != run.clients[f"{other}_loss"]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_a_comparison_says_whose_models_are_scored_where_methods_differ_in_it(tmp_path):
     named = {"mine": own(rounds=1, train={"lr": 0.3}), "theirs": own(method="ditto", rounds=1)}
     found = rayfed.compare(named, seeds=2, quiet=True)

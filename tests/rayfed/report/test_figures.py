@@ -22,6 +22,7 @@ from rayfed.report import landscape as measured
 from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import gap_variance, gap_variances
 from rayfed.report.reopen import reopen
+from tests.conftest import quickly
 from tests.rounding import Exact, equally_near, exact_numbers, near
 from tests.vectors import vector
 
@@ -73,7 +74,7 @@ def test_a_comparing_run_draws_all_three_servers(run):
     assert {"gap_variance.png", "aggregation_weights.png", "accuracy.png"} <= pictures
 
 
-@pytest.mark.parametrize("name", ["ga", "faa"])
+@pytest.mark.parametrize("name", quickly(["ga", "faa"], ["faa"]))
 def test_drawn_weights_are_those_used(small, name):
     """GA: uniform, then one step by the gaps of the round before; FAA: those it found."""
     folder = small(f"algorithm={name}", "data.val=6", "figures=true").path

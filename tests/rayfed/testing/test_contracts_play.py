@@ -45,17 +45,14 @@ OPTIONS = {
 }
 """Options that keep state, or that mix what a client has with what it receives."""
 
-QUICK_OPTIONS = ("Adam kept", "augmented, in parts", "own statistics")
-"""Moments of an optimizer in stores, random changes of images, and statistics that stay with a client."""
+QUICK_OPTIONS = ("Adam kept", "augmented, in parts")
+"""Moments of an optimizer in stores, and random changes of images."""
 
 NOT_TRAINED = {"fedkseed", "local", "zero_shot"}
 """Methods that send nothing back or train without dropout, which then changes no tensor of the run."""
 
-QUICK_KINDS = (
-    *(("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"), ("resnet", "full"), ("clip", "maple")),
-    ("lstm", "full"),
-)
-"""Every kind of model but the slow U-Net, and several exits, prompts by image, dropout, and two towers."""
+QUICK_KINDS = (*(("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"), ("resnet", "full")),)
+"""Several exits, prompts by image, dropout, and batch norm."""
 
 
 def played(overrides, tmp_path, cache, device=None, draws_as_cpu=False, **options):
@@ -148,7 +145,9 @@ def test_second_derivatives_of_text_play_on_a_device(tmp_path, cache):
 CONTINUED = ("ditto", "scaffold train.keep_optimizer=true train.optimizer=adam")
 
 
-@pytest.mark.parametrize("name", quickly(CONTINUED, CONTINUED[1:]))
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("name", CONTINUED)
 def test_a_run_is_continued_on_a_device(name, tmp_path, cache):
     settings = [*TINY, *f"algorithm={name}".split(), "rounds=3", "evaluation.every=3"]
     whole, _ = played(settings, tmp_path / "whole", cache, TYPE)
@@ -168,7 +167,9 @@ def counted(overrides, tmp_path, cache):
     return {name: two[name] - one[name] for name in one}
 
 
-@pytest.mark.parametrize("tuning", quickly(["full", "lora"], ["lora"]))
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false", ONE_BY_ONE]
     quiet = counted([*settings, "evaluation.every=0"], tmp_path / "quiet", cache)
