@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from rayfed.config.schema import load_config
+from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
 from rayfed.testing import METHOD_CHECKS
 from rayfed.testing.contracts import (
@@ -63,7 +64,7 @@ def test_one_client_of_the_contract_has_one_example(cache):
     assert min(info.num_examples for info in setup.experiment.clients.values()) == 1
 
 
-HETEROGENEOUS = ("faults.dropout=0.3", "channel=[{clip: 1.0},{top_k: 0.5},int8]")
+LOSSES, CHANNEL = "faults.dropout=0.3", "channel=[{clip: 1.0},{top_k: 0.5},int8]"
 BLOCKS, RANKS = "capacity.blocks=[1,2,4]", "capacity.rank=[1,2,4]"
 
 
@@ -71,9 +72,14 @@ BLOCKS, RANKS = "capacity.blocks=[1,2,4]", "capacity.rank=[1,2,4]"
     "name", quickly([name for name in NAMES if name != "centralized"], ("fedex_lora", "scaffold"))
 )
 def test_it_composes_with_capacities_lost_answers_and_a_channel(name, cache):
-    """Every method; with ranks, too, where it trains LoRA adapters."""
+    """Every method; with ranks where it trains LoRA adapters, with a channel where that is not refused."""
     lora = load_config([f"algorithm={name}"]).tuning["name"] == "lora"
-    settings = [*HETEROGENEOUS, BLOCKS, *([RANKS] if lora else [])]
+    settings = [LOSSES, BLOCKS, *([RANKS] if lora else [])]
+    if METHODS.load(name).local.trained_in_extra:
+        with pytest.raises(ConfigError, match=r"^channel: it changes trained values"):
+            small_setup(f"algorithm={name}", CHANNEL, f"data.cache={cache}")
+    else:
+        settings.append(CHANNEL)
     leaves_messages_and_frozen_weights_alone(name, [*settings, f"data.cache={cache}"])
 
 
