@@ -269,7 +269,7 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
     def make(setup: Any) -> RayExecutor:
         weights = ray.put(dict(setup.weights))
         if not pools:
-            pools.append(RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2))
+            pools.append(RayExecutor(ray.put(setup.world), weights, ["a", "b"], [{"num_cpus": 0}] * 2))
             pools[0].wait_until_up()
             return pools[0]
         pool = pools[0]

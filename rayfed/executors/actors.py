@@ -30,7 +30,6 @@ from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCal
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.cluster import has_lost_its_node, reserved_again
 from rayfed.executors.wire import decode, decode_updates, encode, pack
-from rayfed.executors.worker import World
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call, Event, Kept, Policy, Task, Visit, action_for, event_of, units
 from rayfed.types import Broadcast, Update, num_bytes
@@ -656,7 +655,7 @@ class RayExecutor(LaneExecutor):
 
     def __init__(  # noqa: PLR0913  (a pool has many parts)
         self,
-        world: World | ray.ObjectRef[Any],
+        world: Any,
         weights: Any,
         names: Sequence[str],
         options: Sequence[dict[str, Any]],
@@ -668,7 +667,7 @@ class RayExecutor(LaneExecutor):
         """Start the actors, or take over those of another executor or those that were started for this one.
 
         Args:
-            world: What the actors need to run calls of clients, or its object reference.
+            world: Object reference of the `World` of the actors.
             weights: Object reference of the initial tensors.
             names: One per actor; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
@@ -680,7 +679,7 @@ class RayExecutor(LaneExecutor):
         """
         self.absent: list[Lane] = []
         self._looked = time.monotonic()
-        self._world = world if isinstance(world, ray.ObjectRef) else ray.put(world)
+        self._world = world
         self._weights = weights
         self._labels = labels
         fresh = [Lane(name, own) for name, own in zip(names, options, strict=True)]

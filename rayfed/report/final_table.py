@@ -263,7 +263,8 @@ def final_table(folder: Path) -> Table:
 
     With `evaluation.table: clients`, the table has one row per model with statistics over clients instead.
     """
-    config = read_yaml(folder / "config.yaml")
+    run = RunTables(folder)
+    config = run.config
     history = read_rows(folder)
     row = last_evaluated(history)
     metric = metric_of(row) or METRICS[0]
@@ -273,8 +274,8 @@ def final_table(folder: Path) -> Table:
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     about = (
-        *cut_notes([RunTables(folder)]),
-        *head_notes([RunTables(folder)]),
+        *cut_notes([run]),
+        *head_notes([run]),
         *own_tensors([config]),
         *notes_without(folder, row),
         *cost_notes(history),

@@ -120,7 +120,7 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
 
     with connection("local", num_cpus=2, num_gpus=0, dashboard=False):
         weights = ray.put(dict(setup.weights))
-        executor = RayExecutor(setup.world, weights, ["a", "b"], [{"num_cpus": 0}] * 2)
+        executor = RayExecutor(ray.put(setup.world), weights, ["a", "b"], [{"num_cpus": 0}] * 2)
         try:
             yield executor
         finally:

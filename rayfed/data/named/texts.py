@@ -292,7 +292,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable(TextReader):
-    """Reads a table of texts; a subclass for each format.
+    """Reads tables of texts.
 
     With a column of labels the texts are classified, with one of scores these numbers are learned. With
     prompts and completions, messages, or texts without labels, a language model learns to write them.
@@ -300,43 +300,15 @@ class TextTable(TextReader):
 
     columns: Mapping[str, str] | None = None
 
-    suffixes: ClassVar[tuple[str, ...]] = ()
-
     @property
     def task(self) -> str:
         kinds = {"score": TEXT_REGRESSION, "label": TEXT_CLASSIFICATION}
         return next((task for part, task in kinds.items() if part in self._names), LANGUAGE_MODELING)
 
+    @property
     @abstractmethod
-    def _rows(self, path: Path) -> list[dict[str, Any]]:
-        """The rows of a file, as values by column."""
-
-    def fingerprint(self) -> str:
-        return f"{super().fingerprint()}:{sorted((self.columns or {}).items())}"
-
-    @cached_property
-    def _files(self) -> Sequence[Path]:
-        root = self._root
-        if root.is_file():
-            return [root]
-        places = ("*", *(f"{split}/*" for split in ("train", *TESTS)))
-        there = (
-            sorted(path for suffix in self.suffixes for path in root.glob(f"{p}{suffix}")) for p in places
-        )
-        found, *inside = there
-        found = found or [path for paths in inside for path in paths]
-        if not found:
-            raise DataError(f"data.root: no file in {root} ends with {self.suffixes[0]}; give {self.where}")
-        return found
-
-    @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
-        for path in self._files:
-            alone = path.parent == self._folder
-            split = PIECE.sub("", path.name.partition(".")[0]) if alone else path.parent.name
-            found.setdefault(split, []).extend(self._rows(path))
-        return found
+        """Rows of each split, as values by column."""
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -408,6 +380,44 @@ class TextTable(TextReader):
             domain=value("domain").replace("/", "-") if "domain" in names else ONE_DOMAIN,
             owner=value("client") if "client" in names else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(TextTable):
+    """Reads tables of texts from files; a subclass for each format."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        """The rows of a file, as values by column."""
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()}:{sorted((self.columns or {}).items())}"
+
+    @cached_property
+    def _files(self) -> Sequence[Path]:
+        root = self._root
+        if root.is_file():
+            return [root]
+        places = ("*", *(f"{split}/*" for split in ("train", *TESTS)))
+        there = (
+            sorted(path for suffix in self.suffixes for path in root.glob(f"{p}{suffix}")) for p in places
+        )
+        found, *inside = there
+        found = found or [path for paths in inside for path in paths]
+        if not found:
+            raise DataError(f"data.root: no file in {root} ends with {self.suffixes[0]}; give {self.where}")
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in self._files:
+            alone = path.parent == self._folder
+            split = PIECE.sub("", path.name.partition(".")[0]) if alone else path.parent.name
+            found.setdefault(split, []).extend(self._rows(path))
+        return found
 
 
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.data.named.texts import TextTable, read_csv
+from rayfed.data.named.texts import TextFiles, read_csv
 
 
 @dataclass(frozen=True, kw_only=True)
-class CSV(TextTable):
+class CSV(TextFiles):
     """Reads files with comma-separated values and a header."""
 
     where: ClassVar[str] = (

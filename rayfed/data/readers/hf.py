@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -96,9 +96,7 @@ class HuggingFace(ContentReader):
         return self._texts.task if self._has_texts else CLASSIFICATION
 
     def scan(self) -> Listing:
-        return (
-            replace(self._texts.scan(), fingerprint=self.fingerprint()) if self._has_texts else super().scan()
-        )
+        return self._texts.scan() if self._has_texts else super().scan()
 
     def fingerprint(self) -> str:
         """A hash of the library's fingerprints of the splits, the columns and the files below the root."""
@@ -165,7 +163,12 @@ class HuggingFace(ContentReader):
     def _texts(self) -> _Texts:
         """The reader of the texts."""
         return _Texts(
-            name=self.name, root=self.root, classes=self.classes, columns=self.columns, splits=self._loaded
+            name=self.name,
+            root=self.root,
+            classes=self.classes,
+            columns=self.columns,
+            splits=self._loaded,
+            mark=self.fingerprint(),
         )
 
     @cached_property
@@ -309,9 +312,11 @@ class _Texts(TextTable):
 
     Attributes:
         splits: The splits by name.
+        mark: Fingerprint of the data set.
     """
 
     splits: Mapping[str, Any]
+    mark: str
 
     @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -324,11 +329,12 @@ class _Texts(TextTable):
             ]
         return found
 
-    def fingerprint(self) -> str:
-        return ""  # that of the reader around it counts
+    @property
+    def _files(self) -> Sequence[Path]:
+        return ()  # the library reads them
 
-    def _rows(self, path: Path) -> list[dict[str, Any]]:
-        raise NotImplementedError
+    def fingerprint(self) -> str:
+        return self.mark
 
 
 def _check_labels(values: Sequence[Any], column: str) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.data.named.texts import TextTable, read_jsonl
+from rayfed.data.named.texts import TextFiles, read_jsonl
 
 
 @dataclass(frozen=True, kw_only=True)
-class JSONLines(TextTable):
+class JSONLines(TextFiles):
     """Reads files with one JSON object a line, one list of objects, a list for each client, or LEAF's."""
 
     where: ClassVar[str] = "a file with one JSON object a line, or a folder with one for each split"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.data.named.texts import TextTable, read_parquet
+from rayfed.data.named.texts import TextFiles, read_parquet
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(TextTable):
+class Parquet(TextFiles):
     """Reads Parquet files."""
 
     where: ClassVar[str] = "a Parquet file, or a folder with a file for each split"

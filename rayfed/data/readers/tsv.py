@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.data.named.texts import TextTable, read_csv
+from rayfed.data.named.texts import TextFiles, read_csv
 
 
 @dataclass(frozen=True, kw_only=True)
-class TSV(TextTable):
+class TSV(TextFiles):
     """Reads files with values between tabs and a header; quotation marks have no meaning in them."""
 
     where: ClassVar[str] = "a TSV file, or a folder with a file for each split, such as train.tsv and dev.tsv"

@@ -50,7 +50,7 @@ def test_groups_follow_from_names_and_not_from_actors(group, actors, cache, ray_
     setup = small_setup(cache, "algorithm=fedavg", f"train.group={group}", "rounds=2", "evaluation.every=0")
     *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     names = [f"{group}-{i}" for i in range(actors)]
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), names, [{"num_cpus": 0}] * actors)
+    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), names, [{"num_cpus": 0}] * actors)
     try:
         for done in run_rounds(setup.experiment, pool, setup.start):
             there = done
@@ -101,7 +101,7 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
         done.scores
         for done in run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     ]
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
+    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
     try:
         parts = []
         for done in run_rounds(setup.experiment, pool, setup.start):

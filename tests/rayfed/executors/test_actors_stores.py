@@ -68,7 +68,7 @@ def test_stores_beyond_the_budget_are_those_of_a_driver_that_keeps_all(ray_clust
 
     monkeypatch.setattr(actors, "BUDGET", 0)
     setup = small_setup("algorithm=ditto", "data.domains=[plain,street]", "evaluation.every=0")
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), ["s"], [{"num_cpus": 0}])
+    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), ["s"], [{"num_cpus": 0}])
     inline = InlineExecutor(setup.world, setup.weights)
     try:
         here, there = ([*run_rounds(setup.experiment, e, setup.start)][-1] for e in (inline, pool))

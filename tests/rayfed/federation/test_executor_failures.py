@@ -218,7 +218,7 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     from rayfed.executors.actors import RayExecutor
 
     names, options = ["a", "b"], [{"num_cpus": 0}, {"num_cpus": 0}]
-    pool = RayExecutor(setup.world, ray.put(dict(setup.weights)), names, options)
+    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), names, options)
     events = []
     pool.on_event = events.append
     try:
