@@ -273,16 +273,18 @@ def final_table(folder: Path) -> Table:
     title += f"{config['tuning']['name']}, seed {config['seed']}, "
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
+    by_clients = config["evaluation"].get("table") == "clients"
+    others = () if by_clients else (*selection_notes(history),)
     about = (
         *cut_notes([run]),
-        *head_notes([run]),
+        *head_notes([run], "" if others else LAST_ROUND),  # they say which round is reported
         *own_tensors([config]),
         *notes_without(folder, row),
         *cost_notes(history),
     )
     about = about if row else (*unevaluated_note(config, len(history)), *about)
     after = (*about, *privacy_notes(config, history), *fault_notes(history))
-    if config["evaluation"].get("table") == "clients":
+    if by_clients:
         tests = test_counts(folder)
         table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
         return replace(table, notes=(*sample_note(config, now), *_unseen_notes(row), *after))
@@ -309,7 +311,7 @@ def final_table(folder: Path) -> Table:
             again = (cell_without(without, kind, domain, metric) for kind in shown)
             writes = (_perplexity_of(losses.get((m, domain))) for m in models if losses)
             rows.append((domain + suffix, *counts.get(domain, ("", "", "")), *cells, *again, *writes))
-    notes = (*_notes(row), *_class_notes(row), *sample_note(config, now), *selection_notes(history), *after)
+    notes = (*_notes(row), *_class_notes(row), *sample_note(config, now), *others, *after)
     return Table(title, columns, tuple(rows), notes)
 
 

@@ -60,3 +60,14 @@ def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
     assert LINE in final_table(runs).notes
     assert f"{LINE}." in summary(PageRun(runs)).parts[1].sentences
     assert "stay at them" not in str((final_table(other).notes, summary(PageRun(other)).parts[1].sentences))
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+def test_a_table_says_once_which_round_it_reports(rounds, tmp_path):
+    path = tmp_path / "run"
+    folders.write(path, method="fedavg", rounds=rounds)
+    file = path / "environment.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "head": "shared"}))
+    notes = final_table(path).notes
+    assert sum("last evaluated round" in note for note in notes) == 1
+    assert any(note.startswith("head: shared") for note in notes)
