@@ -1,8 +1,14 @@
 """The tests mirror the modules, so that whoever knows a module finds its tests."""
 
+import importlib
+import importlib.util
+import re
 from pathlib import Path
 
 from tests.conftest import ROOT
+
+IMPORTS = re.compile(r"^ +from ((?:rayfed|algorithms|tune)[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+"""Imports in functions, and in programs that tests run in other processes."""
 
 SUBJECTS = {
     "algorithms": {
@@ -90,3 +96,18 @@ def test_a_new_stray_file_is_found(tmp_path):
         (tmp_path / "tests" / f"{name}.py").touch()
     assert strays(tmp_path, {}) == {"rayfed/data/test_restored.py", "tune/test_cache.py"}
     assert strays(tmp_path, {"rayfed/data": {"restored"}, "tune": {"cache"}}) == set()
+
+
+def test_what_tests_import_in_other_processes_exists():
+    """Programs in strings are only run by slow tests, which would notice a new name late."""
+    missing = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for module, names in IMPORTS.findall(path.read_text()):
+            there = importlib.import_module(module)
+            for name in (each.partition(" as ")[0].strip() for each in names.split(",")):
+                is_package = hasattr(there, "__path__")
+                if not (
+                    hasattr(there, name) or (is_package and importlib.util.find_spec(f"{module}.{name}"))
+                ):
+                    missing.append(f"{path.relative_to(ROOT)}: {module}.{name}")
+    assert missing == []
