@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.data.embedded import glyphs
-from rayfed.data.embedded.glyphs import (
+from rayfed.data import glyphs
+from rayfed.data.glyphs import (
     CANVAS,
     TEXT_FONTS,
     GlyphJitter,

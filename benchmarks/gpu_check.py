@@ -63,7 +63,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.dropout import use_counted_dropout
 from rayfed.models.shared_weights import attach
-from rayfed.testing.contracts import SGD, plain_steps, play
+from rayfed.testing import SGD, plain_steps, play
 
 Row: TypeAlias = dict[str, Any]
 """Finding of a row; `bad` says what is not as it should be, `skipped` why it was not tried."""

@@ -24,7 +24,7 @@ from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast, Update
 
 TUNINGS = ("lora", "bitfit", "gc_prompt", "visual_prompt", "head")

@@ -104,7 +104,7 @@ def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run
     from rayfed.executors.grouped.passes import bound
     from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.stacked import Stacked, stackable
-    from rayfed.testing.contracts import small_setup
+    from rayfed.testing import small_setup
 
     x, y = batches(shape, batch, group)
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0", "model.pretrained=false", *shape.overrides)

@@ -26,7 +26,7 @@ from rayfed.data.config import AugmentConfig, Crop, Flip, Grayscale, Jitter, Ran
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.pretended import Counts, pretended
 from tests.pretended_autocast import mixed_precision
 

@@ -23,7 +23,7 @@ from typing import Any
 from rayfed.config.catalog import listed
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
-from rayfed.doctor.diagnosis import machine
+from rayfed.doctor import machine
 from rayfed.documents import to_json
 from rayfed.errors import ConfigError, one_line
 from rayfed.federation.method_registry import METHODS

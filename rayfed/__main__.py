@@ -18,7 +18,7 @@ VERBS = {
     "view": ("rayfed.view", "show the rounds of a run, finished or still running"),
     "report": ("rayfed.report.__main__", "write one HTML page about runs, which opens without a network"),
     "doctor": (
-        "rayfed.doctor.__main__",
+        "rayfed.doctor",
         "say whether an experiment fits this machine and how long it may take",
     ),
     "prepare": ("rayfed.prepare.__main__", "check a downloaded data set and decode it into the cache"),

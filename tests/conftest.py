@@ -20,7 +20,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.client_actor import NEW_OBJECTS
 from rayfed.experiment.run import Run
 from rayfed.terminal.exit_code import STOP
-from rayfed.testing.contracts import SGD, plain_steps
+from rayfed.testing import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
@@ -61,7 +61,7 @@ NUMERIC = (
     *(
         "rayfed/models/test_lora_layer.py",
         "rayfed/models/test_trunk.py",
-        "rayfed/testing/test_contracts_play.py",
+        "rayfed/test_testing_play.py",
     ),
     *("rayfed/tuning/test_cocoop.py", "rayfed/tuning/test_gc_prompt.py", "rayfed/tuning/test_maple.py"),
     *("rayfed/test_objective.py", "test_rounding.py", "vectors/test_use.py"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayfed.config.schema import load_config
-from rayfed.testing.contracts import SGD
+from rayfed.testing import SGD
 
 TINY = (
     "rounds=2",

@@ -187,17 +187,17 @@ def exactly_trained(setup: Setup) -> Params:
 
 @contextmanager
 def exact_play() -> Iterator[None]:
-    """Within it `rayfed.testing.contracts` computes in float64."""
-    from rayfed.testing.contracts import prepare, record_rounds
+    """Within it `rayfed.testing` computes in float64."""
+    from rayfed.testing import prepare, record_rounds
 
     def rounds(*args: Any) -> Iterator[Any]:
         with exact_numbers():
             yield from record_rounds(*args)
 
     with (
-        patch("rayfed.testing.contracts.InlineExecutor", Exact),
-        patch("rayfed.testing.contracts.prepare", lambda config: exact_setup(prepare(config))),
-        patch("rayfed.testing.contracts.record_rounds", rounds),
+        patch("rayfed.testing.InlineExecutor", Exact),
+        patch("rayfed.testing.prepare", lambda config: exact_setup(prepare(config))),
+        patch("rayfed.testing.record_rounds", rounds),
     ):
         yield
 

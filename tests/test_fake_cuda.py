@@ -1,7 +1,7 @@
 """Every method, and every tuning on every kind of model, takes its steps on torch's `cuda`, without a GPU.
 
 CUDA's own rules decide which operations there are, and which devices they take. Nothing is computed, and no
-backward pass is made: for that see `tests/rayfed/testing/test_contracts_play.py`.
+backward pass is made: for that see `tests/rayfed/test_testing_play.py`.
 """
 
 from pathlib import Path

@@ -14,9 +14,9 @@ MORE = {
     "Tuning schemes": ("rayfed.tuning.base",),
     "Readers": ("rayfed.data.source",),
     "Tests of your own parts": (
-        "rayfed.testing.contracts.check_method",
-        "rayfed.testing.contracts.check_tuning",
-        "rayfed.testing.contracts.check_reader",
+        "rayfed.testing.check_method",
+        "rayfed.testing.check_tuning",
+        "rayfed.testing.check_reader",
     ),
     "Errors": ("rayfed.errors",),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from rayfed.doctor.diagnosis import diagnose, estimate
+from rayfed.doctor import diagnose, estimate
 from rayfed.documents import to_json
 from rayfed.engine.measurement import costs
 from rayfed.engine.session import Session

@@ -7,9 +7,9 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
-from rayfed.testing import METHOD_CHECKS
-from rayfed.testing.contracts import (
+from rayfed.testing import (
     DOMAINS,
+    METHOD_CHECKS,
     ONE_EXAMPLE,
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,

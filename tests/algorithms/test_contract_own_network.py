@@ -8,7 +8,7 @@ import rayfed
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
 from rayfed.models.user_model import register
-from rayfed.testing.contracts import (
+from rayfed.testing import (
     DOMAINS,
     leaves_messages_and_frozen_weights_alone,
     repeats_itself_after_an_interruption,

@@ -10,7 +10,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import logits
 from rayfed.models.build import build_backbone
 from rayfed.models.shared_weights import attach
-from rayfed.testing.contracts import DOMAINS, small_setup
+from rayfed.testing import DOMAINS, small_setup
 from rayfed.tuning.lora import core_sites
 from tests.algorithms.test_private import NOISY
 from tests.rounding import near

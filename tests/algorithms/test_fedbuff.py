@@ -13,7 +13,7 @@ from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
 from rayfed.heterogeneity.faults import Faults, Profile
 from rayfed.record.checkpoint import from_file, to_bytes
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Update, cut_to_rank
 
 STEP = {"a": 1.0, "b": 10.0, "c": 100.0}

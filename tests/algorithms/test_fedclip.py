@@ -13,7 +13,7 @@ from rayfed.config.schema import load_config
 from rayfed.config.variants import comparisons
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import mean_by_name
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.tuning.attention_adapter import AttentionAdapter
 from rayfed.types import Update
 from tests.rounding import equally_near, near

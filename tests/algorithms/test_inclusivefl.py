@@ -6,7 +6,7 @@ import torch
 from algorithms.inclusivefl import InclusiveServer, inject, size_moves
 from rayfed import simulate
 from rayfed.errors import ConfigError
-from rayfed.testing.contracts import SGD
+from rayfed.testing import SGD
 from rayfed.types import ServerState
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
 from tests.vectors import vector

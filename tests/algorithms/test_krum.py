@@ -7,7 +7,7 @@ from algorithms.median import MedianServer
 from algorithms.trimmed_mean import TrimmedMeanServer
 from rayfed import Server
 from rayfed.errors import ConfigError
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.algorithms.test_fedadam import cohort, state, update
 from tests.rounding import near
 

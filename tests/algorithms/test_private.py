@@ -21,7 +21,7 @@ from rayfed.federation.method_registry import METHODS
 from rayfed.federation.noise_and_compression import Channel, leave
 from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import Server
-from rayfed.testing.contracts import DOMAINS, small_setup
+from rayfed.testing import DOMAINS, small_setup
 from rayfed.types import RESIDUAL, Update
 from tests.conftest import STEADY, quickly
 

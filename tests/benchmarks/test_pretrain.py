@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.glyph_pool import GlyphPool
 from benchmarks.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
-from rayfed.data.embedded import glyphs
+from rayfed.data import glyphs
 from rayfed.errors import ConfigError
 from rayfed.seeds import seeded
 

@@ -6,7 +6,7 @@ from rayfed.config.schema import ClusterConfig
 from rayfed.engine import measurement
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tune.engine import on_cpu
 from tune.resources import Demand, at_once, bundles
 

@@ -1,4 +1,4 @@
-"""The embedded data set digits-five-mini, see `rayfed.data.embedded.glyphs`."""
+"""The embedded data set digits-five-mini, see `rayfed.data.glyphs`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from rayfed.data.source import Listing
 
 if TYPE_CHECKING:
-    from rayfed.data.embedded.glyphs import Embedded
+    from rayfed.data.glyphs import Embedded
 
 MAKERS = ("matplotlib", "numpy", "pillow", "scikit-learn", "torch")
 """Packages whose fonts, samples or arithmetic determine the pixels."""
@@ -37,10 +37,7 @@ class DigitsFiveMini:
         out = hashlib.sha256()
         for package, version in _versions():
             out.update(f"{package}={version}\n".encode())
-        code = resources.files("rayfed.data.embedded")
-        for file in sorted(code.iterdir(), key=lambda file: file.name):
-            if file.name.endswith(".py"):
-                out.update(f"{file.name}\n".encode() + file.read_bytes())
+        out.update((resources.files("rayfed.data") / "glyphs.py").read_bytes())
         return f"digits_five_mini/1:{out.hexdigest()}"
 
     def scan(self) -> Listing:
@@ -64,7 +61,7 @@ class DigitsFiveMini:
 
     @cached_property
     def _data(self) -> Embedded:
-        from rayfed.data.embedded import glyphs
+        from rayfed.data import glyphs
 
         return glyphs.build()
 

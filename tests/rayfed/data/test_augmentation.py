@@ -13,7 +13,7 @@ from rayfed.data.config import AugmentConfig, Crop, Flip, Grayscale, Jitter, Ran
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.rayfed.data.folders import PACS, needs_pacs
 from tests.rounding import near
 

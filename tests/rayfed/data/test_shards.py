@@ -55,7 +55,7 @@ def test_digits_five_mini(cache, monkeypatch):
     assert dataset.keys == data.keys
     assert (dataset.domains, dataset.classes) == (data.domains, data.classes)
     # The second time nothing is made.
-    monkeypatch.setattr("rayfed.data.embedded.glyphs.build", None)
+    monkeypatch.setattr("rayfed.data.glyphs.build", None)
     prepare(DigitsFiveMini(name="digits"), 32, cache)
     with pytest.raises(TypeError):
         prepare(DigitsFiveMini(name="digits"), 16, cache)

@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client_tasks import adapt, fit
 from rayfed.federation.params import digest
-from rayfed.testing.contracts import small_setup, without_times
+from rayfed.testing import small_setup, without_times
 
 FEW = ("data.domains=[plain,street]", "data.partition.clients_per_domain=2", "model.options={depth: 1}")
 

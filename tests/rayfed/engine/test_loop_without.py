@@ -14,7 +14,7 @@ from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
 from rayfed.report.page.run import PageRun
 from rayfed.resume import main
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import SMALL, STEADY
 
 ON = ("evaluation.without_parts=true", "train.optimizer=adamw", "train.lr=0.05", "rounds=2")

@@ -19,7 +19,7 @@ from rayfed.engine.measurement import (
 )
 from rayfed.errors import BusyError, ConfigError, ResourceError
 from rayfed.models.backbone import Backbone
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import quickly
 from tests.pretended import TYPE, pretended
 from tests.pretended_memory import memory as allocator

@@ -13,7 +13,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.models.config import ModelConfig
 from rayfed.models.shared_weights import skeleton
-from rayfed.testing.contracts import DOMAINS, small_setup
+from rayfed.testing import DOMAINS, small_setup
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.multimodal_adapter import MultimodalAdapter

@@ -10,7 +10,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.engine.record_rounds import Keeping
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 
 PLAIN = (
     "algorithm=fedavg",

@@ -8,8 +8,7 @@ import torch
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.method_registry import METHODS
-from rayfed.testing import play
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import play, small_setup
 from tests.conftest import quickly
 from tests.rounding import near
 

@@ -20,7 +20,7 @@ from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import read_rows, read_table
 from rayfed.resume import main as resume
-from rayfed.testing.contracts import small_setup, without_times
+from rayfed.testing import small_setup, without_times
 from rayfed.tuning.base import copies, load
 from tests.conftest import SMALL, STEADY
 from tests.rounding import equally_near, exactly, near

@@ -24,7 +24,7 @@ from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
 from rayfed.report.document import harness_command
 from rayfed.report.final_table import final_table
-from rayfed.testing.contracts import without_times
+from rayfed.testing import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly
 from tests.pretended import pretended

@@ -12,7 +12,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.evaluation import test_sets
 from rayfed.evaluation.test_sets import EvaluationSet, evaluation_sets, pack_splits, packs
 from rayfed.executors.inline import InlineExecutor
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.rounding import Exact, equally_near, exact_numbers, exact_setup, limit
 

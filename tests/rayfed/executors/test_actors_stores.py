@@ -64,7 +64,7 @@ def test_stores_beyond_the_budget_are_those_of_a_driver_that_keeps_all(ray_clust
     from rayfed.executors.actors import RayExecutor
     from rayfed.executors.inline import InlineExecutor
     from rayfed.federation.params import digest
-    from rayfed.testing.contracts import small_setup
+    from rayfed.testing import small_setup
 
     monkeypatch.setattr(actors, "BUDGET", 0)
     setup = small_setup("algorithm=ditto", "data.domains=[plain,street]", "evaluation.every=0")

@@ -26,7 +26,7 @@ from rayfed.executors.worker import Worker, is_fault, is_out_of_memory, out_of_m
 from rayfed.federation.executor import Call, Policy
 from rayfed.models.backbone import Backbone
 from rayfed.models.shared_weights import checksum
-from rayfed.testing.contracts import SMALL, play, small_setup
+from rayfed.testing import SMALL, play, small_setup
 from rayfed.types import Broadcast, Update
 from tests.conftest import STEADY
 from tests.pretended import TYPE, pretended

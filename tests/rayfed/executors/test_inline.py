@@ -8,7 +8,7 @@ import pytest
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Policy
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 
 
 @pytest.mark.parametrize(("group", "units"), [(1, 4), (2, 2)])

@@ -10,7 +10,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceMemoryError, NonFiniteClientError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.models.backbone import Backbone
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 
 SAID = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 310.00 "

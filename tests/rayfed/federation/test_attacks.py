@@ -14,7 +14,7 @@ from rayfed.federation.cohort import TRAINING
 from rayfed.federation.params import digest
 from rayfed.federation.tensors_that_stay import keep_own
 from rayfed.heterogeneity.faults import FaultsConfig, check_attack
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast, Update
 from tests.rounding import limit, near
 

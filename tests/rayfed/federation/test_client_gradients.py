@@ -13,7 +13,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client, backward
 from rayfed.models.backbone import Backbone
 from rayfed.registry import METHOD_FILES
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import quickly
 from tests.rounding import equally_near, exactly_trained, near
 

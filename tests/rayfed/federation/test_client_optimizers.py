@@ -10,7 +10,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import OPTIMIZERS, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
-from rayfed.testing.contracts import repeats_itself_after_an_interruption, small_setup
+from rayfed.testing import repeats_itself_after_an_interruption, small_setup
 
 KINDS = ("sgd", "adam", "adamw")
 

@@ -10,7 +10,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
 from rayfed.federation.tensors_that_stay import STAYS, add_own, head_of, keep_own, names_that_stay
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast
 from tests.conftest import SMALL
 from tests.rounding import equally_near, exactly_trained

@@ -6,7 +6,7 @@ import pytest
 
 from rayfed.federation.train_config import TrainConfig
 from rayfed.resume import main as resume
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import refused
 from tests.rounding import near
 

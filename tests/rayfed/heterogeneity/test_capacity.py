@@ -13,7 +13,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast, Update, cut_to_rank, rank_axes
 from tests.conftest import refused
 from tests.rounding import equally_near, exactly_trained

@@ -11,7 +11,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.heterogeneity.traces import read_devices, read_sessions
-from rayfed.testing.contracts import DOMAINS, small_setup
+from rayfed.testing import DOMAINS, small_setup
 from rayfed.types import Broadcast
 
 TABLE = ClientTable.of({cid: ClientInfo(domain="d", num_examples=10) for cid in ("ann", "bob", "cem")})

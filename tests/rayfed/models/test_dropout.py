@@ -8,7 +8,7 @@ from rayfed.devices import CountedDraws, RepeatedDraws, count_for, counted, coun
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.dropout import CountedDropout, use_counted_dropout
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.pretended import TYPE, pretended
 
 ONES = torch.ones(2, 3, 40)

@@ -18,7 +18,7 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.models import graphs
 from rayfed.models.graphs import CudaRecorder, graphs_of, why_no_graphs
 from rayfed.models.lora_layer import twice_differentiable
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision

@@ -21,7 +21,7 @@ from rayfed.models.lora_layer import (
     use_joint_casts,
 )
 from rayfed.models.stacked import Stacked, stackable
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
 from tests.rounding import near

@@ -10,7 +10,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.models import trunk
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.rayfed.models.small import images, small
 from tests.rounding import equally_near, exactly_trained

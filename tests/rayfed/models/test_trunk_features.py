@@ -8,7 +8,7 @@ import torch
 
 from rayfed.models import trunk
 from rayfed.models.trunk import FeatureCache, FeatureFolder
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.pretended import TYPE, pretended
 
 KEYS = [("a", "train", (0,)), ("b", "train", (0,)), ("c", "train", (0,))]

@@ -13,7 +13,7 @@ from rayfed.config.schema import load_config
 from rayfed.engine import measurement
 from rayfed.experiment.experiment import simulate
 from rayfed.report import feature_map, landscape, slopes
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from tests.conftest import SMALL
 from tests.pretended import TYPE, pretended
 from tune.trial import Trial

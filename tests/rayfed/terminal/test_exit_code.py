@@ -16,7 +16,7 @@ COMMANDS = {
     "rayfed.run": ["rouds=3"],
     "rayfed.resume": ["NOWHERE"],
     "rayfed.view": ["NOWHERE"],
-    "rayfed.doctor.__main__": ["rouds=3"],
+    "rayfed.doctor": ["rouds=3"],
     "rayfed.prepare.__main__": ["pacs", "--root", "NOWHERE"],
     "rayfed.report.landscape": ["NOWHERE"],
     "rayfed.report.feature_map": ["NOWHERE"],

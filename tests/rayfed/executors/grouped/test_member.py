@@ -3,7 +3,7 @@
 import torch
 
 from rayfed.executors.grouped.member import MemberModel
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.tuning.base import copies, held, trainable
 from rayfed.types import RESIDUAL
 

@@ -16,7 +16,7 @@ from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Policy, units
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, STEADY
 from tests.rounding import Exact, equally_near, exact_numbers, exact_setup

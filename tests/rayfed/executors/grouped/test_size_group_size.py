@@ -9,7 +9,7 @@ from rayfed.executors.grouped.size import group_size
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.stacked import why_not_joint
-from rayfed.testing.contracts import small_setup
+from rayfed.testing import small_setup
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
 from rayfed.tuning.head import Head

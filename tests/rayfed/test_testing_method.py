@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rayfed import Local, Method, Server
+from rayfed import testing as checks
 from rayfed.errors import ConfigError, RayFedError, ServerError
 from rayfed.testing import METHOD_CHECKS, check_method
-from rayfed.testing import contracts as checks
 
 COUNT = []
 

@@ -1,4 +1,15 @@
-"""Contract tests that every method, tuning scheme and reader must pass, on one small experiment."""
+"""Contract tests for methods, tuning schemes and readers of your own.
+
+In a test file of your own:
+
+    from rayfed.testing import check_method
+
+    def test_my_method():
+        check_method("mypackage.fedprox:METHOD")
+
+The three `check_` functions raise AssertionError, or the error of the code under test, and need no test
+framework. `play` runs one experiment on any device of torch and returns its result.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +24,7 @@ from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +55,6 @@ from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, trainable
 from rayfed.types import Broadcast, Params, Update
-
-if TYPE_CHECKING:
-    import torch
-
 
 SMALL = (
     "rounds=2",

@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from rayfed import testing as checks
 from rayfed.config.schema import compatible_parts, load_config
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
 from rayfed.testing import TUNING_CHECKS, check_tuning
-from rayfed.testing import contracts as checks
 from rayfed.tuning.base import TUNINGS, freeze
 
 OF_TEXT_TOWERS = {

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rayfed import testing as checks
 from rayfed.data.source import Listing
 from rayfed.testing import READER_CHECKS, check_reader
-from rayfed.testing import contracts as checks
 
 SERIAL = itertools.count()
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.glyph_pool import SYMBOL_FONTS, GlyphPool, PoolStyle
-from rayfed.data.embedded import glyphs as d
-from rayfed.data.embedded.glyphs import (
+from rayfed.data import glyphs as d
+from rayfed.data.glyphs import (
     CANVAS,
     GlyphJitter,
     colour_pairs,

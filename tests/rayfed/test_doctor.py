@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.doctor.__main__ import main
-from rayfed.doctor.diagnosis import _lanes, _nodes
+from rayfed.doctor import _lanes, _nodes, main
 from rayfed.engine import measurement
 from rayfed.engine.measurement import Measurement, check_resources, costs, measure
 from rayfed.engine.setup import prepare

@@ -1,1 +1,0 @@
-"""Data sets that are made from fonts and images of installed packages, without a download."""
