@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rayfed.config.schema import load_config
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.config import AugmentConfig
+from rayfed.data.data_config import AugmentConfig
 from rayfed.data.examples import Normalizer
 from rayfed.engine.setup import prepare
 from rayfed.report import style

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.glyph_pool import Captioner, GlyphPool, PoolStyle
-from rayfed.documents import check_own
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.seeds import derive, generator, seeded
 from rayfed.terminal.console import say
 from rayfed.types import Params
+from rayfed.user_files import check_own
 
 log = logging.getLogger(__name__)
 

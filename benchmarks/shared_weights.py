@@ -61,7 +61,7 @@ def build_world() -> Any:
 
     from rayfed.executors.worker import World
     from rayfed.federation.train_config import TrainConfig
-    from rayfed.models.config import ModelConfig
+    from rayfed.models.model_config import ModelConfig
     from rayfed.tuning.lora import Lora
 
     return World(

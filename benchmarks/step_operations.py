@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.gpu_check import PAGE, replaced
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
+from rayfed.data.data_config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor

@@ -24,13 +24,13 @@ from rayfed.config.catalog import listed
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
-from rayfed.documents import to_json
 from rayfed.errors import ConfigError, one_line
 from rayfed.federation.method_registry import METHODS
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_json, read_rows
 from rayfed.reproduce.job import JobCell, Plans, TableJob
-from rayfed.reproduce.run import reproduce
+from rayfed.reproduce.run_job import reproduce
+from rayfed.user_files import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "benchmarks" / "results" / "which_method.json"

@@ -42,15 +42,15 @@ _HOME = {
     "Method": "rayfed.federation.method_registry",
     "Model": "rayfed.models.user_model",
     "Partition": "rayfed.data.partition_config",
-    "Run": "rayfed.experiment.run",
+    "Run": "rayfed.experiment.finished_run",
     "Server": "rayfed.federation.server",
     "ServerState": "rayfed.types",
     "Task": "rayfed.objective",
     "Update": "rayfed.types",
-    "compare": "rayfed.experiment.several",
+    "compare": "rayfed.experiment.compare_and_sweep",
     "is_statistic": "rayfed.types",
     "simulate": "rayfed.experiment.experiment",
-    "sweep": "rayfed.experiment.several",
+    "sweep": "rayfed.experiment.compare_and_sweep",
 }
 """The module that defines each public name."""
 

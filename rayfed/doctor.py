@@ -18,16 +18,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import to_json
 from rayfed.errors import ConfigError, count_of
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, shown_on, size, stage
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
-    from rayfed.engine.measurement import Measurement
+    from rayfed.engine.measure_client import Measurement
     from rayfed.engine.setup import Setup
     from rayfed.executors.cluster import ActorPlan
 
@@ -138,7 +138,7 @@ def diagnose(config: Config) -> Diagnosis:
         ClientError: The client failed.
     """
     from rayfed.devices import mps_runs
-    from rayfed.engine.measurement import (
+    from rayfed.engine.measure_client import (
         actors_on,
         is_measured,
         measure,
@@ -220,7 +220,7 @@ def _memory_problems(
     nodes: Sequence[Mapping[str, float]],
 ) -> list[str]:
     """Problems if every planned actor needs the measured memory instead of `memory_per_actor`."""
-    from rayfed.engine.measurement import actors_on, plan_actors
+    from rayfed.engine.measure_client import actors_on, plan_actors
 
     asked = replace(
         config.cluster,
@@ -271,9 +271,10 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
         setup: The prepared experiment.
         measured: Time of one client.
         lanes: Number of clients that run at the same time.
-        reference: Cost of the measured client (`rayfed.engine.measurement.costs`); None: it is one of these.
+        reference: Cost of the measured client (`costs` of `rayfed.engine.measure_client`); None: it is one of
+            these.
     """
-    from rayfed.engine.measurement import costs
+    from rayfed.engine.measure_client import costs
 
     experiment = setup.experiment
     work = costs(experiment, setup.world.train)
@@ -299,7 +300,7 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
 
 
 def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
-    from rayfed.engine.measurement import free_disk
+    from rayfed.engine.measure_client import free_disk
 
     shard = setup.dataset.path
     experiment = setup.experiment

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.objects import find, imported, is_own
+from rayfed.user_objects import find, imported, is_own
 
 if TYPE_CHECKING:  # data and reports import this module without loading torch
     from torch import Tensor

@@ -1,6 +1,6 @@
 """Finds methods, tuning schemes and data readers by the name of their file, or as package.module:NAME.
 
-Objects that a user handed over are found by the names of `rayfed.objects`.
+Objects that a user handed over are found by the names of `rayfed.user_objects`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.errors import ConfigError, check_name, one_line, place_of, unknown
-from rayfed.objects import find, is_own
+from rayfed.user_objects import find, is_own
 
 
 @dataclass(frozen=True)

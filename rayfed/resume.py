@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import screen_of, shown_on, stage
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.supervisor import supervised
+from rayfed.user_files import check_run_folder, user_folder
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config

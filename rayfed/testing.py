@@ -43,14 +43,14 @@ from rayfed.engine.record_rounds import Keeping, record_rounds
 from rayfed.engine.setup import Setup, prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from rayfed.federation.executor import Call, Executor
 from rayfed.federation.method_registry import check_compatible
 from rayfed.federation.params import digest
 from rayfed.heterogeneity.traces import TraceEntry
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.objective import CLASSIFICATION, objective
 from rayfed.tuning.base import Tuning, apply_tuning, export, load, trainable
@@ -122,7 +122,7 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
     """Two Ray actors that run clients; a cluster that is started for them ends with the block."""
     import ray
 
-    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.connection import connection
 
     with connection("local", num_cpus=2, num_gpus=0, dashboard=False):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError
 from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
@@ -16,6 +15,7 @@ from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import terminal_width
+from rayfed.user_files import check_run_folder, user_folder
 
 if TYPE_CHECKING:
     from rayfed.types import Row

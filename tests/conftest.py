@@ -18,7 +18,7 @@ import rayfed
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.executors.client_actor import NEW_OBJECTS
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from rayfed.terminal.exit_code import STOP
 from rayfed.testing import SGD, plain_steps
 from tests.fuzz import outcomes
@@ -262,7 +262,7 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
     """A pool of two actors for any experiment; the processes are kept, because imports take seconds."""
     import ray
 
-    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.actor_pool import RayExecutor
 
     pools: list[RayExecutor] = []
 

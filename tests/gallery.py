@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 
 
 class Gallery:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from tests.gallery import Gallery
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.documents import user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.record import trackers
+from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import check_own_folder, look
-from rayfed.record.files import write_text
 from rayfed.record.readers import read_yaml, reading
+from rayfed.user_files import user_path
 from tune.experiment import Base
 from tune.searcher import check_parts
 from tune.space import Space, Values

@@ -17,14 +17,14 @@ import ray.tune
 import yaml
 
 from rayfed.config.schema import ClusterConfig, Config, to_dict
-from rayfed.engine.measurement import inline_device, is_measured, too_small
+from rayfed.engine.measure_client import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
 from rayfed.experiment.single_run import last_words
+from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import claim, claim_again
-from rayfed.record.files import write_text
 from rayfed.terminal.console import say, stage
 from tune.checks import Search, check_sweep, continued, describe, new_folder, planned
 from tune.figures import draw_figures

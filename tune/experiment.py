@@ -10,8 +10,8 @@ from typing import Any
 
 from rayfed.config.compose import compose, config_groups
 from rayfed.config.schema import Config, resolve
-from rayfed.documents import read_file
 from rayfed.errors import ConfigError
+from rayfed.user_files import read_file
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")
 """Keys and sections that are the same in all trials of a sweep."""

@@ -10,9 +10,9 @@ from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.experiment.single_run import begin
 from rayfed.federation.executor import Executor
+from rayfed.record.atomic_files import write_bytes
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look
-from rayfed.record.files import write_bytes
 from rayfed.record.folder import finished
 from rayfed.record.history import History
 from rayfed.record.readers import ROWS, read_rows

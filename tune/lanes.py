@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
+from rayfed.executors.actor_pool import LaneExecutor
 from rayfed.executors.actor_state import Lane
-from rayfed.executors.actors import LaneExecutor
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.worker import World
 from rayfed.federation.executor import Call, Policy

@@ -11,7 +11,7 @@ import yaml
 
 from rayfed.config.schema import to_dict
 from rayfed.errors import count_of
-from rayfed.record.files import write_parquet, write_text
+from rayfed.record.atomic_files import write_parquet, write_text
 from rayfed.record.readers import rows_so_far
 from rayfed.terminal.table_formats import Table
 from rayfed.types import Row

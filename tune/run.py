@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.documents import to_json, user_path
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, shown_on
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.supervisor import note_advice, supervised
 from rayfed.terminal.table_formats import terminal_width
+from rayfed.user_files import to_json, user_path
 
 USAGE = """\
 python -m tune.run sweep=NAME [trials=N] [seeds=N] [output=DIR]

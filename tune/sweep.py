@@ -10,10 +10,10 @@ from annotated_types import Ge
 
 from rayfed.config.check_keys import parse
 from rayfed.config.compose import folder
-from rayfed.documents import parse_value, read_file, user_path
 from rayfed.errors import ConfigError, unknown
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.types import Count
+from rayfed.user_files import parse_value, read_file, user_path
 from tune.experiment import check_searchable
 from tune.space import Space, read_space, with_numbers
 

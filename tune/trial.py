@@ -18,13 +18,13 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.config.schema import Config
-from rayfed.engine.measurement import inline_device
+from rayfed.engine.measure_client import inline_device
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, NonFiniteError, unknown
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.metrics import Metrics, labels_of
+from rayfed.executors.prometheus import Metrics, labels_of
 from rayfed.federation.executor import Executor
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.ownership import make_folder, remove
 from rayfed.record.readers import read_json, reading
 from rayfed.types import Row

@@ -9,8 +9,8 @@ from docs.generate.keys import default
 from docs.generate.methods import attributes
 from rayfed.config.catalog import listed
 from rayfed.config.compose import folder
-from rayfed.documents import read_file
 from rayfed.tuning.base import TUNINGS
+from rayfed.user_files import read_file
 
 PAGE = "tunings.md"
 INTRODUCTION = """# Tuning schemes

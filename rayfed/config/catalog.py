@@ -16,12 +16,12 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
-from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.user_files import read_file
 
 USAGE = """\
 rayfed list [SECTION] [--json] [--debug]

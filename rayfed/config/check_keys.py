@@ -20,10 +20,10 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from rayfed.documents import DocumentError, checked_depth
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.federation.method_registry import METHODS
 from rayfed.tuning.base import TUNINGS
+from rayfed.user_files import DocumentError, checked_depth
 
 T = TypeVar("T")
 

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config import papers
-from rayfed.documents import is_folder, parse_value, read_file
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
-from rayfed.objects import find, imported
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
+from rayfed.user_files import is_folder, parse_value, read_file
+from rayfed.user_objects import find, imported
 
 CHOOSES = ("algorithm", "experiment")
 """Groups that choose the method of a command."""
@@ -468,7 +468,7 @@ def _check_choice(group: str, name: str) -> None:
 
 def _model(name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a model without a YAML file: any model of timm or of open_clip."""
-    from rayfed.models.config import OPEN_CLIP
+    from rayfed.models.model_config import OPEN_CLIP
 
     reference = {"compare": "zero_shot"} if name.startswith(OPEN_CLIP) else {}
     return {"model": {**defaults, "name": name}, **reference}

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rayfed.documents import read_file
 from rayfed.errors import ConfigError, unknown
+from rayfed.user_files import read_file
 
 MINI = "mini"
 PAPER = "paper"

@@ -18,10 +18,9 @@ from annotated_types import Ge, Le
 
 from rayfed.config.check_keys import UnknownKeyError, advice, parse, plain, whole
 from rayfed.config.compose import CHOOSES, check_listed_once, compose, listed
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
-from rayfed.documents import check_run_folder, read_file, user_path
 from rayfed.errors import ConfigError, shown
 from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
@@ -31,9 +30,10 @@ from rayfed.federation.sampling import Sampling
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.config import ModelConfig, with_weights
+from rayfed.models.model_config import ModelConfig, with_weights
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count, Head, NonNegative, Positive
+from rayfed.user_files import check_run_folder, read_file, user_path
 
 ProtocolName: TypeAlias = Literal[
     "single",

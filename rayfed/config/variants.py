@@ -12,15 +12,15 @@ from rayfed.config.catalog import listed
 from rayfed.config.check_keys import parse, plain
 from rayfed.config.compose import compose, folder
 from rayfed.config.schema import Config, compatible_parts, with_method
-from rayfed.data.config import DataConfig, client_domains
+from rayfed.data.data_config import DataConfig, client_domains
 from rayfed.data.partition.groups import only_tests
 from rayfed.data.shards import Dataset
 from rayfed.data.source import choose_classes
-from rayfed.documents import read_file
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.privacy_accountant import PrivacyConfig
 from rayfed.heterogeneity.faults import FaultsConfig
+from rayfed.user_files import read_file
 
 Open: TypeAlias = Callable[[DataConfig], Dataset]
 """Opens the data set of a section `data`."""

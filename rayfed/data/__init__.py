@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayfed.data.config import DataConfig, Resize, check_config, client_domains
+from rayfed.data.data_config import DataConfig, Resize, check_config, client_domains
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset

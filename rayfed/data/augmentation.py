@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.data.config import AugmentConfig
+from rayfed.data.data_config import AugmentConfig
 from rayfed.seeds import cpu_seeded
 
 Channels = tuple[float, float, float]

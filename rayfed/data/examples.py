@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.clients import Indices, RowTable, Splits
+from rayfed.client_facts import Indices, RowTable, Splits
 from rayfed.data.text import Inputs
 from rayfed.devices import HOST, can_pin, free_memory, moved
 from rayfed.types import Batch

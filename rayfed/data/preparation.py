@@ -26,15 +26,15 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.formats import arrow_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.data.text import Text, Tokens
-from rayfed.documents import user_path
 from rayfed.errors import ConfigError, DataError, ResourceError
 from rayfed.objective import objective
 from rayfed.terminal.console import counted
+from rayfed.user_files import user_path
 
 
 def cache_folder(config: DataConfig) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.data.source import Listing
-from rayfed.documents import is_folder
+from rayfed.user_files import is_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.columns import numbers
+from rayfed.arrow_columns import numbers
 from rayfed.data.formats import arrow_file
 from rayfed.data.text import Inputs, Targets
-from rayfed.documents import parse_json
 from rayfed.errors import DataError
 from rayfed.objective import CLASSES, CLASSIFICATION, objective
+from rayfed.user_files import parse_json
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rayfed.data.config import DataConfig, Resize
+from rayfed.data.data_config import DataConfig, Resize
 from rayfed.data.listing import ONE_DOMAIN as ONE_DOMAIN
 from rayfed.data.listing import BadImageError as BadImageError
 from rayfed.data.listing import Decoded as Decoded

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.listing import ONE_DOMAIN, Listing
 from rayfed.errors import DataError, one_line, place_of, shown, unknown
 from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION
@@ -252,7 +252,7 @@ def is_own(value: Any) -> bool:
 
 def _is_section(value: Mapping[Any, Any]) -> bool:
     """Whether a dict has keys of the config section `data`."""
-    from rayfed.data.config import DataConfig
+    from rayfed.data.data_config import DataConfig
 
     return all(isinstance(key, str) and key in DataConfig.__dataclass_fields__ for key in value)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.documents import without_nonfinite
 from rayfed.engine.loop import Training, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
@@ -21,7 +20,6 @@ from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentenc
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
-from rayfed.objects import records
 from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
@@ -29,6 +27,8 @@ from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
 from rayfed.types import Params, Row
+from rayfed.user_files import without_nonfinite
+from rayfed.user_objects import records
 
 log = logging.getLogger(__name__)
 

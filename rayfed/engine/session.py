@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rayfed.config.schema import ClusterConfig, Config
 from rayfed.devices import settings_restored
 from rayfed.engine.loop import Training
-from rayfed.engine.measurement import GpuPlans, inline_device
+from rayfed.engine.measure_client import GpuPlans, inline_device
 from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
@@ -30,7 +30,7 @@ from rayfed.types import Row
 
 if TYPE_CHECKING:
     from rayfed.engine.weight_store import WeightStore
-    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
     from rayfed.executors.worker import Weights
@@ -75,8 +75,8 @@ class DriverActor:
         import ray
         import torch
 
-        from rayfed.executors.actors import RayExecutor
-        from rayfed.executors.metrics import Metrics
+        from rayfed.executors.actor_pool import RayExecutor
+        from rayfed.executors.prometheus import Metrics
 
         world, weights = shared
         torch.set_num_threads(ray.get(world).threads)
@@ -209,7 +209,7 @@ class Session:
         """
         import ray
 
-        from rayfed.executors.metrics import labels_of
+        from rayfed.executors.prometheus import labels_of
         from rayfed.executors.wire import pack
 
         link = self._connected(config.cluster)
@@ -291,8 +291,8 @@ class Session:
         self, shared: Sequence[Any], labels: Mapping[str, str] | None, health: Health
     ) -> list[Any]:
         """Start the client actors while the driver imports what it needs; they end with it."""
+        from rayfed.executors.actor_pool import start_client
         from rayfed.executors.actor_state import Lane
-        from rayfed.executors.actors import start_client
 
         world, weights = shared
         clients = []

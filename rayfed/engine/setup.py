@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.clients import RowTable, Splits
+from rayfed.client_facts import RowTable, Splits
 from rayfed.config.schema import ClusterConfig, Config, compatible_parts
 from rayfed.data import load
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
@@ -61,7 +61,7 @@ from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array, skeleton
 from rayfed.models.trunk import check_compiler

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.client_tasks import BY_CLASS
 from rayfed.federation.cohort import Answer, Ledger

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rayfed.clients import Splits
+from rayfed.client_facts import Splits
 from rayfed.data.partition.partition import Partition
 from rayfed.seeds import generator
 

@@ -29,7 +29,7 @@ from ray import cloudpickle
 from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
 from rayfed.executors.actor_state import WireCall
-from rayfed.executors.metrics import Memory
+from rayfed.executors.prometheus import Memory
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
 from rayfed.executors.worker import Weights, Worker, World, is_out_of_memory, out_of_memory
 from rayfed.federation.executor import Call, Task

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rayfed.clients import Splits
+from rayfed.client_facts import Splits
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.config import AugmentConfig
+from rayfed.data.data_config import AugmentConfig
 from rayfed.data.examples import ClientData, Normalizer, Resident, choose
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.text import Inputs
@@ -57,7 +57,7 @@ from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.models.trunk import (
     FeatureCache,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from rayfed.config.schema import Config
-from rayfed.engine.measurement import batches_a_step
+from rayfed.engine.measure_client import batches_a_step
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 

@@ -16,10 +16,10 @@ import torch
 from rayfed.config.compose import compose
 from rayfed.config.schema import Config, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
+from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
-from rayfed.experiment.run import RoundRow, Run
-from rayfed.objects import is_own
 from rayfed.terminal.console import screen_of, shown_on
+from rayfed.user_objects import is_own
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rayfed.federation.server import Server
     from rayfed.federation.train_config import TrainConfig
     from rayfed.heterogeneity.faults import FaultsConfig
-    from rayfed.models.config import ModelConfig
+    from rayfed.models.model_config import ModelConfig
     from rayfed.models.user_model import Model
     from rayfed.objective import Task
     from rayfed.tuning.base import Tuning
@@ -280,8 +280,8 @@ class Experiment:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
         """
         from rayfed.config.schema import changes
-        from rayfed.documents import check_run_folder
         from rayfed.record.claim import claim_again
+        from rayfed.user_files import check_run_folder
 
         folder = Path(path).expanduser()
         check_run_folder(folder)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from rayfed import objects
+from rayfed import user_objects
 from rayfed.config.check_keys import plain
 from rayfed.config.compose import choices
 from rayfed.errors import ConfigError, shown
@@ -59,7 +59,7 @@ def _chosen(key: str, value: Any) -> tuple[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}: {shown(value)} is neither a name nor a dict of its keys")
     name = value.get("name")
-    if isinstance(name, str) and (key == "model" or name in choices(key) or objects.find(name)):
+    if isinstance(name, str) and (key == "model" or name in choices(key) or user_objects.find(name)):
         return name, {own: each for own, each in value.items() if own != "name"} or None
     return "", dict(value)
 
@@ -131,11 +131,11 @@ def _name_of(value: Any) -> str:
             if built == whole:
                 return name
     if not isinstance(value, Method):
-        return objects.register(value)
+        return user_objects.register(value)
     own = [half for half in halves if half not in (Server, Local)] or [Server]
-    digest = "".join(objects.source_digest(half) for half in own)
+    digest = "".join(user_objects.source_digest(half) for half in own)
     label = "_".join(half.__name__ for half in own)
-    return objects.register(value, own[0], objects.text_digest(digest), label)
+    return user_objects.register(value, own[0], user_objects.text_digest(digest), label)
 
 
 def tuning(value: Any) -> dict[str, Any]:
@@ -153,7 +153,9 @@ def tuning(value: Any) -> dict[str, Any]:
     if not hasattr(kind, "apply"):
         raise ConfigError(f"tuning: {shown(value)} is no tuning scheme; give a name, or rayfed.LoRA(rank=8)")
     module = kind.__module__.removeprefix("rayfed.tuning.")
-    name = module if module in TUNINGS.names() and TUNINGS.load(module) is kind else objects.register(kind)
+    name = (
+        module if module in TUNINGS.names() and TUNINGS.load(module) is kind else user_objects.register(kind)
+    )
     return {"tuning": {"name": name, **({} if isinstance(value, type) else plain(value))}}
 
 
@@ -169,7 +171,7 @@ def model(value: Any) -> dict[str, Any]:
         ConfigError: It is none of these, or it cannot be sent to other processes; shapes are checked later,
             against the first examples of a client.
     """
-    from rayfed.models.config import ModelConfig
+    from rayfed.models.model_config import ModelConfig
 
     if isinstance(value, str | Mapping | ModelConfig):
         return {"model": value}
@@ -191,10 +193,10 @@ def task(value: Any) -> dict[str, Any]:
     """
     if isinstance(value, Task):
         functions = [value.loss, *value.metrics.values(), *value.over_set.values()]
-        digest = objects.text_digest(
-            "".join(map(objects.source_digest, functions)) + repr((value.smaller, value.percent))
+        digest = user_objects.text_digest(
+            "".join(map(user_objects.source_digest, functions)) + repr((value.smaller, value.percent))
         )
-        return {"task": objects.register(value, value.loss, digest, value.name)}
+        return {"task": user_objects.register(value, value.loss, digest, value.name)}
     if not isinstance(value, str):
         raise ConfigError(f"task: {shown(value)} is neither a name nor a rayfed.Task")
     return {"task": value}
@@ -214,14 +216,14 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
         DataError: A client has no examples, shapes or types differ between examples, or a value is NaN.
         ConfigError: The examples have none of the forms, or a column does not exist.
     """
-    from rayfed.data.config import DataConfig
+    from rayfed.data.data_config import DataConfig
     from rayfed.data.user_data import is_own, made, own_data
 
     if isinstance(value, str | DataConfig) or not is_own(value):
         return {"data": value, **({"data.columns": columns} if columns else {})}
     found = own_data(value, columns) if columns else made(value)
-    name = objects.import_path(value) if callable(value) else ""
-    name = name or objects.register(found, type(found), found.fingerprint(), "own_data")
+    name = user_objects.import_path(value) if callable(value) else ""
+    name = name or user_objects.register(found, type(found), found.fingerprint(), "own_data")
     return {"data": name, "data.name": "own_data"}
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.shards import Dataset
 from rayfed.engine.built_once import Shared
-from rayfed.engine.measurement import check_resources
+from rayfed.engine.measure_client import check_resources
 from rayfed.engine.setup import Setup, dataset_of, prepare
 from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, factors_beside, with_passes

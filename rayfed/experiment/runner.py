@@ -17,11 +17,11 @@ from rayfed.config.variants import PROTOCOLS
 from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, cause_of
+from rayfed.experiment.finished_run import Run
 from rayfed.experiment.plan import describe_all, make_plan
-from rayfed.experiment.run import Run
 from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
 from rayfed.record import claim as folders
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import DamagedError, read_yaml
 from rayfed.record.trackers import check_trackers
 

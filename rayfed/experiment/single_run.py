@@ -22,9 +22,9 @@ from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError, count_of
 from rayfed.objective import score_facts
+from rayfed.record.atomic_files import write_table, write_text
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
-from rayfed.record.files import write_table, write_text
 from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
 from rayfed.terminal.arguments import command_line
@@ -260,8 +260,8 @@ def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> No
     """
     from rayfed.record.readers import COMPARE
     from rayfed.report.comparison import table_of_methods
-    from rayfed.report.document import document
     from rayfed.report.final_table import RunTables, final_table
+    from rayfed.report.report_md import document
 
     inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
     with reading(path):
@@ -283,8 +283,8 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
         folds: Folders of the finished runs, such as folds by held-out domain.
         tell: Called with the tables as text.
     """
-    from rayfed.report.document import document
     from rayfed.report.protocols import TABLES
+    from rayfed.report.report_md import document
 
     setting = PROTOCOLS[config.protocol].setting
     inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
@@ -308,8 +308,8 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
     Raises:
         ConfigError: There is a file of somebody else with the name of the page.
     """
-    from rayfed.report.document import harness_command
     from rayfed.report.page.render import NAME, command, write_report
+    from rayfed.report.report_md import harness_command
 
     if other := harness_command(path):
         tell(f"score it with lm-evaluation-harness: {other}")

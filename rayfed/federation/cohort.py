@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.clients import ClientInfo, ClientTable
+from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.attacks import with_attack
 from rayfed.federation.executor import Call, Executor, Leave, Task

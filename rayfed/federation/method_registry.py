@@ -13,9 +13,9 @@ from rayfed.federation.aggregation import EXACT
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.objective import LANGUAGE_MODELING
-from rayfed.objects import place
 from rayfed.registry import METHOD_FILES, Registry
 from rayfed.tuning.base import TUNINGS, Tuning
+from rayfed.user_objects import place
 
 
 @dataclass(frozen=True)

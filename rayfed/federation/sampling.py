@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.heterogeneity.faults import Faults
 from rayfed.seeds import generator
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from rayfed.clients import ByClient, ClientTable, Integers
+from rayfed.client_facts import ByClient, ClientTable, Integers
 from rayfed.errors import ConfigError, count_of
 from rayfed.seeds import generator
 

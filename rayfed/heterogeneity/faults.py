@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rayfed.clients import ByClient, ClientTable, Integers
+from rayfed.client_facts import ByClient, ClientTable, Integers
 from rayfed.errors import ConfigError, unknown
 from rayfed.heterogeneity.capacity import deal_into_tiers
 from rayfed.heterogeneity.traces import (

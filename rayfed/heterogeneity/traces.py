@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.clients import ClientNames, ClientTable, Integers
+from rayfed.client_facts import ClientNames, ClientTable, Integers
 from rayfed.errors import ConfigError, one_line, unknown
 from rayfed.seeds import generator
 

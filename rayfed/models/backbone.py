@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.errors import ConfigError
 from rayfed.models.blocks import BlockStack, ExitHeads, has_uniform_blocks, validate
 from rayfed.models.clip import ClipHead, TextSide

@@ -12,7 +12,7 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models import clip
 from rayfed.models.backbone import Backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.networks import BareNetwork, construct_network
 from rayfed.models.user_model import Network, network_of
 from rayfed.models.weight_files import load_into, locate

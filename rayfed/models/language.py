@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from rayfed.data.text import PAD
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
-from rayfed.models.config import HF, ModelConfig
+from rayfed.models.model_config import HF, ModelConfig
 from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION, TEXT_REGRESSION
 
 PACKAGED = ("text_mini", "lm_mini")

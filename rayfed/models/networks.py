@@ -39,14 +39,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.formats.slices import MEAN, ONE_SD
 from rayfed.data.text import SYMBOLS, WINDOW
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.models.clip import Tokenizer
-from rayfed.models.config import OPEN_CLIP, ModelConfig
 from rayfed.models.language import TextModel, build, is_text
+from rayfed.models.model_config import OPEN_CLIP, ModelConfig
 from rayfed.models.weight_files import PublishedWeights
 from rayfed.objective import (
     CLASSIFICATION,

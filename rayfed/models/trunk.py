@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, are_deterministic_algorithms_enabled, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfed.clients import Splits
+from rayfed.client_facts import Splits
 from rayfed.devices import HOST, finish, kind_of
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone

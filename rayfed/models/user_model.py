@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rayfed import objects
+from rayfed import user_objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
@@ -368,7 +368,7 @@ def register(value: Any) -> str:
     elif callable(net):
         found = Network(label="", make=net)
         source = net
-        digest = objects.text_digest(objects.source_digest(net) + repr(model.said))
+        digest = user_objects.text_digest(user_objects.source_digest(net) + repr(model.said))
     else:
         raise ConfigError(
             f"model: {shown(value)} is no network; give a name, an nn.Module, a function that makes one, "
@@ -376,9 +376,9 @@ def register(value: Any) -> str:
             f"rayfed.Model"
         )
     plain = not isinstance(net, nn.Module) and not isinstance(value, Model)
-    path = objects.import_path(net) if plain else ""
-    known = replace(found, said=model.said, place=objects.place(source))
-    return path or objects.register(known, source, digest)
+    path = user_objects.import_path(net) if plain else ""
+    known = replace(found, said=model.said, place=user_objects.place(source))
+    return path or user_objects.register(known, source, digest)
 
 
 def _of_module(net: nn.Module) -> Network:
@@ -409,8 +409,8 @@ def _of_module(net: nn.Module) -> Network:
     except Exception as err:
         raise ConfigError(
             f"model: {type(net).__name__} cannot be sent to other processes ({type(err).__name__}: "
-            f"{one_line(err)})"
-            f"{objects.place(type(net))}; remove what cannot be pickled, or give a function that makes it"
+            f"{one_line(err)}){user_objects.place(type(net))}; remove what cannot be pickled, or give a "
+            "function that makes it"
         ) from err
     return Network(label=type(net).__name__, shape=shape, values=net)
 
@@ -432,9 +432,9 @@ def network_of(name: str) -> Network | None:
     Raises:
         ConfigError: It cannot be imported, or was handed over in another process.
     """
-    known = objects.find(name)
+    known = user_objects.find(name)
     value = known.value if known is not None else None
-    if value is None and objects.is_own(name):
+    if value is None and user_objects.is_own(name):
         raise ConfigError(
             f"model.name: {name!r} was handed over in a notebook or a script; hand it over again, with "
             f"rayfed.Experiment(...).run(), or .resume(FOLDER) for a run that has begun"
@@ -448,7 +448,7 @@ def network_of(name: str) -> Network | None:
         found = (
             _of_module(model.net) if isinstance(model.net, nn.Module) else Network(label=name, make=model.net)
         )
-        value = replace(found, said=model.said, place=objects.place(model.net))
+        value = replace(found, said=model.said, place=user_objects.place(model.net))
     return replace(value, label=name)
 
 

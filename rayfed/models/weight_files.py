@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
-from rayfed.models.config import SUFFIXES
+from rayfed.models.model_config import SUFFIXES
 
 log = logging.getLogger(__name__)
 

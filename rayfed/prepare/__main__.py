@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.documents import is_folder, user_folder
 from rayfed.errors import ConfigError, shown
 from rayfed.terminal.arguments import Arguments, parser_of
 from rayfed.terminal.console import say, screen_of, shown_on
 from rayfed.terminal.exit_code import guarded
+from rayfed.user_files import is_folder, user_folder
 
 if TYPE_CHECKING:
     from rayfed.data.published import PublishedDataset
@@ -90,7 +90,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _clean_all(args: argparse.Namespace) -> int:
-    from rayfed.data.config import DataConfig
+    from rayfed.data.data_config import DataConfig
     from rayfed.data.preparation import cache_folder, clean
     from rayfed.prepare.examination import cleaned
 

@@ -13,16 +13,16 @@ from typing import Any
 from PIL import UnidentifiedImageError
 
 from rayfed.data import instead, with_tokens
-from rayfed.data.config import DataConfig, Resize
+from rayfed.data.data_config import DataConfig, Resize
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby, take_inventory
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Listing, Source, source_of
-from rayfed.documents import check_own
 from rayfed.errors import ConfigError, one_line, printable
 from rayfed.objective import SEGMENTATION
 from rayfed.terminal.console import say, size
 from rayfed.terminal.table_formats import Table, terminal_width
+from rayfed.user_files import check_own
 
 
 @dataclass(frozen=True, kw_only=True)

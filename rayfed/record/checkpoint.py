@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from rayfed.config.schema import changes
-from rayfed.documents import checked_depth, parse_json
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Executor, Kept
-from rayfed.record.files import write_bytes, write_text
+from rayfed.record.atomic_files import write_bytes, write_text
 from rayfed.record.history import History
 from rayfed.record.ownership import SAVED, names_of, owner, remove, remove_folder
 from rayfed.record.readers import DamagedError, digest_of, read_json, reading
 from rayfed.types import Params, ServerState
+from rayfed.user_files import checked_depth, parse_json
 
 FORMAT = 2
 FACTS = "checkpoint.json"

@@ -14,13 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rayfed.documents import DocumentError, parse_json, without_nonfinite
 from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.evaluation.metrics import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
+from rayfed.record.atomic_files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
 from rayfed.record.checkpoint import DIGESTS, SOURCE
-from rayfed.record.files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
 from rayfed.record.history import HISTORY, History
 from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
 from rayfed.record.readers import (
@@ -37,6 +36,7 @@ from rayfed.record.readers import (
 )
 from rayfed.record.trackers import KINDS, NO_TRACKING, Board, Ending, Tracker, Tracking
 from rayfed.types import Params
+from rayfed.user_files import DocumentError, parse_json, without_nonfinite
 
 
 class RoundRows:

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.record.files import growing_table, to_table, write_bytes
+from rayfed.record.atomic_files import growing_table, to_table, write_bytes
 from rayfed.record.ownership import remove, written
 from rayfed.record.readers import DamagedError, digest_of, read_packed
 

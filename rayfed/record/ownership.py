@@ -24,9 +24,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from rayfed.documents import DocumentError, parse_json
 from rayfed.errors import ConfigError, StorageError
 from rayfed.record.readers import DamagedError, open_file, read_json
+from rayfed.user_files import DocumentError, parse_json
 
 MARKER = ".rayfed-run.json"
 FORMAT = 1

@@ -1,6 +1,6 @@
 """Reads the files of a run folder, which anybody may have changed: returns the right type or raises an error.
 
-YAML and JSON are read by `rayfed.documents`, with its limits.
+YAML and JSON are read by `rayfed.user_files`, with its limits.
 
 Names in the folder of a run.
 """
@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayfed.documents import DocumentError, parse_json, parse_yaml
 from rayfed.errors import ConfigError, one_line
 from rayfed.objective import learn
+from rayfed.user_files import DocumentError, parse_json, parse_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from rayfed.errors import ConfigError, StorageError, one_line
 from rayfed.federation.executor import Event
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.ownership import make_folder, note, remove, written
 from rayfed.record.readers import COMPARE, DamagedError, read_json, reading
 

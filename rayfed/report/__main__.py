@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.documents import user_folder, user_path
 from rayfed.report.page.render import JSON, page_file, write_report
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, shown_on
 from rayfed.terminal.exit_code import guarded
+from rayfed.user_files import user_folder, user_path
 
 USAGE = """\
 python -m rayfed.report RUN... [--out FILE] [--debug]

@@ -21,12 +21,11 @@ from torch import Tensor
 
 from rayfed.data.text import PAD, padded_length
 from rayfed.data.tokens import load_tokenizer
-from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.language import TextNet
 from rayfed.objective import LANGUAGE_MODELING
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_bytes, reading
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.arguments import parser_of
@@ -34,6 +33,7 @@ from rayfed.terminal.console import say, screen_of, shown_on
 from rayfed.terminal.exit_code import guarded
 from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import load
+from rayfed.user_files import user_folder
 
 BATCH = 8
 """Prompts of a batch, always, so that answers do not depend on how many are asked for."""

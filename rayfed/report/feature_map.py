@@ -23,22 +23,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.documents import user_folder
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
-from rayfed.record.files import write_parquet
+from rayfed.record.atomic_files import write_parquet
 from rayfed.report import style
-from rayfed.report.document import add_figure
 from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
+from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, shown_on, stage
 from rayfed.terminal.exit_code import guarded
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
+from rayfed.user_files import user_folder
 
 Vectors: TypeAlias = npt.NDArray[np.float64]
 Rows: TypeAlias = Sequence[Mapping[str, Any]]

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rayfed.documents import parse_json
 from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.objective import METRICS, SEGMENTATION, LanguageModeling, is_larger_better, metric_of, share_of
@@ -28,6 +27,7 @@ from rayfed.record.readers import (
 )
 from rayfed.report.style import UNKNOWN, Look, looks
 from rayfed.terminal.table_formats import Table
+from rayfed.user_files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

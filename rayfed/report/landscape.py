@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayfed.clients import RowTable
-from rayfed.documents import user_folder
+from rayfed.client_facts import RowTable
 from rayfed.engine.loop import Training, make_cohort, score_global
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
@@ -30,16 +29,17 @@ from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import Cohort, Ledger
 from rayfed.federation.params import subtract
-from rayfed.record.files import write_parquet
+from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_table
 from rayfed.report import style
-from rayfed.report.document import add_figure
 from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
+from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import counted, say, screen_of, shown_on, stage
 from rayfed.terminal.exit_code import guarded
 from rayfed.types import Params, ServerState, Update, is_statistic
+from rayfed.user_files import user_folder
 
 Vectors: TypeAlias = npt.NDArray[np.float64]
 MARGIN = 0.5

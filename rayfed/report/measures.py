@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rayfed.documents import check_run_folder, user_folder
 from rayfed.errors import ConfigError, unknown
 from rayfed.record.folder import how_to_go_on
 from rayfed.record.readers import read_json, read_rows
@@ -19,6 +18,7 @@ from rayfed.report.protocols import MEASURES, scores, selected
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
 from rayfed.terminal.exit_code import guarded
+from rayfed.user_files import check_run_folder, user_folder
 
 USAGE = """\
 python -m rayfed.report.measures RUN [RUN ...] [--names a,b]

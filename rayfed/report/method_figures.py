@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayfed.documents import parse_json
 from rayfed.record.readers import read_table
 from rayfed.report import style
 from rayfed.report.final_table import RunTables, domain_order, span
+from rayfed.user_files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

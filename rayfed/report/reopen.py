@@ -12,12 +12,12 @@ import torch
 
 from rayfed.config.schema import Config, load_run
 from rayfed.devices import chosen_device
-from rayfed.documents import check_run_folder
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.record.folder import how_to_go_on
 from rayfed.record.readers import DamagedError, read_json, read_tensors
 from rayfed.types import Params, ServerState, is_statistic
+from rayfed.user_files import check_run_folder
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 

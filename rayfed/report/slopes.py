@@ -17,23 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.documents import user_folder
 from rayfed.engine.loop import make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Cohort, Ledger
-from rayfed.record.files import write_parquet
+from rayfed.record.atomic_files import write_parquet
 from rayfed.report import style
-from rayfed.report.document import add_figure
 from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import trained_once_more
 from rayfed.report.reopen import ReopenedRun, reopen
+from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import counted, say, screen_of, shown_on, stage
 from rayfed.terminal.exit_code import guarded
 from rayfed.types import Params, Update
+from rayfed.user_files import user_folder
 
 REACH = 0.2
 """Largest change of a weight."""

@@ -94,9 +94,9 @@ def work(args: argparse.Namespace) -> None:
                 _plan(job)
                 return
             found = _run(job, args)
-    from rayfed.documents import to_json
     from rayfed.experiment.single_run import last_words
     from rayfed.reproduce.results import text
+    from rayfed.user_files import to_json
 
     stream = sys.stderr if args.json else None
     say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found, terminal_width())}")
@@ -117,7 +117,7 @@ def small_scale_named(job: TableJob) -> Iterator[None]:
 
 def _run(job: TableJob, args: argparse.Namespace) -> Reproduction:
     """Run the job, with a table that fills on a terminal and lines of text elsewhere."""
-    from rayfed.reproduce.run import JobProgress, live_table, reproduce
+    from rayfed.reproduce.run_job import JobProgress, live_table, reproduce
 
     progress = JobProgress(job, command_line())
     quiet = args.quiet or args.json
@@ -150,7 +150,7 @@ def _announce(job: TableJob, quiet: bool) -> None:
 def _plan(job: TableJob) -> None:
     """Print the matrix, then the estimate."""
     from rayfed.report.matrix import cells_text
-    from rayfed.reproduce.run import cost_of, in_words, read_finished
+    from rayfed.reproduce.run_job import cost_of, in_words, read_finished
 
     shown = [(cell.row, cell.setting, cell.config) for cell in job.cells if cell.seed == job.seeds[0]]
     say(cells_text(job.table, job.scale, ", ".join(map(str, job.seeds)), shown))

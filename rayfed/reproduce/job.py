@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
 from rayfed.config.schema import ClusterConfig, Config, changes
-from rayfed.documents import parse_value, user_path
 from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
@@ -39,6 +38,7 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
 from rayfed.report.final_table import RunTables, last_evaluated, scores_of, scores_without, total_steps
 from rayfed.report.protocols import MEASURES, outcome, selected
+from rayfed.user_files import parse_value, user_path
 
 if TYPE_CHECKING:
     from rayfed.executors import cluster

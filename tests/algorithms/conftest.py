@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rayfed
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from rayfed.testing import play
 from tests.gallery import Gallery
 from tests.rounding import exact_play

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.types import Update
 

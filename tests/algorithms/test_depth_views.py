@@ -6,7 +6,7 @@ import torch
 from rayfed import simulate
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import apply_tuning, export, load
 from rayfed.tuning.lora import Lora
 from rayfed.types import block_of

@@ -7,7 +7,7 @@ from rayfed import simulate
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.exits import Exits
 from rayfed.types import ServerState

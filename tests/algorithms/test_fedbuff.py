@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from algorithms.fedbuff import FedBuff
-from rayfed.clients import ByClient, ClientNames, ClientTable
+from rayfed.client_facts import ByClient, ClientNames, ClientTable
 from rayfed.engine.loop import Training, run_rounds
 from rayfed.errors import ConfigError
 from rayfed.federation.cohort import ClientInfo

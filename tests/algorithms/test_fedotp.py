@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.report.feature_map import represent
 from rayfed.tuning.base import apply_tuning, load
 from rayfed.tuning.text_prompt import TextPrompt

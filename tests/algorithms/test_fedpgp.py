@@ -11,7 +11,7 @@ from rayfed.config.schema import load_config
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.objective import Objective
 from rayfed.tuning.base import apply_tuning, load
 from rayfed.tuning.low_rank_prompt import LowRankPrompt

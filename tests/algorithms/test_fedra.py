@@ -20,7 +20,7 @@ from rayfed.federation.client import Client
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.lora import Lora

@@ -11,7 +11,7 @@ from algorithms.afl import AgnosticServer, project_to_simplex
 from algorithms.bgp import MetaLocal, _covariance
 from algorithms.fft_gp import coral
 from algorithms.qffl import FairServer, move_size, step_sizes
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import prepare

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import apply_tuning, trainable
 from rayfed.tuning.multimodal_adapter import MultimodalAdapter
 from rayfed.tuning.text_prompt import TextPrompt

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.config.schema import build_parts, load_config
 from rayfed.engine.loop import Training, closed, make_cohort
 from rayfed.errors import ConfigError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.data.examples import ClientData, Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger

@@ -16,8 +16,8 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.doctor import _lanes, _nodes, main
-from rayfed.engine import measurement
-from rayfed.engine.measurement import Measurement, check_resources, costs, measure
+from rayfed.engine import measure_client
+from rayfed.engine.measure_client import Measurement, check_resources, costs, measure
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
@@ -64,7 +64,7 @@ def doctor(cache, monkeypatch, capsys):
     """The command with a measurement made before; code, diagnosis (None for bad input), error lines."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one
-    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: MEASURED)
+    monkeypatch.setattr(measure_client, "measure", lambda *args, **kwargs: MEASURED)
 
     def run(*overrides):
         code = main([*last_wins([*LARGER, f"data.cache={cache}", *overrides]), "--json"])
@@ -78,7 +78,7 @@ def doctor(cache, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_the_measured_client_is_plausible(played, doctor, small, monkeypatch):
-    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: played)
+    monkeypatch.setattr(measure_client, "measure", lambda *args, **kwargs: played)
     assert 100e6 < played.memory_bytes < 4e9
     assert played.device == "cpu"
     assert played.device_total == 0
@@ -157,7 +157,7 @@ def test_without_a_gpu_the_plan_for_common_ones_is_shown(doctor, cache, capsys):
 def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(doctor, cache, capsys, monkeypatch):
     gpu = {"device_total": 16_000_000_000, "device_free": 16_000_000_000}
     there = replace(MEASURED, device="cuda:0", device_bytes=6_000_000_000, **gpu)
-    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: there)
+    monkeypatch.setattr(measure_client, "measure", lambda *args, **kwargs: there)
     where = ("cluster.num_cpus=8", "cluster.num_gpus=1", "cluster.memory_per_actor=0.01")
     code, found, errors = doctor(*where)
     assert (code, errors) == (0, [])
@@ -171,7 +171,7 @@ def test_the_share_of_a_gpu_follows_from_what_was_measured_on_it(doctor, cache, 
     assert code == 2
     assert "puts 4 actors of 6.0 GB on a GPU of 16.0 GB; raise it to 0.5, or leave it out" in errors[-1]
     small = replace(there, device_bytes=3_000_000_000)
-    monkeypatch.setattr(measurement, "measure", lambda *args, **kwargs: small)
+    monkeypatch.setattr(measure_client, "measure", lambda *args, **kwargs: small)
     assert main(last_wins([*LARGER, f"data.cache={cache}", *where])) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "the memory of a GPU of 16.0 GB holds 4; actors=auto starts 2 on it, as they take turns" in text
@@ -195,7 +195,7 @@ def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
 
 def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(
-        "rayfed.engine.measurement.shutil",
+        "rayfed.engine.measure_client.shutil",
         SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1)),
     )
     code, _, errors = doctor()
@@ -220,7 +220,7 @@ def die(pipe, *args):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_a_process_that_is_killed_is_a_reason_not_a_hang(monkeypatch):
-    monkeypatch.setattr(measurement, "_report", die)
+    monkeypatch.setattr(measure_client, "_report", die)
     with pytest.raises(ResourceError, match="exit code -9"):
         measure(None, None)
 

@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from rayfed.config.schema import load_config
-from rayfed.documents import DocumentError, parse_json, parse_yaml, read_file
 from rayfed.errors import ConfigError
 from rayfed.record.claim import check_own_folder
 from rayfed.resume import main as resume
 from rayfed.run import main
 from rayfed.terminal.arguments import Arguments, refuse_repeated
+from rayfed.user_files import DocumentError, parse_json, parse_yaml, read_file
 from rayfed.view import main as view
 from tests.conftest import SMALL
 from tests.rayfed.data.folders import make_folder

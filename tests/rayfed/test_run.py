@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from rayfed.report.final_table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.executors.head_node import head_node, ray_command

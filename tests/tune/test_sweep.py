@@ -12,7 +12,7 @@ import tune
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError, ResourceError
 from tests.conftest import SMALL
-from tests.rayfed.executors.test_metrics import scraping
+from tests.rayfed.executors.test_prometheus import scraping
 from tests.rayfed.record.trackers import logged
 from tests.tune.folders import rows
 

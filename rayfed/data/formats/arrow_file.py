@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.columns import column
+from rayfed.arrow_columns import column
 from rayfed.data.text import Inputs, Targets, Tokens
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.listing import BadImageError
 from rayfed.errors import DataError, one_line
 

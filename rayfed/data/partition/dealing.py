@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.partition_config import PartitionConfig
 from rayfed.errors import ConfigError
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.partition.dealing import Indices
 from rayfed.data.partition.make import MIXED, make_partition
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition, union

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import DataConfig, check_config, client_domains
+from rayfed.data.data_config import DataConfig, check_config, client_domains
 from rayfed.data.partition.dealing import (
     Indices,
     client_counts,
@@ -44,9 +44,9 @@ from rayfed.data.partition.dealing import (
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition
 from rayfed.data.partition.population import Population, VirtualPartition, domain_of
 from rayfed.data.partition_config import PartitionConfig
-from rayfed.documents import parse_json
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.seeds import generator
+from rayfed.user_files import parse_json
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]*")
 OTHER = re.compile(r"[^A-Za-z0-9_. -]+")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.columns import column, repeated, table
+from rayfed.arrow_columns import column, repeated, table
 from rayfed.data.text import cut_in_words
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rayfed.clients import ClientInfo, ClientTable, Drawn, Splits
+from rayfed.client_facts import ClientInfo, ClientTable, Drawn, Splits
 from rayfed.data.partition.dealing import Indices
 
 SPLITS = ("train", "val", "test")

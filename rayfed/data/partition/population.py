@@ -18,8 +18,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.clients import ClientNames, ClientTable, Splits
-from rayfed.data.config import DataConfig
+from rayfed.client_facts import ClientNames, ClientTable, Splits
+from rayfed.data.data_config import DataConfig
 from rayfed.data.partition.dealing import Indices, smallest_part, split_sizes, stratified_order
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition, union
 from rayfed.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from rayfed.data.named.texts import Sample, TextReader, read_text
 from rayfed.data.text import Text
-from rayfed.documents import parse_json
 from rayfed.errors import DataError
+from rayfed.user_files import parse_json
 
 SPLITS = ("train", "val", "test")
 

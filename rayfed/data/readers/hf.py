@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import corrupt, decode_image, read_image
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
 from rayfed.data.named.texts import PARTS as ALL_PARTS

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import read_image
 from rayfed.data.source import Listing, check_inside, choose_classes, read_list
 from rayfed.errors import ConfigError, DataError

@@ -21,8 +21,8 @@ import numpy as np
 
 from rayfed.data.readers.image_folder import ImageFolder
 from rayfed.data.source import Listing, choose_classes
-from rayfed.documents import parse_json
 from rayfed.errors import DataError
+from rayfed.user_files import parse_json
 
 LOCATIONS = ("100", "38", "43", "46")
 CLASSES = ("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel")

@@ -13,14 +13,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.documents import check_own
 from rayfed.errors import ConfigError
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.report.page.charts import thinned
 from rayfed.report.page.parts import Figure, Page, Part, Section
 from rayfed.report.style import DARK_PALETTE, PALETTE
 from rayfed.terminal.console import stage
 from rayfed.terminal.table_formats import Table
+from rayfed.user_files import check_own
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -20,7 +20,6 @@ import numpy as np
 
 from rayfed.config.schema import load_run
 from rayfed.config.variants import PROTOCOLS, folder_name
-from rayfed.documents import check_run_folder
 from rayfed.errors import ConfigError
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
@@ -29,7 +28,7 @@ from rayfed.report.final_table import head_notes, total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.single import (
     NOT_COMPARED,
     bytes_of,
@@ -45,6 +44,7 @@ from rayfed.report.page.single import (
 from rayfed.report.protocols import TABLES, methods_in
 from rayfed.terminal.table_formats import Cell, Column, Kind, Table
 from rayfed.types import Row
+from rayfed.user_files import check_run_folder
 
 SEED = re.compile(r", seed \d+")
 """The part that differs between titles of tables of one experiment with several seeds."""

@@ -17,11 +17,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from rayfed.data.partition.manifest import META
-from rayfed.documents import parse_json
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, share_of
 from rayfed.record.readers import read_bytes, read_footer, reading
-from rayfed.report.document import WORDS
 from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
 from rayfed.report.final_table import (
     fault_notes,
@@ -45,9 +43,11 @@ from rayfed.report.page.charts import (
     thinned,
 )
 from rayfed.report.page.parts import Figure, Page, Part, Section, Sentences, Tiles, in_time, shown_as
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
+from rayfed.report.report_md import WORDS
 from rayfed.terminal.table_formats import Cell, Column, Kind, Table, in_bytes
 from rayfed.types import Row
+from rayfed.user_files import parse_json
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
     "{}": ("mean over clients, %", "percent"),

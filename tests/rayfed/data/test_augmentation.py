@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 import rayfed
 from rayfed.config.schema import load_config, to_dict
 from rayfed.data.augmentation import Augmentation
-from rayfed.data.config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
+from rayfed.data.data_config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client import Client

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.clients import ClientNames, RowTable
+from rayfed.client_facts import ClientNames, RowTable
 from rayfed.data import examples as module
 from rayfed.data.examples import Mapped, OnDevice, Streamed, choose, rows_of
 from rayfed.devices import HOST

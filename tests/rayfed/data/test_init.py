@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from rayfed.data import load
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.partition.make import make_partition
 from rayfed.data.partition.manifest import describe, to_table
 from rayfed.data.source import READERS, make_source

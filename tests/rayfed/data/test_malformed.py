@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from scipy.io import savemat
 
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from tests.rayfed.malformed import Case, assert_refused
 
 PRETRAINED = ("model.options={depth: 1}", "model.pretrained=")

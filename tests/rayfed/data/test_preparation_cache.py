@@ -1,6 +1,6 @@
 import pytest
 
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.preparation import cache_folder
 from rayfed.errors import ConfigError
 

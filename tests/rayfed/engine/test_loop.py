@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.engine.loop import Training, headline, is_due
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, personal, pool, summary

@@ -12,7 +12,7 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import WITHOUT
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
 from rayfed.resume import main
 from rayfed.testing import small_setup
 from tests.conftest import SMALL, STEADY

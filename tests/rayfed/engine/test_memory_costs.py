@@ -11,7 +11,7 @@ from rayfed.engine.memory import count_cost
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
 from rayfed.testing import DOMAINS, small_setup
 from rayfed.tuning.adapter import Adapter

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rayfed.engine import memory
 from rayfed.engine.memory import step_operations
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.clients import ByClient
+from rayfed.client_facts import ByClient
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.aggregation import mean_by_name

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayfed.documents import to_json, without_nonfinite
 from rayfed.engine.record_rounds import _checked
 from rayfed.errors import ClientError, NonFiniteClientError, NonFiniteError
 from rayfed.evaluation.metrics import Evaluation, Round, Score
@@ -21,6 +20,7 @@ from rayfed.record.trackers import scalars
 from rayfed.run import main
 from rayfed.terminal.console import showing
 from rayfed.types import ServerState
+from rayfed.user_files import to_json, without_nonfinite
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
 

@@ -8,7 +8,7 @@ import yaml
 
 from rayfed.config.schema import load_config
 from rayfed.engine.setup import prepare
-from rayfed.executors.actors import RayExecutor
+from rayfed.executors.actor_pool import RayExecutor
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
 from tests.conftest import SMALL, STEADY

@@ -22,8 +22,8 @@ from rayfed.federation.client import backward
 from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
-from rayfed.report.document import harness_command
 from rayfed.report.final_table import final_table
+from rayfed.report.report_md import harness_command
 from rayfed.testing import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly

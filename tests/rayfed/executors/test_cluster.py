@@ -299,14 +299,14 @@ def test_the_share_of_a_declared_gpu_is_measured_on_ray(tmp_path, cache, small):
         import dataclasses
         import torch
         import rayfed
-        from rayfed.engine import measurement
+        from rayfed.engine import measure_client
 
         def visit(experiment, world, weights):
-            found = measurement.largest_client(experiment, world, torch.device("cpu"), weights)
+            found = measure_client.largest_client(experiment, world, torch.device("cpu"), weights)
             size = int(2.5 * found.device_bytes)
             return dataclasses.replace(found, device_total=size, device_free=size), False
 
-        measurement._visit = visit
+        measure_client._visit = visit
         settings = {[*SMALL, "data.domains=[plain,street,fonts]", f"data.cache={cache}"]!r}
         where = ["cluster.num_cpus=8", "cluster.num_gpus=1", "cluster.memory_per_actor=0.01"]
         more = ["cluster.dashboard=false", "output={tmp_path / "run"}"]

@@ -18,8 +18,8 @@ from rayfed.devices import ALLOCATION, limit_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
 from rayfed.executors import client_actor
+from rayfed.executors.actor_pool import Exchange
 from rayfed.executors.actor_state import Lane, Pace
-from rayfed.executors.actors import Exchange
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Worker, is_fault, is_out_of_memory, out_of_memory

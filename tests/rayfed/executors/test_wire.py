@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
-from rayfed.executors.actors import Outbox
+from rayfed.executors.actor_pool import Outbox
 from rayfed.executors.client_actor import Received
 from rayfed.executors.wire import decode, decode_updates, encode, encode_updates, pack, unpack
 from rayfed.federation.executor import Call
@@ -45,7 +45,7 @@ class Counted:
 
 
 def test_a_task_is_pickled_once_for_all_calls_of_an_exchange(monkeypatch):
-    monkeypatch.setattr("rayfed.executors.actors.ray.put", lambda value: value)
+    monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", lambda value: value)
     task, args = Counted(), []
     calls = [Call(f"c{i}", task, "fit", Broadcast(round=0, params={})) for i in range(5)]
     outbox = Outbox()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rayfed.executors.worker import World
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.head import Head
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from tests.pretended import TYPE
 
 CHANNELS_LAST = torch.channels_last

@@ -215,7 +215,7 @@ def test_a_request_to_stop_ends_the_exchange_under_way(setup, pool):
 def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     import ray
 
-    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.actor_pool import RayExecutor
 
     names, options = ["a", "b"], [{"num_cpus": 0}, {"num_cpus": 0}]
     pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), names, options)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rayfed.clients import ByClient, ClientInfo, ClientTable
+from rayfed.client_facts import ByClient, ClientInfo, ClientTable
 from rayfed.federation import sampling
 from rayfed.federation.sampling import sample
 from rayfed.heterogeneity.faults import Faults, Profile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.clients import ClientInfo, ClientTable
+from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError

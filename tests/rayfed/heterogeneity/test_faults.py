@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.engine.setup import prepare

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from rayfed.clients import ClientInfo, ClientTable
+from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor

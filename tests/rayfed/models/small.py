@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 
 CLASSES = 5
 VIT = {"patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2}

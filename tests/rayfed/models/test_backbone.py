@@ -10,7 +10,7 @@ from torch import nn
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from tests.rayfed.models.small import CLASSES, DEPTH_OPTION, NETS, TRANSFORMERS, images, small
 from tests.rounding import equally_near, exactly

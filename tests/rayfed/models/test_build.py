@@ -13,7 +13,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.params import digest
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.objective import LANGUAGE_MODELING, objective
 from tests.conftest import quickly
 from tests.rayfed.models.small import CLASSES, VIT, config, images, shared, small

@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.models import clip, networks
 from rayfed.models.build import build_backbone
 from rayfed.models.captions import CONTEXT, VOCABULARY, class_names, tokenize
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.seeds import generator
 from rayfed.tuning.attention_adapter import AttAI

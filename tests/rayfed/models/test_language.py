@@ -7,7 +7,7 @@ import transformers
 from rayfed.data.text import PAD
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, dump, skeleton
 from rayfed.models.trunk import use_checkpointing
 from rayfed.objective import IGNORED, LANGUAGE_MODELING, TEXT_CLASSIFICATION, LanguageModeling

@@ -7,7 +7,7 @@ import torch
 
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, dump, skeleton
 from rayfed.tuning.base import apply_tuning, export, load
 from rayfed.tuning.full import Full

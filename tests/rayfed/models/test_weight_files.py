@@ -18,7 +18,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.params import digest
 from rayfed.models import weight_files
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.networks import construct_network
 from rayfed.models.weight_files import PublishedWeights, locate
 from tests.conftest import quickly

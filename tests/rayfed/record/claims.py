@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from rayfed.errors import StorageError
+from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import KEPT, claim, look
-from rayfed.record.files import write_text
 
 OURS = ("config.yaml", "rounds.jsonl", "model/params.safetensors", "figures/a.png", "history/000001.json.gz")
 NAME = st.sampled_from(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfed.errors import ConfigError, StorageError
+from rayfed.record.atomic_files import write_text, write_whole
 from rayfed.record.claim import KEPT, claim, claim_again, look
-from rayfed.record.files import write_text, write_whole
 from rayfed.record.ownership import MARKER, NAMES, make_folder, names_of, remove
 from tests.rayfed.record.claims import OURS, TREES, fresh, pictured, plant, run_in, without_ours
 

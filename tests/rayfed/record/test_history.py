@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.errors import StorageError
-from rayfed.record import files
+from rayfed.record import atomic_files
 from rayfed.record.history import History
 
 ROUNDS = [
@@ -25,7 +25,7 @@ def history(tmp_path):
 
 @pytest.mark.parametrize("part", [1, 2, 100])
 def test_tables_are_joined_part_by_part(part, history, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PART", part)
+    monkeypatch.setattr(atomic_files, "PART", part)
     history.write_tables(tmp_path)
     assert {file.name for file in tmp_path.glob("*")} == {"history", "scores.parquet", "weights.parquet"}
     scores = pq.read_table(tmp_path / "scores.parquet")

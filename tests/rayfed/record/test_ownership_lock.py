@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfed.errors import ConfigError
+from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import claim, claim_again, look
-from rayfed.record.files import write_text
 from rayfed.record.folder import RunFolder
 from rayfed.record.ownership import COMMAND, WRITER, is_locked, locked, names_of
 from tests.rayfed.record.claims import fresh, pictured, run_in

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import yaml
 
-from rayfed.record.files import write_parquet, write_text
+from rayfed.record.atomic_files import write_parquet, write_text
 
 DOMAINS = ("plain", "inverted", "blended", "street", "fonts")
 """In the order of the data set, which is neither that of the alphabet nor that of the clients."""

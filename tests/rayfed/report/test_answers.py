@@ -9,7 +9,7 @@ import transformers
 import rayfed
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.report import answers
 from rayfed.report import answers as module

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayfed.config.schema import load_config
-from rayfed.engine import measurement
+from rayfed.engine import measure_client
 from rayfed.experiment.experiment import simulate
 from rayfed.report import feature_map, landscape, slopes
 from rayfed.testing import small_setup
@@ -39,14 +39,14 @@ def test_an_analysis_computes_on_the_device(name, small, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine whose GPU is the pretended device, for runs and trials in one process."""
-    monkeypatch.setattr(measurement, "chosen_device", lambda name: torch.device(TYPE, 0))
+    monkeypatch.setattr(measure_client, "chosen_device", lambda name: torch.device(TYPE, 0))
     with pretended() as device:
         yield device
 
 
 def large(monkeypatch):
     """Let every network have enough work for a GPU."""
-    monkeypatch.setattr(measurement, "WORTH", 0)
+    monkeypatch.setattr(measure_client, "WORTH", 0)
 
 
 def test_a_run_in_one_process_computes_on_the_device(small, gpu, monkeypatch):

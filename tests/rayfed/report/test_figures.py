@@ -14,7 +14,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client_tasks import evaluate, fit
 from rayfed.federation.executor import Call
-from rayfed.record.files import write_parquet
+from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report import feature_map, landscape
 from rayfed.report import feature_map as features

@@ -8,7 +8,7 @@ import torch
 import yaml
 from matplotlib.colors import to_hex
 
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.report import style
 from rayfed.report.figures import OF_FOLDS, score_by_fold, score_by_fold_and_round
 from rayfed.report.final_table import RunTables

@@ -7,7 +7,7 @@ import pytest
 from rayfed.config.schema import load_config
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.several import Member, results
 from rayfed.report.page.single import summary
 from rayfed.report.protocols import TABLES

@@ -5,7 +5,7 @@ import yaml
 
 import rayfed
 from rayfed.errors import ConfigError
-from rayfed.record.files import write_parquet
+from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report.protocols import check_unseen, scores, selected
 from tests.vectors import vector

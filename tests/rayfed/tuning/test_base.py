@@ -6,7 +6,7 @@ from torch import nn
 
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import (
     TUNINGS,
     apply_tuning,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.prompters import GCNet, scrambled
 from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning, export

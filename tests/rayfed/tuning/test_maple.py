@@ -5,7 +5,7 @@ import torch
 
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.models.stacked import why_not_joint
 from rayfed.tuning.base import apply_tuning, trainable
 from rayfed.tuning.maple import Maple

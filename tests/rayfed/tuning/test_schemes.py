@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
-from rayfed.models.config import ModelConfig
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import TUNINGS, apply_tuning, export, trainable
 from rayfed.tuning.ia3 import IA3
 from rayfed.tuning.lora import Lora

@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from rayfed.data import load
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.formats.image_file import decode_image
 from rayfed.data.shards import open_dataset
 from rayfed.engine.setup import prepare as prepare_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfed.config.schema import load_config
-from rayfed.data.config import DataConfig, PartitionConfig, check_config
+from rayfed.data.data_config import DataConfig, PartitionConfig, check_config
 from rayfed.data.partition.dealing import (
     dealt_sizes,
     imbalanced_counts,

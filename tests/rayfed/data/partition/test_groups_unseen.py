@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe
 from rayfed.data.partition_config import PopulationConfig

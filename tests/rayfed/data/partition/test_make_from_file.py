@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
 from rayfed.errors import ConfigError
 from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, config, digests_of, make_data, save_manifest

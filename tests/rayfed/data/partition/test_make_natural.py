@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayfed.data import load
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import make_partition
 from rayfed.data.source import Listing

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.manifest import describe, label_counts, label_skew, to_table
 from rayfed.errors import ConfigError
 from rayfed.report.method_figures import draw_partition

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rayfed.config.schema import load_config
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.data.partition.population import Population

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from rayfed.data import load
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.source import make_source
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.test_init import from_yaml

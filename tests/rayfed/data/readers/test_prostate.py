@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayfed.data import load
-from rayfed.data.config import DataConfig, PartitionConfig
+from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.formats.slices import make_volume, standardised, usable_slices
 from rayfed.data.partition.groups import groups_of, partition_of
 from rayfed.data.readers.prostate import Prostate

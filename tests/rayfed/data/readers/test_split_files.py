@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data.config import DataConfig
+from rayfed.data.data_config import DataConfig
 from rayfed.data.readers.split_files import SplitFiles
 from rayfed.data.source import make_source
 from rayfed.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import Evaluation, Round, Score, pool, summary
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event
-from rayfed.record.files import write_parquet, write_table
+from rayfed.record.atomic_files import write_parquet, write_table
 from rayfed.record.folder import RunFolder, describe_run
 from rayfed.types import ServerState
 

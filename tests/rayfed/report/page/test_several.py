@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rayfed.errors import ConfigError
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.several import find, over_seeds, page_of
 from rayfed.report.page.single import summary
 from tests.rayfed.report.page import folders

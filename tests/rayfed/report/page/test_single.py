@@ -8,7 +8,7 @@ import pytest
 
 from rayfed.report.page import single
 from rayfed.report.page.parts import Figure, Tiles
-from rayfed.report.page.run import PageRun
+from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.single import sections, single_page
 from rayfed.terminal.table_formats import Table
 from tests.rayfed.report.page import folders

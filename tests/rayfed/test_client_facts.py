@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from rayfed.clients import ByClient, ClientInfo, ClientNames, ClientTable
+from rayfed.client_facts import ByClient, ClientInfo, ClientNames, ClientTable
 
 INFOS = {
     "b2-photo": ClientInfo(domain="photo", num_examples=3),

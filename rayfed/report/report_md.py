@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.record.files import write_text
+from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
 from rayfed.report.style import Drawing
 from rayfed.terminal.table_formats import Table

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.experiment import Experiment
-from rayfed.experiment.run import Run
+from rayfed.experiment.finished_run import Run
 from rayfed.objective import is_larger_better, share_of
-from rayfed.objects import title
+from rayfed.user_objects import title
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rayfed.config.schema import ClusterConfig
-from rayfed.engine import measurement
-from rayfed.engine.measurement import (
+from rayfed.engine import measure_client
+from rayfed.engine.measure_client import (
     CONTEXT,
     GpuPlans,
     _visit,
@@ -109,8 +109,8 @@ def test_a_command_measures_once_and_plans_from_it(monkeypatch, mps, words):
         asked.append(args)
         return measured, mps
 
-    monkeypatch.setattr(measurement, "measured_on_gpu", fake)
-    monkeypatch.setattr(measurement, "WORTH", 0.0)
+    monkeypatch.setattr(measure_client, "measured_on_gpu", fake)
+    monkeypatch.setattr(measure_client, "WORTH", 0.0)
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     gpus = GpuPlans()
     plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
@@ -128,7 +128,9 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     measured = SimpleNamespace(client="c00", device_bytes=6 * GB, visit_s=0.5, **GPU)
     asked = []
-    monkeypatch.setattr(measurement, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False))
+    monkeypatch.setattr(
+        measure_client, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False)
+    )
     gpus = GpuPlans()
     plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
     assert [(plan.actors, plan.cpus, plan.gpus) for plan in plans] == [(4, 1.0, 0.0)] * 2
@@ -153,8 +155,8 @@ def test_a_network_of_much_work_uses_the_gpu(tuning):
     large = small_setup(
         "algorithm=fedavg", f"tuning={tuning}", "model=vit_mini", "model.options={embed_dim: 768, depth: 12}"
     )
-    assert measurement.too_small(large, ClusterConfig()) == ""
-    assert "0.0" in measurement.too_small(clients(f"tuning={tuning}"), ClusterConfig())
+    assert measure_client.too_small(large, ClusterConfig()) == ""
+    assert "0.0" in measure_client.too_small(clients(f"tuning={tuning}"), ClusterConfig())
 
 
 def test_what_other_processes_use_and_what_the_device_takes_itself_are_measured():
@@ -218,8 +220,8 @@ def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
     def busy(*args):
         raise BusyError("not placed")
 
-    monkeypatch.setattr(measurement, "measured_on_gpu", busy)
-    monkeypatch.setattr(measurement, "too_small", lambda *args: "")
+    monkeypatch.setattr(measure_client, "measured_on_gpu", busy)
+    monkeypatch.setattr(measure_client, "too_small", lambda *args: "")
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
     gpus = GpuPlans()
@@ -230,5 +232,5 @@ def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
 
 def test_the_sentence_says_that_actors_take_turns():
     measured = SimpleNamespace(client="c00", device_bytes=GB, visit_s=0.5, **GPU)
-    assert "2 are started, because without MPS they take turns" in measurement.on_gpu(measured, False, 14)
-    assert "a fatal fault of one ends all" in measurement.on_gpu(measured, True, 14)
+    assert "2 are started, because without MPS they take turns" in measure_client.on_gpu(measured, False, 14)
+    assert "a fatal fault of one ends all" in measure_client.on_gpu(measured, True, 14)

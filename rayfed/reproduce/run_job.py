@@ -13,16 +13,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from rayfed.doctor import diagnose, estimate
-from rayfed.documents import to_json
-from rayfed.engine.measurement import costs
+from rayfed.engine.measure_client import costs
 from rayfed.engine.session import Session
 from rayfed.errors import ClusterError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.plan import Plan
 from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
 from rayfed.record import claim as folders
+from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import mark_of
-from rayfed.record.files import write_text
 from rayfed.record.readers import read_json, rows_so_far
 from rayfed.reproduce import results
 from rayfed.reproduce.job import (
@@ -42,6 +41,7 @@ from rayfed.reproduce.results import Reproduction, compare, measures_of
 from rayfed.terminal.console import Screen, erase, shown_on, size, stage
 from rayfed.terminal.exit_code import STOP
 from rayfed.terminal.supervisor import note_advice
+from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.errors import StorageError
-from rayfed.record import files
-from rayfed.record.files import GrowingFile, growing_table, to_table
+from rayfed.record import atomic_files
+from rayfed.record.atomic_files import GrowingFile, growing_table, to_table
 
 
 def test_a_file_grows_without_being_written_again(tmp_path):
@@ -42,7 +42,7 @@ def test_nothing_is_appended_to_a_file_that_somebody_changed(change, tmp_path):
 def test_a_full_disk_is_told_and_what_fitted_is_replaced_later(tmp_path, monkeypatch):
     file = GrowingFile(tmp_path / "rounds.jsonl")
     file.write(["1\n"])
-    written = files.os.write
+    written = atomic_files.os.write
 
     def full(number, data):
         if len(data) < 2:
@@ -50,7 +50,7 @@ def test_a_full_disk_is_told_and_what_fitted_is_replaced_later(tmp_path, monkeyp
         return written(number, data[:2])
 
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left"):
-        patch.setattr(files.os, "write", full)
+        patch.setattr(atomic_files.os, "write", full)
         file.append("2345\n")
     assert file.path.read_text() == "1\n2345"  # without its line break
     file.write(["1\n"])
@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_and_what_fitted_is_replaced_later(tmp_path, monkeyp
 
 
 def test_parts_of_a_table_become_one_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PART", 3)
+    monkeypatch.setattr(atomic_files, "PART", 3)
     parts = [to_table([{"a": i, "b": None}, {"a": i + 1, "b": 0.5 * i}]) for i in range(5)]
     schema = pa.unify_schemas([p.schema for p in parts], promote_options="permissive")
     with growing_table(tmp_path / "t.parquet", schema) as add:
@@ -72,7 +72,7 @@ def test_parts_of_a_table_become_one_table(tmp_path, monkeypatch):
 
 
 def test_a_table_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PART", 1)
+    monkeypatch.setattr(atomic_files, "PART", 1)
     part = to_table([{"a": 1}])
     with pytest.raises(ZeroDivisionError), growing_table(tmp_path / "t.parquet", part.schema) as add:
         add(part)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed import columns
+from rayfed import arrow_columns
 from rayfed.errors import StorageError
 from rayfed.record.ownership import make_folder, note, temporary
 
@@ -124,7 +124,7 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = dict.fromkeys(key for row in rows for key in row)
-    return columns.table({key: [row.get(key) for row in rows] for key in names})
+    return arrow_columns.table({key: [row.get(key) for row in rows] for key in names})
 
 
 def write_table(path: Path, table: pa.Table) -> None:

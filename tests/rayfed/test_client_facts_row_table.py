@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from rayfed.clients import RowTable
+from rayfed.client_facts import RowTable
 
 
 def test_it_reads_as_the_dictionaries_it_was_made_from():

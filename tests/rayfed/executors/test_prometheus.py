@@ -115,11 +115,11 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
 
 
 def check_values(found, path, rows):
-    from rayfed.executors import metrics
+    from rayfed.executors import prometheus
 
     last = json.loads((path / "rounds.jsonl").read_text().splitlines()[-1])
     run = ("algorithm=fedgr", "trial=none")
-    for column, name in metrics.COLUMNS.items():
+    for column, name in prometheus.COLUMNS.items():
         near(found[f"ray_{name}", *run], last[column], 1, precision=torch.float64)
     for direction in ("up", "down"):
         total = sum(row[f"bytes_{direction}"] for row in rows)
@@ -138,11 +138,13 @@ def check_values(found, path, rows):
 
 
 def test_the_board_asks_for_metrics_and_labels_that_there_are():
-    from rayfed.executors import metrics
+    from rayfed.executors import prometheus
 
-    labels = {name: set(metrics.RUN) for name in (*metrics.ROUND, *metrics.COUNTS, *metrics.MEMORY)}
-    labels |= {name: set(metrics.SCORED) for name in metrics.SCORES}
-    labels[f"{metrics.VISIT}_bucket"] = {*metrics.RUN, "le"}
+    labels = {
+        name: set(prometheus.RUN) for name in (*prometheus.ROUND, *prometheus.COUNTS, *prometheus.MEMORY)
+    }
+    labels |= {name: set(prometheus.SCORED) for name in prometheus.SCORES}
+    labels[f"{prometheus.VISIT}_bucket"] = {*prometheus.RUN, "le"}
     asked = list(queried())
     for name, used in asked:
         assert used <= labels[name.removeprefix("ray_")], name
@@ -165,7 +167,7 @@ def test_gauges_keep_their_values_as_long_as_somebody_holds_them(monkeypatch):
     import gc
     import weakref
 
-    from rayfed.executors import metrics
+    from rayfed.executors import prometheus
 
     seen = []
 
@@ -176,9 +178,9 @@ def test_gauges_keep_their_values_as_long_as_somebody_holds_them(monkeypatch):
         def set(self, value, tags):
             seen.append((self.name, value, tags))
 
-    monkeypatch.setattr(metrics.ray_metrics, "Gauge", Gauge)
-    monkeypatch.setattr(metrics, "REPEAT_PAUSE", 0.01)
-    held = metrics.Gauges({"a": "", "b": ""}, ("run", "domain"), {"run": "x"})
+    monkeypatch.setattr(prometheus.ray_metrics, "Gauge", Gauge)
+    monkeypatch.setattr(prometheus, "REPEAT_PAUSE", 0.01)
+    held = prometheus.Gauges({"a": "", "b": ""}, ("run", "domain"), {"run": "x"})
     held.set("a", 1.0, domain="street")
     held.set("a", 2.0, domain="street")
     seen.clear()
@@ -194,12 +196,12 @@ def test_gauges_keep_their_values_as_long_as_somebody_holds_them(monkeypatch):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     seen.clear()
-    metrics._repeat_all()
+    prometheus._repeat_all()
     assert not seen
 
 
 def test_shares_of_a_round():
-    from rayfed.executors.metrics import shares
+    from rayfed.executors.prometheus import shares
 
     visits = [Visit("a", "fit", 2.0, 1.0), Visit("b", "fit", 1.0)]
     assert shares(visits, 2, 3.0) == {"rayfed_idle_share": 0.5, "rayfed_queue_share": 0.25}

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from rayfed import resume, run
-from rayfed.report.document import FILES, harness_command
+from rayfed.report.report_md import FILES, harness_command
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from rayfed.reproduce.run import JobProgress, table_of
+from rayfed.reproduce.run_job import JobProgress, table_of
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 

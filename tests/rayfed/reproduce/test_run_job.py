@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from rayfed.engine import measurement, setup
-from rayfed.engine.measurement import largest_client
+from rayfed.engine import measure_client, setup
+from rayfed.engine.measure_client import largest_client
 from rayfed.engine.weight_store import WeightStore
 from rayfed.errors import ConfigError, PartsFailedError
 from rayfed.record.readers import read_rows
 from rayfed.reproduce.__main__ import main
 from rayfed.reproduce.job import make_job
-from rayfed.reproduce.run import RESULT, reproduce
+from rayfed.reproduce.run_job import RESULT, reproduce
 from rayfed.run import main as run
 from rayfed.terminal.console import size
 from tests.rayfed.reproduce.jobs import SMALL_TABLE
@@ -147,7 +147,7 @@ def test_cells_on_ray_run_side_by_side_and_give_the_same_tensors(job, tmp_path, 
 def test_the_command_shows_its_plan_and_runs_nothing(tmp_path, cache, capsys, monkeypatch):
     """One client is measured, here without a new process, which takes seconds to start."""
     here = torch.device("cpu")
-    monkeypatch.setattr(measurement, "measure", lambda *given, **_: largest_client(*given[:2], here))
+    monkeypatch.setattr(measure_client, "measure", lambda *given, **_: largest_client(*given[:2], here))
     place = [*SMALL_TABLE, f"data.cache={cache}", f"output={tmp_path / 'job'}"]
     assert (
         main(["fedgcr/table5", "--scale", "mini", "--seeds", "1", "--cells", "none", "--dry-run", *place])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from rayfed.clients import ClientTable
+from rayfed.client_facts import ClientTable
 from rayfed.config.schema import ClusterConfig
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from rayfed.documents import DocumentError, check_run_folder, parse_json
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.final_table import MODELS, RunTables, last_evaluated, scores_without
 from rayfed.report.protocols import Ties, selected
+from rayfed.user_files import DocumentError, check_run_folder, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +161,7 @@ class PageRun:
     def _parts(self, name: str) -> Sequence[pa.Table]:
         """Tables of this name in the history, one a round, of a run without tables of its own."""
         if self._history is None:
-            from rayfed.record.files import to_table
+            from rayfed.record.atomic_files import to_table
 
             self._history = {}
             for entry in History(self.path).entries():

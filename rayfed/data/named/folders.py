@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.config import Resize
+from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import read_image
 from rayfed.data.named.content import Content, ContentReader, folder_of, with_classes
 from rayfed.data.source import Listing

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayfed import columns
+from rayfed import arrow_columns
 
 LISTS = [
     [1, 2, -3],
@@ -25,7 +25,7 @@ LISTS = [
 
 @pytest.mark.parametrize("values", LISTS, ids=str)
 def test_a_column_of_values_is_that_of_arrow(values):
-    wanted, found = pa.array(values), columns.column(values)
+    wanted, found = pa.array(values), arrow_columns.column(values)
     assert found.type == wanted.type
     assert str(found.to_pylist()) == str(wanted.to_pylist())
     assert found.null_count == wanted.null_count
@@ -35,36 +35,36 @@ def test_a_column_of_values_is_that_of_arrow(values):
 @pytest.mark.parametrize("kind", ["int64", "uint8", "int32", "float32", "float64"])
 def test_numbers_are_viewed_and_not_copied(kind):
     values = np.arange(7).astype(kind)
-    found = columns.column(values)
+    found = arrow_columns.column(values)
     assert found.equals(pa.array(values))
-    read = columns.numbers(found[2:])
+    read = arrow_columns.numbers(found[2:])
     assert read.tolist() == [2, 3, 4, 5, 6]
     assert read.dtype == kind
     assert np.shares_memory(read, values)
-    assert columns.numbers(columns.column(values[:0])).tolist() == []
+    assert arrow_columns.numbers(arrow_columns.column(values[:0])).tolist() == []
 
 
 def test_a_kind_that_is_given_is_used():
-    assert columns.column([0, 1], "uint8").type == pa.uint8()
-    assert columns.column(np.arange(3), "uint8").equals(pa.array([0, 1, 2], pa.uint8()))
-    assert columns.column(np.array([True, False]), "uint8").to_pylist() == [1, 0]
-    assert columns.column(np.array([True, False])).to_pylist() == [True, False]
-    assert columns.column([None, "a"], "string").to_pylist() == [None, "a"]
+    assert arrow_columns.column([0, 1], "uint8").type == pa.uint8()
+    assert arrow_columns.column(np.arange(3), "uint8").equals(pa.array([0, 1, 2], pa.uint8()))
+    assert arrow_columns.column(np.array([True, False]), "uint8").to_pylist() == [1, 0]
+    assert arrow_columns.column(np.array([True, False])).to_pylist() == [True, False]
+    assert arrow_columns.column([None, "a"], "string").to_pylist() == [None, "a"]
 
 
 def test_repeated_texts():
-    found = columns.repeated(["a", "bc"], np.array([1, 0, 1]))
+    found = arrow_columns.repeated(["a", "bc"], np.array([1, 0, 1]))
     assert found.equals(pa.array(["bc", "a", "bc"]))
 
 
 def test_too_many_bytes_are_left_to_arrow(monkeypatch):
-    monkeypatch.setattr(columns, "LARGEST", 3)
-    assert columns.column(["abc", "d"]).to_pylist() == ["abc", "d"]
+    monkeypatch.setattr(arrow_columns, "LARGEST", 3)
+    assert arrow_columns.column(["abc", "d"]).to_pylist() == ["abc", "d"]
 
 
 def test_pandas_is_not_imported(tmp_path):
     code = (
-        "import sys, numpy as np, pyarrow.parquet as pq; from rayfed import columns as c; "
+        "import sys, numpy as np, pyarrow.parquet as pq; from rayfed import arrow_columns as c; "
         "t = c.table({'a': [1, None], 'b': ['x', 'y'], 'c': c.repeated(['p'], np.zeros(2, int))}); "
         f"pq.write_table(t, {str(tmp_path / 'x.parquet')!r}); c.numbers(c.column(np.arange(3))); "
         f"print(pq.ParquetFile({str(tmp_path / 'x.parquet')!r}).read().to_pylist()); "

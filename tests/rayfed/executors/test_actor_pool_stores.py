@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayfed.executors import actors
-from rayfed.executors.actors import SMALL, Stores
+from rayfed.executors import actor_pool
+from rayfed.executors.actor_pool import SMALL, Stores
 
 
 def put_again(reference):
@@ -12,7 +12,7 @@ def put_again(reference):
 
 @pytest.fixture
 def kept(monkeypatch):
-    monkeypatch.setattr(actors, "BUDGET", 250)
+    monkeypatch.setattr(actor_pool, "BUDGET", 250)
     found = Stores(put_again)
     for client in "abc":
         found.keep(client, client.upper(), 100)
@@ -61,12 +61,12 @@ def test_stores_beyond_the_budget_are_those_of_a_driver_that_keeps_all(ray_clust
 
     from algorithms.ditto import OWN
     from rayfed.engine.loop import run_rounds
-    from rayfed.executors.actors import RayExecutor
+    from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.inline import InlineExecutor
     from rayfed.federation.params import digest
     from rayfed.testing import small_setup
 
-    monkeypatch.setattr(actors, "BUDGET", 0)
+    monkeypatch.setattr(actor_pool, "BUDGET", 0)
     setup = small_setup("algorithm=ditto", "data.domains=[plain,street]", "evaluation.every=0")
     pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), ["s"], [{"num_cpus": 0}])
     inline = InlineExecutor(setup.world, setup.weights)

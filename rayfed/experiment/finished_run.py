@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
-from rayfed.objects import title
+from rayfed.user_objects import title
 
 if TYPE_CHECKING:
     import pandas as pd
