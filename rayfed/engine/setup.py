@@ -574,8 +574,13 @@ def _check_compile(config: Config, parts: Parts) -> None:
     if not config.train.compile:
         return
     check_compiler("cpu")
+    name = config.local.get("name", config.algorithm)
+    if parts.local.changes_passes:
+        raise ConfigError(
+            f"train.compile: true cannot be used with the client half of {name}, which changes what the "
+            f"network computes between passes; leave it out"
+        )
     if parts.local.needs_curvature:
-        name = config.local.get("name", config.algorithm)
         raise ConfigError(
             f"train.compile: true cannot be used with the client half of {name}, whose steps need second "
             f"derivatives, which torch.compile does not have; leave it out"
@@ -594,6 +599,8 @@ def _check_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> None:
 
     ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
     curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
+    if parts.local.changes_passes:
+        ways.append("the method changes what the network computes between passes")
     if reason := next(iter((*ways, *curved)), why_no_graphs(model)):
         raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
 

@@ -38,6 +38,8 @@ class Local:
             `step` of its own; they may where the model is used through `client.model` only.
         trained_in_extra: Whether answers have trained values in `extra`, where no stage of `channel` and no
             attack changes them, so that both are refused.
+        changes_passes: Whether this half changes what the network computes between two passes, so that it can
+            be neither compiled nor recorded.
     """
 
     stays: tuple[str, ...] = field(default=(), kw_only=True)
@@ -50,6 +52,7 @@ class Local:
     not_for: ClassVar[frozenset[str]] = frozenset()
     grouped: ClassVar[bool] = False
     trained_in_extra: ClassVar[bool] = False
+    changes_passes: ClassVar[bool] = False
 
     @property
     def averages_rows(self) -> bool:

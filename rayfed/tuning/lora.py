@@ -8,15 +8,17 @@ does. The update is never merged into W.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
 from rayfed.errors import ConfigError
@@ -24,6 +26,7 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.language import SITES, LibraryNames
 from rayfed.models.lora_layer import ADAPTED, CONVOLUTIONS, AdaptedLinear, adapt
 from rayfed.models.named_tensors import RESIDUAL_LEAF
+from rayfed.seeds import derive
 from rayfed.tuning.base import freeze
 from rayfed.tuning.sites import LAST, called_layers, chosen_layers, exactly, in_every_block, named_layers
 from rayfed.types import Count, Positive
@@ -64,6 +67,11 @@ class Lora:
         core_start: Start values under `core`: `gradient`: singular vectors and values of what one step of
             full training would change, estimated with a batch of each client (`rayfed.engine.setup`);
             `random`: A and B are random, and C is zero.
+        personal: Add a second adapter of linear layers, whose output is mixed with that of the first one by a
+            weight that the method sets (`rayfed.tuning.lora.mix`), and is 0 before (algorithm feddpa).
+        sparse: Add a trained matrix S to B A in linear layers (algorithm slora). Most of its entries stay 0;
+            the others are at the same random places in every experiment.
+        density: Share of the entries of S that are trained.
     """
 
     offers: ClassVar[frozenset[str]] = frozenset({"lora"})
@@ -79,6 +87,9 @@ class Lora:
     freeze_a: bool = False
     core: bool = False
     core_start: Literal["gradient", "random"] = "gradient"
+    personal: bool = False
+    sparse: bool = False
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
 
     def apply(self, model: Backbone) -> Backbone:
         targets = self.pattern(model)
@@ -88,20 +99,30 @@ class Lora:
         for name, parameter in model.net.named_parameters():
             if self.freeze_a and ".lora_A." in name:
                 parameter.requires_grad_(False)
-        for layer in _adapted(model) if self.core else ():
-            _add_core(layer)
-        if self.residual:
-            for layer in _adapted(model):
-                _add_residual(layer)
+        self._extend(model)
         return model
+
+    def _extend(self, model: Backbone) -> None:
+        """Add to the adapters of linear layers what the options ask for."""
+        ways: dict[Callable[[Any], None], bool] = {
+            _add_core: self.core,
+            _add_residual: self.residual,
+            _add_personal: self.personal,
+            partial(_add_sparse, share=self.density): self.sparse,
+        }
+        for add in (add for add, wanted in ways.items() if wanted):
+            for layer in _adapted(model):
+                add(layer)
+        if self.personal:
+            model.register_forward_pre_hook(_weigh)
 
     def adapter_files(
         self, params: Mapping[str, Tensor], model_name: str, names: LibraryNames | None = None
     ) -> dict[str, bytes]:
         """The trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
 
-        There are no files under `freeze_a`, `residual` and `core`, or where A or B stays at the clients,
-        because what was sent is not the whole update.
+        There are no files under `freeze_a`, `residual` and `core`, where A or B stays at the clients, or with
+        entries of `sparse`, because what was sent is not the whole update, or is more than factors.
 
         Args:
             params: Final tensors by global name.
@@ -117,6 +138,8 @@ class Lora:
         factors = {n: v.contiguous() for n, v in params.items() if n.endswith(LEAVES)}
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
+            return {}
+        if any(name.endswith(SPARSE) and value.any() for name, value in params.items()):
             return {}
         about: dict[str, Any] = {
             "peft_type": "LORA",
@@ -203,6 +226,101 @@ def _add_residual(layer: Any) -> None:
 
     def add(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output + module.scaling["default"] * F.linear(inputs[0], module.lora_R)
+
+    layer.register_forward_hook(add)
+
+
+def _add_personal(layer: Any) -> None:
+    """Add factors with LoRA's start values, own_A (r, d_in) and own_B (d_out, r), whose weight is 0 now."""
+    rank, weight = layer.r["default"], layer.base_layer.weight
+    with weight.device if weight.is_meta else torch.device("cpu"):
+        layer.own_A = nn.Linear(layer.in_features, rank, bias=False).to(weight.device, weight.dtype)
+        layer.own_B = nn.Linear(rank, layer.out_features, bias=False).to(weight.device, weight.dtype)
+    nn.init.kaiming_uniform_(layer.own_A.weight, a=math.sqrt(5))
+    nn.init.zeros_(layer.own_B.weight)
+    layer.own_weight, layer.whole_scale = 0.0, layer.scaling["default"]
+
+    def add(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, own = inputs[0], module.own_weight
+        if isinstance(own, float):
+            if not own:
+                return output
+            low = module.own_A(module.lora_dropout["default"](x.to(module.own_A.weight.dtype)))
+            return output + (module.whole_scale * own * module.own_B(low)).to(output.dtype)
+        rows = own.repeat_interleave(len(x) // len(own)).view(-1, *[1] * (x.ndim - 1))
+        x = x.to(module.own_A.weight.dtype)
+        apart = module.own_B(module.own_A(x)) - module.lora_B["default"](module.lora_A["default"](x))
+        return output + (module.whole_scale * rows * apart).to(output.dtype)
+
+    layer.register_forward_hook(add)
+
+
+def mix(model: Backbone, own: float | Tensor) -> None:
+    """Let adapted layers compute W x + scale ((1 - w) B A x + w B' A' x), with B' A' of `personal`.
+
+    Args:
+        model: The tuned model.
+        own: The weight w: a number, or one for each row of the next batch, shape (B,), without dropout.
+    """
+    for layer in _adapted(model):
+        layer.own_weight = own
+        layer.scaling["default"] = layer.whole_scale * (1 - own if isinstance(own, float) else 1)
+
+
+WEIGH = "weigh"
+"""Attribute of a model with `personal`: a function that calls `mix` for a batch before it is scored."""
+
+
+def _weigh(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Call the function in `WEIGH` before a batch in evaluation mode."""
+    weigh = vars(model).get(WEIGH)
+    if weigh is not None and not model.training:
+        weigh(model, inputs[0])
+
+
+SPARSE = ".lora_S"
+"""Ends of the global names of the entries of sparse matrices."""
+
+
+def use_sparse(model: Backbone, on: bool) -> None:
+    """Let adapted layers add their sparse matrix, or leave it out where it is 0, which takes no time."""
+    for layer in _adapted(model):
+        layer.has_sparse = on
+
+
+@cache
+def places(rows: int, columns: int, number: int) -> Tensor:
+    """Places of the entries of a sparse matrix in its rows, one after the other: ascending, int64.
+
+    They depend on these numbers only, so that a server knows them.
+    """
+    drawn = torch.Generator().manual_seed(derive(0, "sparse", rows, columns))
+    return torch.randperm(rows * columns, generator=drawn)[:number].sort()[0]
+
+
+def dense(entries: Tensor, rows: int, columns: int, at: Tensor | None = None) -> Tensor:
+    """The matrix S, shape (rows, columns), with these entries at `places`, which `at` has on the device."""
+    flat = torch.zeros(rows * columns, dtype=entries.dtype, device=entries.device)
+    at = places(rows, columns, len(entries)) if at is None else at
+    return flat.scatter(0, at, entries).view(rows, columns)
+
+
+def _add_sparse(layer: Any, share: float) -> None:
+    """Register the trained entries of S, all 0, and add alpha / rank * S x to the output of the layer."""
+    weight = layer.base_layer.weight
+    number = max(1, round(share * weight.numel()))
+    layer.lora_S = nn.Parameter(torch.zeros(number, dtype=weight.dtype, device=weight.device))
+    layer.has_sparse, layer.sparse_at = True, None
+
+    def add(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not module.has_sparse:
+            return output
+        shape = module.out_features, module.in_features
+        if module.sparse_at is None or module.sparse_at.device != module.lora_S.device:
+            module.sparse_at = places(*shape, len(module.lora_S)).to(module.lora_S.device)
+        matrix = dense(module.lora_S, *shape, module.sparse_at)
+        added = F.linear(inputs[0].to(matrix.dtype), matrix)
+        return output + (module.scaling["default"] * added).to(output.dtype)
 
     layer.register_forward_hook(add)
 

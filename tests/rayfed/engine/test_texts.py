@@ -46,6 +46,9 @@ LORA = (
     "rolora",
     "lora_a2",
     "fed_sb",
+    "fedrot_lora",
+    "slora",
+    "feddpa",
 )
 OTHERS = ("fedra", "fedprox", "scaffold", "ditto", "moon", "fedavgm", "fedkseed")
 TUNINGS = ("bitfit", "adapter", "ia3", "ssf", "head", "full", "exits")
@@ -148,7 +151,7 @@ def test_every_decoder_writes(folder, cache, family):
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama-lm"])
 @pytest.mark.parametrize("method", quickly([*LORA, *OTHERS], ["flexlora", "fedra"]))
 def test_methods_run(folder, cache, family, method):
-    if method == "moon" and family == "llama-lm":
+    if method in ("moon", "feddpa") and family == "llama-lm":
         with pytest.raises(ConfigError, match="language_modeling"):
             setup_of(folder, cache, family, f"algorithm={method}")
         return

@@ -41,9 +41,11 @@ TUNINGS = [
 ]
 UNEVEN = "data.partition.scheme=dirichlet"
 FAST = ("fedprox", "fedgcr", "scaffold", "ditto", "bgp", "depthfl")
-ALONE = ("centralized", "fedkseed", "fedmix", "local", "lora_a2", "pfedmma", "zero_shot")
+ALONE = (
+    *("centralized", "feddpa", "fedkseed", "fedmix", "local", "lora_a2", "pfedmma", "slora", "zero_shot"),
+)
 """One client, a training of their own, second derivatives, nothing sent, layers that two networks have in
-common, or nothing trained."""
+common, networks that change between passes, or nothing trained."""
 
 WITH_OPTIONS = ("fedavg model=mixer_mini model.options={}", "fedbn tuning=bitfit")
 """FedBN's own tuning trains most of the model, which clients cannot share."""
