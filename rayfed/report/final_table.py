@@ -159,18 +159,22 @@ LAST_ROUND = "scored: the last evaluated round"
 """The rule of the reported round in tables that select none by validation."""
 
 
-def head_notes(runs: Iterable[RunTables], rule: str = LAST_ROUND) -> tuple[str, ...]:
+def head_notes(
+    runs: Iterable[RunTables], rule: str = LAST_ROUND, names: Mapping[Path, str] | None = None
+) -> tuple[str, ...]:
     """A note on the heads of the models of a table, and on the round and the split that it reports.
 
     Args:
         runs: The runs of the table; those of earlier versions do not say what their heads were.
         rule: The rule of the reported round; empty: another note says it.
+        names: What a run is called, by its folder; None: by its algorithm.
     """
     methods: dict[str, dict[str, None]] = {}
     splits: dict[str, None] = {}
     for run in runs:
         if head := run.environment.get("head"):
-            methods.setdefault(head, {})[str(run.config["algorithm"])] = None
+            name = str(run.config["algorithm"]) if names is None else names[run.path]
+            methods.setdefault(head, {})[name] = None
         if split := run.environment.get("test_split"):
             splits[split] = None
     told = next(iter(methods)) if len(methods) == 1 else ""

@@ -580,6 +580,13 @@ def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence
     return scores
 
 
+def runs_of(cell: JobCell) -> list[Path]:
+    """Folders of the runs of a finished cell: its own one, or those of the domains that are held out."""
+    if cell.config.protocol == "leave_one_out":
+        return [file.parent for file in sorted(cell.path.glob("*/partition.parquet"))]
+    return [cell.path]
+
+
 def _folds_in(path: Path) -> list[str]:
     """Held-out domains of a run, in the order of the data set."""
     first = next(file.parent for file in sorted(path.glob("*/partition.parquet")))

@@ -15,6 +15,7 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
+from rayfed.report.final_table import RunTables, head_notes
 from rayfed.reproduce.job import (
     EXAMPLES,
     STEPS,
@@ -24,6 +25,7 @@ from rayfed.reproduce.job import (
     better,
     is_harmless,
     rule_of,
+    runs_of,
     unit,
 )
 from rayfed.terminal.table_formats import Table, fitted
@@ -362,6 +364,8 @@ def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator
     if len(scores) < len(job.cells):
         yield f"{len(scores)} of {len(job.cells)} cells are finished"
     yield f"round of a run: {rule_of(job.cells[0].config)}; the paper: {job.table.selection}"
+    runs = {path: cell.row for cell in job.cells if cell.name in scores for path in runs_of(cell)}
+    yield from head_notes(map(RunTables, runs), rule="", names=runs)
     if job.scale == papers.MINI:
         yield (
             "mini scale: data and models that ship with RayFed stand for those of the paper, so that "

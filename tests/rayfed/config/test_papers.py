@@ -29,6 +29,9 @@ PUBLISHED = {
     "fedra": {*(f"table{n}" for n in range(1, 7)), "figure4", "figure5"},
     "fedclip": {*(f"table{n}" for n in range(1, 5)), *(f"figure3{c}" for c in "abcd"), "cost"},
     "fft_gp": {*(f"table{n}" for n in range(2, 16)), *(f"figure{n}" for n in (2, 4, 5, 6, 7))},
+    "cf_lora": {"glue"},
+    "fedsa_lora": {"glue"},
+    "ffa_lora": {"glue"},
     "lora_a2": {"banking77", "banking77_ranks"},
     "lora_fair": {"feature_skew", "label_skew"},
 }

@@ -1,5 +1,6 @@
 """Our numbers beside the paper's: means, differences, which orderings hold, and by which test."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -63,6 +64,21 @@ def test_pairs_are_made_of_the_seeds_that_both_rows_have():
     found = compare(job, finished_as(job, {"none": [60.0, 61.0], "FedGR": [math.nan, 62.0, 90.0]}))
     claim = verdict(found, "Avg", "FedGR", "none")
     assert (claim.seeds, claim.difference, claim.verdict) == (1, 1.0, "not decided")
+
+
+def test_a_note_names_the_heads_by_row_and_the_split(tmp_path):
+    job = ablation(seeds=2)
+    cells = tuple(replace(cell, path=tmp_path / cell.name) for cell in job.cells)
+    job = replace(job, path=tmp_path, cells=cells)
+    for cell in job.cells:
+        head = "personal" if cell.row == "FedGR" else "shared"
+        cell.path.mkdir()
+        said = {"head": head, "test_split": "validation"}
+        (cell.path / "environment.json").write_text(json.dumps(said))
+    found = compare(job, finished_as(job, {"none": [60.0, 61.0], "FedGR": [62.0]}))
+    split = "the test split is the split validation of the data set"
+    assert f"head: shared with none; personal with FedGR; {split}" in found.notes
+    assert not any(note.startswith("head:") for note in compare(job, {}).notes)
 
 
 @pytest.mark.parametrize(
