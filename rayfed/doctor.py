@@ -30,14 +30,20 @@ if TYPE_CHECKING:
     from rayfed.engine.measure_client import Measurement
     from rayfed.engine.setup import Setup
     from rayfed.executors.cluster import ActorPlan
+    from rayfed.models.backbone import Backbone
 
 USAGE = """\
-python -m rayfed.doctor [overrides] [--config FILE] [--json] [--report] [--debug]
+python -m rayfed.doctor [overrides] [--config FILE] [--shapes] [--json]
+    [--report] [--debug]
 
 Takes the overrides of python -m rayfed.run. Prepares the data as a run would,
 runs one client in a new process, and says what the cluster has, what the
 config needs and how long a round may take, for example
   python -m rayfed.doctor algorithm=fedgcr data=pacs data.root=PACS
+
+With --shapes it says instead how much memory an actor takes of a GPU, from the
+shapes of the tensors alone: no data and no weights are read, so that a model of
+7 B can be planned on a laptop; model=hf//FOLDER needs its config.json only.
 
 With --report it says instead which versions, processor and libraries this
 machine has, in a block to paste into a report of a failure.
@@ -299,6 +305,150 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShapePlan:
+    """Memory in bytes that an actor takes of a GPU in one way of training, from the shapes of its tensors.
+
+    Attributes:
+        way: Overrides of the way.
+        frozen: Frozen weights.
+        trained: Trained tensors with their gradients and the optimizer's state.
+        activations: What a step keeps for its backward pass, at most, with logits and their logarithms.
+        scoring: Logits of a batch that is scored, with their logarithms, in place of activations.
+    """
+
+    way: str
+    frozen: int
+    trained: int
+    activations: int
+    scoring: int
+
+    @property
+    def actor(self) -> int:
+        """Bytes of an actor with what CUDA takes itself."""
+        from rayfed.engine.measure_client import CONTEXT
+
+        return self.frozen + self.trained + max(self.activations, self.scoring) + int(CONTEXT)
+
+
+STATES = {"adam": 2, "adamw": 2}
+"""Tensors that an optimizer keeps for each trained one; SGD keeps one with momentum."""
+
+
+def shape_plans(config: Config) -> tuple[str, list[ShapePlan]]:
+    """A sentence about a model and its batches, and the memory of each way to train it.
+
+    Args:
+        config: The experiment. Its data are not read: decoders write texts, other models tell two classes.
+
+    Raises:
+        ConfigError: The model or the tuning scheme does not exist, or they do not fit.
+    """
+    from rayfed.config.schema import compatible_parts
+    from rayfed.models.build import build_backbone
+    from rayfed.models.shared_weights import half_names, skeleton
+    from rayfed.objective import LANGUAGE_MODELING
+    from rayfed.tuning.base import apply_tuning
+
+    tuning = compatible_parts(config).tuning
+    model = skeleton(lambda: apply_tuning(build_backbone(config.model, 2, 0), tuning, 0))
+    train = config.train
+    rows = min(train.micro_batch or train.batch_size, train.batch_size)
+    numbers = {n: p.numel() for n, p in model.named_parameters()}
+    trains = {n for n, p in model.named_parameters() if p.requires_grad}
+    trained = sum(numbers[name] for name in trains)
+    frozen = sum(numbers.values()) - trained
+    half = sum(numbers[name] for name in numbers.keys() & half_names(model))
+    states = STATES.get(train.optimizer, int(train.momentum > 0))
+    whole, cut = saved_bytes(model, rows)
+    logits = 2 * 4 * model.size * model.num_classes if model.task == LANGUAGE_MODELING else 0
+    ways = [
+        ShapePlan(
+            way=f"train.precision={precision}" + (" train.checkpointing=true" if kept is cut else ""),
+            frozen=4 * frozen - (2 * half if precision == "bf16" else 0),
+            trained=4 * (2 + states) * trained,
+            activations=kept + rows * logits,
+            scoring=train.eval_batch_size * logits,
+        )
+        for precision in ("fp32", "bf16")
+        for kept in (whole, cut)
+        if kept is not None
+    ]
+    what = f"{rows} texts of {model.size} tokens" if model.tokenizer is not None else f"{rows} images"
+    return (
+        f"{config.model.name}, {config.tuning['name']}: {sum(numbers.values()):,} numbers, {trained:,} of "
+        f"them trained; a step has {what}, {train.eval_batch_size} are scored at once",
+        ways,
+    )
+
+
+def saved_bytes(model: Backbone, rows: int) -> tuple[int, int | None]:
+    """Bytes that the network keeps for a backward pass, in float32, and the same with checkpointed blocks.
+
+    Products of tokens with tokens are left out, which the attention of a GPU computes anew.
+
+    Args:
+        model: The tuned model; best on the meta device, where nothing is computed.
+        rows: Rows of the batch.
+
+    Returns:
+        Bytes, and None in place of the second number where there are no blocks to checkpoint.
+    """
+    blocks = model.num_blocks
+    if blocks < 2:
+        return _saved(model, rows), None
+    everything = model.active
+    model.active = everything[:1]
+    one = _saved(model, rows)
+    model.active = everything[:2]
+    each = _saved(model, rows) - one
+    model.active = everything
+    tokens = model.size if model.tokenizer is not None else 1 + (model.size // PATCH) ** 2
+    return one + (blocks - 1) * each, one + blocks * rows * tokens * model.width * 4
+
+
+PATCH = 16
+"""Side of the patches that images are cut into, for the size of what a checkpointed block keeps."""
+
+
+def _saved(model: Backbone, rows: int) -> int:
+    import torch
+
+    known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        pairs = value.ndim > 2 and value.shape[-1] == value.shape[-2] == model.size
+        if storage._cdata not in known and not (pairs and model.tokenizer is not None):
+            kept[storage._cdata] = storage  # which is kept, because its number would be given again
+        return value
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        output = model(model.sample(rows))
+        del output
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def shape_report(sentence: str, ways: Sequence[ShapePlan], width: int | None = None) -> str:
+    """The plans as text: a line for each way, with the actors that common GPUs hold by their memory."""
+    from rayfed.engine.measure_client import actors_on
+
+    lines = [("shapes", sentence)]
+    for plan in ways:
+        held = ", ".join(f"{actors_on(gpu, plan.actor)} on {gpu / GB:.0f} GB" for gpu in COMMON_GPUS)
+        parts = f"weights {size(plan.frozen)}, trained {size(plan.trained)}, step {size(plan.activations)}"
+        parts += f", scoring {size(plan.scoring)}" if plan.scoring else ""
+        lines.append(("", f"{plan.way}: an actor {size(plan.actor)} ({parts}); actors: {held}"))
+    if any(plan.scoring > plan.activations for plan in ways):
+        lines.append(
+            ("advice", "scoring takes more than training; a smaller train.eval_batch_size needs less")
+        )
+    lines.append(("", "activations as float32, so that bf16 may need less; nothing was computed"))
+    return "\n".join(fitted(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
+
+
 def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
     from rayfed.engine.measure_client import free_disk
 
@@ -483,6 +633,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--report", action="store_true", help="only describe this machine, to report a failure"
     )
+    parser.add_argument("--shapes", action="store_true", help="only plan memory, from shapes alone")
     args = parser.parse_args(argv)
     return guarded(lambda: work(args), args.debug)
 
@@ -499,6 +650,11 @@ def work(args: argparse.Namespace) -> int:
         return 0
     from rayfed.experiment.experiment import Experiment
 
+    if args.shapes:
+        plans = shape_plans(Experiment.from_overrides(args.overrides, args.config).config())
+        told = {"model": plans[0], "ways": [asdict(plan) | {"actor": plan.actor} for plan in plans[1]]}
+        say(to_json(told, indent=1) if args.json else shape_report(*plans, terminal_width()))
+        return 0
     with shown_on(screen_of(as_json=True)):  # standard output has the report alone
         found = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
     say(to_json(asdict(found), indent=1) if args.json else report(found, terminal_width()))

@@ -69,6 +69,11 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
+def half_names(model: nn.Module) -> set[str]:
+    """Names of the parameters that `dump` rounds to bfloat16 under `half`."""
+    return {name for name, parts in _tensors(model) if _is_half_weight(name, parts[0], parts[2])}
+
+
 def as_array(value: Tensor, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A value in the form that an array of `dump` has."""
     value = value.detach().cpu()

@@ -13,15 +13,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch import nn
 
-from rayfed.config.schema import load_config
-from rayfed.doctor import _lanes, _nodes, main
+from rayfed.config.schema import compatible_parts, load_config
+from rayfed.doctor import _lanes, _nodes, _saved, main
 from rayfed.engine import measure_client
 from rayfed.engine.measure_client import Measurement, check_resources, costs, measure
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
 from rayfed.federation.train_config import TrainConfig
+from rayfed.models.build import build_backbone
+from rayfed.tuning.base import apply_tuning
 from tests.conftest import ROOT, SMALL, ending
 from tests.rayfed.malformed import last_wins
 
@@ -277,3 +280,64 @@ def test_actors_that_take_turns_on_a_gpu_make_no_run_shorter():
     found = ActorPlan(actors=12, cpus=1.0, gpus=1 / 6)
     assert [_lanes(found, nodes, mps) for mps in (False, True)] == [2, 12]
     assert _lanes(ActorPlan(actors=1, cpus=1.0, gpus=1.0), nodes, False) == 1
+
+
+class TwoLayers(nn.Module):
+    """A network of two layers, of which a pass keeps its input and what is between them."""
+
+    size, tokenizer = 7, None
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def sample(self, rows):
+        return torch.zeros(rows, 3, device="meta")
+
+
+def test_what_a_step_keeps_is_counted_once_and_weights_are_not():
+    assert _saved(TwoLayers().to("meta"), 4) == 4 * 4 * (3 + 5)
+
+
+def test_a_plan_by_shapes_has_the_bytes_of_the_tensors(capsys):
+    """Frozen weights at 4 bytes, or 2 where products are in bf16; trained ones four times under AdamW."""
+    given = ["algorithm=fedit", "tuning=lora", "train.optimizer=adamw", "train.batch_size=4"]
+    assert main(["--shapes", "--json", *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [way["way"] for way in told["ways"]] == [
+        "train.precision=fp32",
+        "train.precision=fp32 train.checkpointing=true",
+        "train.precision=bf16",
+        "train.precision=bf16 train.checkpointing=true",
+    ]
+    config = load_config(given)
+    model = apply_tuning(build_backbone(config.model, 2, 0), compatible_parts(config).tuning, 0)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    layers = [m for m in model.net.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    halved = sum(p.numel() for layer in layers for p in layer.parameters() if not p.requires_grad)
+    plain, cut, half, _ = told["ways"]
+    assert plain["frozen"] == 4 * sum(p.numel() for p in frozen)
+    assert half["frozen"] == plain["frozen"] - 2 * halved
+    assert plain["trained"] == 4 * 4 * trained
+    assert 0 < cut["activations"] < plain["activations"]
+    assert plain["scoring"] == 0
+    assert plain["actor"] == plain["frozen"] + plain["trained"] + plain["activations"] + 600_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_a_language_model_is_planned_from_its_settings_alone(tmp_path, capsys):
+    from tests.tiny_models import CONFIGS
+
+    CONFIGS["llama"]().save_pretrained(tmp_path)
+    given = ["algorithm=fedit", "tuning=lora", "tuning.rank=2", "train.batch_size=2", "model.size=16"]
+    assert main(["--shapes", f"model=hf/{tmp_path}", *given, "train.eval_batch_size=50"]) == 0
+    text = capsys.readouterr().out
+    assert "2 texts of 16 tokens, 50 are scored at once" in " ".join(text.split())
+    assert f"scoring {50 * 16 * 300 * 8 / 1e6:.1f} MB" in " ".join(text.split())
+    assert "a smaller train.eval_batch_size needs less" in " ".join(text.split())
+    assert "on 80 GB" in text
