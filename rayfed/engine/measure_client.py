@@ -400,14 +400,20 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
 
     Raises:
         ResourceError: The machine cannot hold the actors; says what would fit.
-        ConfigError: The disk cannot hold what the run will write.
+        ConfigError: The disk cannot hold what the run will write, or `train.graphs` needs a GPU.
     """
     if cluster.executor == "ray":
         from rayfed.executors.cluster import own_node
         from rayfed.executors.connection import is_our_own
 
         if is_our_own(cluster.address):
-            plan_actors(cluster, setup.experiment, [own_node(cluster.num_cpus, cluster.num_gpus)])
+            nodes = [own_node(cluster.num_cpus, cluster.num_gpus)]
+            gpus = plan_actors(cluster, setup.experiment, nodes).gpus
+            if setup.world.train.graphs:
+                small = is_measured(cluster, nodes) and bool(too_small(setup, cluster))
+                check_graphs(setup.world.train, gpus > 0 and not small)
+    elif setup.world.train.graphs:
+        inline_device(setup, cluster)
     check_disk(path, (1 + checkpoints) * num_bytes(setup.start))
 
 
@@ -557,7 +563,9 @@ def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
     """
     if train.graphs and not has_gpu:
         raise ConfigError(
-            "train.graphs: true records operations of a GPU, and clients run on the CPU here; leave it out"
+            "train.graphs: true records operations of a GPU, and clients run on the CPU here, where only "
+            "false is allowed; leave it out, or let clients use a GPU (cluster.gpus_per_actor=1, in one "
+            "process cluster.device=cuda)"
         )
 
 

@@ -48,6 +48,14 @@ CASES = {
         ["cluster=local", "cluster.device=cuda"],
         ["cluster.device", "'cuda' is for cluster=inline"],
     ),
+    "graphs without a GPU": (
+        ["cluster=local", "train.graphs=true", "data.limit=10", "cluster.num_gpus=0"],
+        ["train.graphs: true", "clients run on the CPU here, where only false is allowed; leave it out"],
+    ),
+    "graphs of a process without a GPU": (
+        ["train.graphs=true", "data.limit=10", "cluster.device=cpu"],
+        ["train.graphs: true", "only false is allowed", "cluster.device=cuda"],
+    ),
     "no such device": (["cluster=inline", "cluster.device=gpu"], ["cluster.device", "'gpu' is not 'auto'"]),
     "unknown model": (["model=resnet5000"], ["model.name", "'resnet5000'"]),
     "unknown tuning": (["tuning=loar"], ["tuning", "did you mean 'lora'"]),

@@ -12,6 +12,7 @@ from rayfed.engine.measure_client import (
     CONTEXT,
     GpuPlans,
     _visit,
+    check_resources,
     inline_device,
     is_measured,
     largest_client,
@@ -147,6 +148,30 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     assert gpus.plan(setup, ClusterConfig(gpus_per_actor=0.5), list, None).gpus == 0.5
     assert GpuPlans().plan(setup, ClusterConfig(num_gpus=1), list, None).gpus == 0.5
     assert len(asked) == 1
+
+
+def test_graphs_are_refused_before_ray_starts_unless_actors_will_have_a_gpu(monkeypatch, tmp_path):
+    setup = clients("data.limit=10")
+    graphs = replace(setup, world=replace(setup.world, train=replace(setup.world.train, graphs=True)))
+
+    def refused(gpus, **asked):
+        node = {**NODE, "GPU": gpus, "object_store_memory": 16e9}
+        monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *_: node)
+        check_resources(ClusterConfig(**asked), setup, tmp_path)  # which asks for no graphs
+        try:
+            check_resources(ClusterConfig(**asked), graphs, tmp_path)
+        except ConfigError as err:
+            return str(err).startswith("train.graphs: true records operations of a GPU")
+        return False
+
+    assert refused(0.0)
+    assert refused(1.0)  # so little work stays on the CPU
+    assert refused(1.0, gpus_per_actor=0)
+    assert not refused(1.0, gpus_per_actor=0.5)
+    assert not refused(1.0, num_gpus=1)
+    assert not refused(0.0, address="10.0.0.1:6379")  # whose GPUs are known once it answers
+    monkeypatch.setattr(measurement, "WORTH", 0.0)
+    assert not refused(1.0)
 
 
 @pytest.mark.parametrize("tuning", quickly(["lora", "head"], ["lora"]))
