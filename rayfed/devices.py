@@ -163,11 +163,20 @@ class CountedDraws:
         self._drawn[layer] = before + 1
         return before
 
-    def on(self, device: torch.device) -> Tensor:
-        """The seed on a device, int64, shape (1,); no copy, which would be one more in each call."""
-        if self._there is None:
-            self._there = torch.full((1,), self._seed, dtype=torch.int64, device=device)
-        return self._there
+    @staticmethod
+    def all_on(clients: Sequence[CountedDraws], device: torch.device) -> list[Tensor]:
+        """Seeds on a device, int64, shape (1,) each: those of several clients are copied there at once.
+
+        A single one is written there, because a copy would be one more in each call.
+        """
+        new = [client for client in clients if client._there is None]
+        if len(new) == 1:
+            new[0]._there = torch.full((1,), new[0]._seed, dtype=torch.int64, device=device)
+        elif new:
+            every = moved(torch.tensor([client._seed for client in new]), device)
+            for client, own in zip(new, every.split(1), strict=True):
+                client._there = own
+        return [client._there for client in clients if client._there is not None]
 
     def drawn(self, layer: int) -> int:
         """Number of times that this layer drew."""
@@ -210,7 +219,7 @@ def counted() -> tuple[CountedDraws, ...]:
 def counted_seeds(device: torch.device) -> Tensor:
     """Seeds of the clients of `counted` on a device, int64, shape (K,)."""
     if _Current.seeds is None:
-        parts = [client.on(device) for client in counted()]
+        parts = CountedDraws.all_on(counted(), device)
         _Current.seeds = parts[0] if len(parts) == 1 else torch.cat(parts)
     return _Current.seeds
 

@@ -53,6 +53,7 @@ class Objective:
         larger: Whether a larger score of the metric is better.
         percent: Whether the metric is a share, which is shown in percent.
         tokens: Whether inputs are texts of different lengths, made tokens by the tokenizer of the model.
+        by_example: Whether the loss of a batch is the mean of `losses` over its examples.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -62,6 +63,7 @@ class Objective:
     larger: ClassVar[bool] = True
     percent: ClassVar[bool] = True
     tokens: ClassVar[bool] = False
+    by_example: ClassVar[bool] = True
 
     @property
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
@@ -87,6 +89,10 @@ class Objective:
             y: Targets, shape (B,).
         """
         return _cross_entropy(output, y)
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Loss of each example, shape (B,), where `by_example` holds; arguments as of `loss`."""
+        return _cross_entropy(output, y, "none")
 
     def count(self, y: Tensor) -> int | Tensor:
         """Number of units that the loss of a batch is a mean over: examples, or tokens of answers.
@@ -126,10 +132,7 @@ class Objective:
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The summands of `sums`, by name: one value for each example, shape (B,)."""
-        return {
-            "loss": _cross_entropy(output, y, "none"),
-            self.metric: (output.argmax(-1) == y).float(),
-        }
+        return {"loss": self.losses(output, y), self.metric: (output.argmax(-1) == y).float()}
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class Segmentation(Objective):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """As in `Objective`, with output of shape (B, C, H, W) and targets of shape (B, H, W)."""
-        return self._losses(output, y).mean()
+        return self.losses(output, y).mean()
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
@@ -161,12 +164,13 @@ class Segmentation(Objective):
         classes = output.shape[1]
         every = dice(_one_hot(output.argmax(1), classes), _one_hot(y, classes))
         return {
-            "loss": self._losses(output, y),
+            "loss": self.losses(output, y),
             self.metric: every[:, 1:].mean(1),
             "dice_mean2": every.mean(1),
         }
 
-    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets as of `loss`."""
         by_pixel = _cross_entropy(output, y, "none").flatten(1).mean(1)
         overlap = dice(output.softmax(1), _one_hot(y, output.shape[1])).mean(1)
         return (by_pixel + 1 - overlap) / 2
@@ -196,7 +200,11 @@ class Regression(Objective):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """As in `Objective`, with output and targets of shapes (B, ...) with as many numbers."""
-        return self.values(output, y)["loss"].mean()
+        return self.losses(output, y).mean()
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets as of `loss`."""
+        return self._difference(output, y).square().mean(1)
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output and targets as of `loss`."""
@@ -204,8 +212,11 @@ class Regression(Objective):
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output and targets as of `loss`; means over the numbers of an example."""
-        difference = (output.reshape(y.shape) - y).reshape(len(y), -1)
+        difference = self._difference(output, y)
         return {"loss": difference.square().mean(1), self.metric: difference.abs().mean(1)}
+
+    def _difference(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output.reshape(y.shape) - y).reshape(len(y), -1)
 
 
 @dataclass(frozen=True)
@@ -226,7 +237,13 @@ class Multilabel(Objective):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """As in `Objective`, with output and targets of shape (B, K)."""
-        return self.values(output, y)["loss"].mean()
+        return self.losses(output, y).mean()
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets as of `loss`."""
+        import torch.nn.functional as F
+
+        return F.binary_cross_entropy_with_logits(output, y.to(output.dtype), reduction="none").mean(1)
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output and targets as of `loss`."""
@@ -234,10 +251,8 @@ class Multilabel(Objective):
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, with output and targets as of `loss`."""
-        import torch.nn.functional as F
-
-        loss = F.binary_cross_entropy_with_logits(output, y.to(output.dtype), reduction="none").mean(1)
-        return {"loss": loss, "label_accuracy": ((output > 0) == (y > 0)).float().mean(1)}
+        accuracy = ((output > 0) == (y > 0)).float().mean(1)
+        return {"loss": self.losses(output, y), "label_accuracy": accuracy}
 
 
 def auc(output: Tensor, y: Tensor) -> float:
@@ -299,6 +314,7 @@ class Task:
 class OwnObjective(Objective):
     """The objective of a `Task`."""
 
+    by_example: ClassVar[bool] = False  # the loss of a user may be a mean over the batch already
     _of: Task
 
     def __init__(self, task: Task) -> None:
@@ -445,6 +461,7 @@ class LanguageModeling(TextClassification):
 
     task: ClassVar[str] = LANGUAGE_MODELING
     metric: ClassVar[str] = "token_accuracy"
+    by_example: ClassVar[bool] = False
 
     def by_class(self, output: Tensor, y: Tensor) -> Tensor | None:
         return None

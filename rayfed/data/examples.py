@@ -6,7 +6,7 @@ client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
@@ -106,11 +106,20 @@ class OnDevice:
         self._used = used
         self._drawn: dict[tuple[str, str], Tensor] = {}
 
+    def positions(self, owner: str, split: str, order: Tensor) -> Tensor:
+        """Places of examples on the device, int64, on the CPU. Args: as of `batches`, on the CPU."""
+        rows = self._splits[owner][split][order.numpy()]
+        return torch.from_numpy(np.searchsorted(self._used, rows))
+
+    def at(self, places: Tensor) -> Stored:
+        """Examples at these places, int64, shape (B,), on the device."""
+        return self._inputs[places], self._targets[places]
+
     def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
         every = self._places_of(owner, split)
         chosen = every if order is None else every[moved(order, self.device)]
         for rows in chosen.split(size):
-            yield self._inputs[rows], self._targets[rows]
+            yield self.at(rows)
 
     def _places_of(self, owner: str, split: str) -> Tensor:
         """Positions of a split among the examples on the device."""
@@ -318,6 +327,67 @@ class ClientData:
             size: Examples in a batch; the last one may have fewer.
         """
         relabel = self.relabel if split == "train" else None
-        for inputs, targets in self.examples.batches(self.client, split, order, size):
-            y = targets if targets.is_floating_point() else targets.long()
-            yield self.normalize(inputs), y if relabel is None else relabel(y)
+        for stored in self.examples.batches(self.client, split, order, size):
+            x, y = network_input(self.normalize, stored)
+            yield x, y if relabel is None else relabel(y)
+
+
+def network_input(normalize: Callable[[Tensor], Tensor], stored: Stored) -> Batch:
+    """Stored examples as a network and its loss take them. Args: normalize: as of `ClientData`."""
+    inputs, targets = stored
+    return normalize(inputs), targets if targets.is_floating_point() else targets.long()
+
+
+class JointBatches:
+    """Batches of several clients, each of which is collected for all of them at once.
+
+    Clients take their batches in turns: the first one that wants its next batch collects that of the others
+    too. Only the last batch is kept; a client that wants another one gets it alone.
+    """
+
+    def __init__(
+        self,
+        examples: OnDevice,
+        normalize: Callable[[Tensor], Tensor],
+        places: Mapping[int, Sequence[Tensor]],
+    ) -> None:
+        """Bring the places of all batches to the device in one copy.
+
+        Args:
+            examples: The stored examples of all clients.
+            normalize: As of `ClientData`.
+            places: Places of the examples of each batch, as of `OnDevice.positions`, by number of the client.
+        """
+        self._examples = examples
+        self._normalize = normalize
+        last = max(len(own) for own in places.values())
+        parts = [[(k, own[i]) for k, own in places.items() if i < len(own)] for i in range(last)]
+        self._rows: list[dict[int, slice]] = []
+        end = 0
+        for batch in parts:
+            rows = {}
+            for k, own in batch:
+                rows[k] = slice(end, end := end + len(own))
+            self._rows.append(rows)
+        every = [own for batch in parts for _, own in batch]
+        self._places = moved(torch.cat(every), examples.device)
+        self._kept: tuple[int, int, Batch] | None = None
+
+    def batch(self, client: int, number: int) -> Batch:
+        """A batch of a client.
+
+        Args:
+            client: Number of the client.
+            number: Number of its batch.
+        """
+        own = self._rows[number][client]
+        if self._kept is None or self._kept[0] < number:
+            every = list(self._rows[number].values())
+            self._kept = (number, every[0].start, self._collected(slice(every[0].start, every[-1].stop)))
+        kept, start, (x, y) = self._kept
+        if kept != number:
+            return self._collected(own)
+        return x[own.start - start : own.stop - start], y[own.start - start : own.stop - start]
+
+    def _collected(self, rows: slice) -> Batch:
+        return network_input(self._normalize, self._examples.at(self._places[rows]))

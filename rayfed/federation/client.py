@@ -46,14 +46,21 @@ def backward(
         micro_batch: Largest number of rows of a part; None: the whole batch.
         count: Number of units of some targets that the loss is a mean over, such as rows or tokens.
     """
+    unit = getattr(model, "unit", None)  # of a client that shares its passes on a device
     if micro_batch is None or len(batch[1]) <= micro_batch:
-        loss(batch).backward()
+        _descend(loss(batch), unit)
         return
     num = count(batch[1])
     for part in _parts(model, batch, micro_batch):
         own = count(part[1])
         share = own / num.clamp(min=1) if isinstance(num, Tensor) else own / num
-        (loss(part) * share).backward()
+        _descend(loss(part) * share, unit)
+
+
+def _descend(loss: Tensor, unit: Tensor | None) -> None:
+    """Add gradients, beginning with `unit`, a 1 that others begin with too; None: with a 1 of its own."""
+    is_like = unit is not None and (unit.dtype, unit.shape) == (loss.dtype, loss.shape)
+    loss.backward(unit if is_like else None)
 
 
 def drop_beyond_rank(parameters: Mapping[str, nn.Parameter], rank: int) -> None:

@@ -105,7 +105,9 @@ class Local:
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         """Loss of one batch, a scalar with gradient."""
         x, y = batch
-        return client.objective.loss(logits(client.model(x)), y)
+        joint = getattr(client.model, "joint_loss", None)  # of a client that shares its passes on a device
+        found: Tensor | None = None if joint is None else joint(client.objective, x, y)
+        return client.objective.loss(logits(client.model(x)), y) if found is None else found
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         """Load the model that this client would deploy into `client.model`; by default the trained one."""

@@ -12,7 +12,9 @@ from rayfed.models.backbone import samples_of
 from rayfed.objective import (
     EMPTY,
     OBJECTIVES,
+    OwnObjective,
     Segmentation,
+    Task,
     dice,
     metric_of,
     objective,
@@ -117,3 +119,32 @@ def test_a_number_of_a_text_has_a_squared_error():
     output, y = torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0])
     assert goal.loss(output, y) == 2
     assert goal.values(output, y)["loss"].tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "y"),
+    [
+        ("classification", (4, 3), torch.tensor([0, 2, 1, 1])),
+        (
+            "segmentation",
+            (4, 3, 2, 2),
+            torch.randint(0, 3, (4, 2, 2), generator=torch.Generator().manual_seed(0)),
+        ),
+        ("regression", (4, 2), torch.arange(8.0).view(4, 2)),
+        ("multilabel", (4, 2), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])),
+        ("text_regression", (4, 1), torch.arange(4.0)),
+    ],
+)
+def test_the_loss_of_a_batch_is_the_mean_over_its_examples(task, shape, y):
+    goal = objective(task)
+    output = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    assert goal.by_example
+    assert goal.losses(output, y).shape == (4,)
+    near(goal.losses(output, y).mean(), goal.loss(output, y), 12, 10.0)
+    for one in range(4):
+        near(goal.losses(output, y)[one], goal.loss(output[one : one + 1], y[one : one + 1]), 12, 10.0)
+
+
+def test_losses_that_are_means_over_something_else_are_not_joined():
+    assert not objective("language_modeling").by_example  # over the tokens of answers
+    assert not OwnObjective(Task(loss=lambda output, y: (output - y).mean(), metrics={"a": None})).by_example

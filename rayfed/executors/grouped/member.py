@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rayfed.data.examples import ClientData, OnDevice
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
 from rayfed.executors.grouped.steps import ask_for_steps
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.types import RESIDUAL, Params
+from rayfed.objective import Objective
+from rayfed.types import RESIDUAL, Batch, Params
 
 
 class NotShareableError(RayFedError):
@@ -40,6 +42,7 @@ class Pass:
         known: Frozen features of the rows, if they are known.
         state: What all clients of one pass must have in common: train or evaluation mode, gradients or not,
             active blocks, and whether the tuning is left out.
+        targets: Targets of the rows, of which the loss is wanted in place of the output; None: the output.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class Pass:
     values: Mapping[str, Tensor]
     known: Tensor | None
     state: tuple[Any, ...]
+    targets: Tensor | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -55,7 +59,45 @@ class Pass:
         named = tuple(sorted(self.options.items()))
         texts = self.x.ndim == TEXTS and self.x.dtype == torch.long  # of any length
         shape = (() if texts else self.x.shape[1:], self.x.dtype, self.x.requires_grad)
-        return self.kind, named, frozenset(self.values), self.known is None, self.state, shape
+        goal = () if self.targets is None else (self.targets.shape[1:], self.targets.dtype)
+        return self.kind, named, frozenset(self.values), self.known is None, self.state, shape, goal
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches that a client asks for.
+
+    Attributes:
+        examples: The examples of all clients, on a device.
+        normalize: As of `ClientData`.
+        places: Places of the examples of each batch, as of `OnDevice.positions`.
+    """
+
+    examples: OnDevice
+    normalize: Callable[[Tensor], Tensor]
+    places: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class MemberData(ClientData):
+    """The data of a client of a group on a device, whose batches are collected with those of the others.
+
+    Attributes:
+        ask: As of `MemberModel`.
+    """
+
+    ask: Callable[[Any], Any] = field(kw_only=True)
+
+    def batches(self, split: str, order: Tensor | None, size: int) -> Iterator[Batch]:
+        """As in `ClientData`; an order that is on the device is used for this client only."""
+        if not isinstance(self.examples, OnDevice) or order is None or order.device != HOST or not len(order):
+            yield from super().batches(split, order, size)
+            return
+        places = self.examples.positions(self.client, split, order).split(size)
+        batch = self.ask(Batches(self.examples, self.normalize, places))
+        for number in range(len(places)):
+            x, y = batch(number)
+            yield x, y if self.relabel is None or split != "train" else self.relabel(y)
 
 
 PLAIN = frozenset(
@@ -78,10 +120,16 @@ class MemberModel:
         active: Blocks that the client holds.
         untuned: As of `Backbone`.
         training: Whether the client has put its model into train mode.
+        unit: A 1 on the device, with which backward passes begin; None: the model is on the CPU.
     """
 
     def __init__(
-        self, model: Backbone, own: Params, active: tuple[int, ...], ask: Callable[[Any], Any]
+        self,
+        model: Backbone,
+        own: Params,
+        active: tuple[int, ...],
+        ask: Callable[[Any], Any],
+        unit: Tensor | None = None,
     ) -> None:
         """Make the model of one client.
 
@@ -90,6 +138,8 @@ class MemberModel:
             own: The client's values of the trained tensors, by global name.
             active: Blocks that the client holds.
             ask: Waits for the answer to a request (`rayfed.executors.grouped.passes`).
+            unit: As of the attribute. On a device clients also join their batches, losses and steps; on the
+                CPU, where starting an operation takes little time, every client computes its own.
         """
         self.own = own
         self.active = active
@@ -97,12 +147,12 @@ class MemberModel:
         self.training = True
         self._model = model
         self._ask = ask
-        self._joins_steps = next(model.parameters()).device != HOST
+        self.unit = unit
         self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._places: dict[str, NamedTensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("own", "active", "untuned", "training") and not name.startswith("_"):
+        if name not in ("own", "active", "untuned", "training", "unit") and not name.startswith("_"):
             raise NotShareableError(f"the client sets the attribute {name!r} of its model")
         super().__setattr__(name, value)
 
@@ -197,21 +247,46 @@ class MemberModel:
         return self.train(False)
 
     def join_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the steps of an optimizer be taken with those of the other clients, on a device.
-
-        On the CPU, where starting an operation takes little time, every client takes its own.
-        """
-        if self._joins_steps:
+        """Let the steps of an optimizer be taken with those of the other clients, on a device."""
+        if self.unit is not None:
             ask_for_steps(optimizer, self._ask)
+
+    def join_batches(self, data: ClientData) -> ClientData:
+        """The data of the client, whose batches are collected with those of the others, on a device."""
+        if self.unit is None or not isinstance(data.examples, OnDevice):
+            return data
+        held = (data.client, data.examples, data.splits, data.normalize, data.relabel)
+        return MemberData(*held, ask=self._ask)
+
+    def joint_loss(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor | None:
+        """Loss of a batch, computed with those of the other clients; None: this client has to compute it.
+
+        Args:
+            objective: The objective of the task.
+            x: Inputs, shape (B, ...).
+            y: Targets, shape (B, ...).
+        """
+        if self.unit is None or self.text_is_live or x.requires_grad or not objective.by_example:
+            return None
+        found: Tensor = self._pass("forward", x, targets=y, objective=objective)
+        return found.squeeze(0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for value in self.own.values():
             if value.grad is not None:
                 value.grad = None if set_to_none else value.grad.zero_()
 
-    def _pass(self, kind: str, x: Tensor, values: Params | None = None, **options: Any) -> Any:
+    def _pass(
+        self,
+        kind: str,
+        x: Tensor,
+        values: Params | None = None,
+        targets: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
         state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
-        return self._ask(Pass(kind, x, options, values or {}, self.remembered_features(x), state))
+        known = self.remembered_features(x)
+        return self._ask(Pass(kind, x, options, values or {}, known, state, targets))
 
     def remembered_features(self, x: Tensor) -> Tensor | None:
         """As `Backbone.remembered_features`."""

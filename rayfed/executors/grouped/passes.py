@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
+from rayfed.data.examples import JointBatches
 from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
@@ -38,12 +39,13 @@ from rayfed.devices import (
     seeded_state,
     set_random_state,
 )
-from rayfed.executors.grouped.member import TEXTS, MemberModel, NotShareableError, Pass
+from rayfed.executors.grouped.member import TEXTS, Batches, MemberModel, NotShareableError, Pass
 from rayfed.executors.grouped.steps import JointSteps, Step
+from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, dropouts, stackable
-from rayfed.types import Params
+from rayfed.types import Batch, Params
 
 R = TypeVar("R")
 
@@ -276,6 +278,21 @@ class Rows:
                 filled.append(part[:1].expand(short, *part.shape[1:]))
         return torch.cat(filled)
 
+    def means(self, each: Tensor) -> Tensor:
+        """Means over the rows of every client, shape (K,). Args: each: a number of each row, shape (K m,)."""
+        by_client = each.view(len(self.sizes), self.room)
+        if min(self.sizes) == self.room:
+            return by_client.mean(1)
+        ones, zeros = each.new_ones(self.room), each.new_zeros(self.room)
+        parts = [part for size in self.sizes for part in (ones[:size], zeros[size:])]
+        counted = torch.cat(parts).view_as(by_client)
+        return (by_client * counted).sum(1) / counted.sum(1)
+
+    @property
+    def single(self) -> Rows:
+        """The division of one number of each client."""
+        return Rows(self.members, [1] * len(self.members))
+
     def own(self, i: int, joint: Tensor) -> Tensor:
         """Rows of the client at place i."""
         start = i * self.room
@@ -501,8 +518,9 @@ class Group:
         each = self._own(entries, len(values))
         views = {name: stack for name, stack in self._stacks.items() if name in self._places}
         self._steps = JointSteps(views, each)
+        unit = None if device == HOST else torch.ones((), device=device)
         self.models = [
-            MemberModel(model, own, blocks, partial(self._ask, k))
+            MemberModel(model, own, blocks, partial(self._ask, k), unit)
             for k, (own, blocks) in enumerate(zip(each, active, strict=True))
         ]
 
@@ -554,7 +572,7 @@ class Group:
             if turn.error is not None:
                 raise MemberError from turn.error
 
-    def _ask(self, k: int, request: Pass | Backward | Step) -> Any:
+    def _ask(self, k: int, request: Pass | Backward | Step | Batches) -> Any:
         """Wait for the joint pass of client k's model, and connect its result to the gradients."""
         answer = self._turns[k].ask(request)
         if not isinstance(answer, Share):
@@ -565,12 +583,13 @@ class Group:
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shaped(outputs)
 
-    def _answers(self, requests: Mapping[int, Pass | Backward | Step]) -> dict[int, Any]:
+    def _answers(self, requests: Mapping[int, Pass | Backward | Step | Batches]) -> dict[int, Any]:
         """Compute all requests, those of the same kind together."""
         steps = {k: request.optimizer for k, request in requests.items() if isinstance(request, Step)}
         self._steps.take(steps)
-        passes = {k: request for k, request in requests.items() if not isinstance(request, Step)}
-        return dict.fromkeys(steps) | self._computed(passes)
+        batches = {k: request for k, request in requests.items() if isinstance(request, Batches)}
+        passes = {k: r for k, r in requests.items() if not isinstance(r, Step | Batches)}
+        return dict.fromkeys(steps) | _collected(batches) | self._computed(passes)
 
     def _computed(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
         backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
@@ -624,9 +643,20 @@ class Group:
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held, leaves))
             stack.enter_context(dropping(model, rows, self.streams))
-            output = getattr(model, passes[0].kind)(x, **passes[0].options)
-        joint = Joint(rows, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
+            output = self._output(passes, rows, x)
+        given = rows if passes[0].targets is None else rows.single
+        joint = Joint(given, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
         return joint.answers()
+
+    def _output(self, passes: Sequence[Pass], rows: Rows, x: Tensor) -> Any:
+        """Output of the network for the rows of all clients, or the loss of each client, shape (K,)."""
+        options = dict(passes[0].options)
+        objective = options.pop("objective", None)
+        output = getattr(self._model, passes[0].kind)(x, **options)
+        targets = [p.targets for p in passes if p.targets is not None]
+        if not targets:
+            return output
+        return rows.means(objective.losses(logits(output), rows.join(targets)))
 
     def _values(self, names: Iterable[str], members: Sequence[int], passes: Sequence[Pass]) -> dict[str, Any]:
         """The values of tensors for these clients: their own, or those that they gave for this pass."""
@@ -642,6 +672,15 @@ class Group:
             else:
                 values[name] = Stacked(torch.stack([value.to(device) for value in each]))
         return values
+
+
+def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Batch]]:
+    """What gives each client its batches, by number of the batch."""
+    if not requests:
+        return {}
+    first = next(iter(requests.values()))  # all have the same examples
+    joint = JointBatches(first.examples, first.normalize, {k: r.places for k, r in requests.items()})
+    return {k: partial(joint.batch, k) for k in requests}
 
 
 def _copies(stacks: Mapping[str, Tensor], members: Sequence[int]) -> dict[str, Tensor]:
