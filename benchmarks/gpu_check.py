@@ -424,6 +424,13 @@ def clients(place: Place) -> Iterator[Row]:
         "everything and graphs": ((*together, graphs), ()),
         "everything": (together, ()),
         "plain layers and dropout": (together, (patch.object(worker, "_use_fewer_launches"),)),
+        "single batches and losses": (
+            together,
+            (
+                patch.object(MemberModel, "join_batches", lambda _, data: data),
+                patch.object(MemberModel, "joint_loss", lambda *_: None),
+            ),
+        ),
         "single steps of optimizers": (together, (patch.object(MemberModel, "join_steps"),)),
         "one by one with graphs": (("train.group=1", graphs), ()),
         "one by one": (("train.group=1",), ()),

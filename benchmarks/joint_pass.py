@@ -3,11 +3,12 @@
 The network and the batches of `benchmarks/engine_overhead.py`, in one process. Plain: clients one after the
 other, with the forward and backward pass, the optimizer and copies of all values. Joint: forward and backward
 passes of the rows of `--group` clients, each with its own LoRA factors, without anything else. vmap: the same
-gradients by `torch.func.functional_call`, `grad` and `vmap` over the network of plain. Frozen (of the toy
-only): the same rows through the network without adapters. Joint and frozen compute attention and the last
-block as a client actor does, and the process keeps freed memory like one. All tokens: as joint, but the last
-block computes all of its tokens. The sides alternate; the CPU time of the process is measured, which other
-jobs of the machine change little.
+gradients by `torch.func.functional_call`, `grad` and `vmap` over the network of plain. Frozen: the same
+rows through the network without adapters. Products: what frozen multiplies with weights, and nothing else.
+Joint and frozen compute attention and the last block as a client actor does, and the process keeps freed
+memory like one. All tokens: as joint, but the last block computes all of its tokens. RoBERTa has the sides
+plain, frozen and products. The sides alternate; the CPU time of the process is measured, which other jobs of
+the machine change little.
 
 Prints the median milliseconds for each image, the shares, the operations that torch dispatches in a pass of
 all clients, and by how much another process grows in two passes. Gradients of vmap are compared with
@@ -29,19 +30,22 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.engine_overhead import LR, RANK, SHAPES, Shape, plain_model
+from benchmarks.engine_overhead import LR, RANK, SHAPES, VOCABULARY, Shape, plain_model, roberta
 
 Run = Callable[[], None]
 """Passes over the batches of all clients of a group."""
 
 
 def batches(shape: Shape, batch: int, group: int) -> tuple[Any, Any]:
-    """Images, shape (group * batch, 3, side, side), and labels of ten classes."""
+    """Images, shape (group * batch, 3, side, side), or tokens (group * batch, length), and ten classes."""
     import torch
 
     torch.set_num_threads(1)
-    images = torch.randn(group * batch, 3, shape.size, shape.size, generator=torch.Generator().manual_seed(0))
-    return images, torch.arange(group * batch) % 10
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(group * batch) % 10
+    if shape.is_text:
+        return torch.randint(4, VOCABULARY, (group * batch, shape.size), generator=rng), labels
+    return torch.randn(group * batch, 3, shape.size, shape.size, generator=rng), labels
 
 
 def plain(shape: Shape, batch: int, group: int) -> Run:
@@ -61,7 +65,8 @@ def plain(shape: Shape, batch: int, group: int) -> Run:
                     mine[name].copy_(value)
             optimizer = torch.optim.SGD(mine.values(), lr=LR, momentum=0.9)
             optimizer.zero_grad()
-            F.cross_entropy(net(rows), labels).backward()
+            output = net(rows)
+            F.cross_entropy(output.logits if shape.is_text else output, labels).backward()
             optimizer.step()
             _ = {n: p.detach().clone() for n, p in mine.items()}
 
@@ -129,30 +134,85 @@ def all_tokens(shape: Shape, batch: int, group: int) -> Run:
     return joint(shape, batch, group, all_tokens=True)
 
 
-def frozen(shape: Shape, batch: int, group: int) -> Run:
-    """The network without adapters: forward, and backward to the tokens before the first block."""
-    import torch.nn.functional as F
+def bare(shape: Shape) -> Any:
+    """The network of a shape without adapters, whose weights are frozen."""
+    from timm import create_model
     from timm.models.vision_transformer import VisionTransformer
 
     from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.blocks import BlockStack
 
-    x, y = batches(shape, batch, group)
-    net: Any = VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
-    ).requires_grad_(False)
+    if shape.is_text:
+        return roberta().requires_grad_(False).train()
+    net: Any
+    if shape.model:
+        net = create_model(shape.model, pretrained=False, num_classes=10)
+    else:
+        net = VisionTransformer(
+            img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=10
+        )
+    net.requires_grad_(False)
     net.blocks = BlockStack(*net.blocks.children())
     use_direct_attention(net)
     use_class_token(net)
+    return net
+
+
+def frozen(shape: Shape, batch: int, group: int, net: Any = None) -> Run:
+    """The network without adapters: forward, and backward to the tokens before the first block."""
+    import torch.nn.functional as F
+
+    x, y = batches(shape, batch, group)
+    net = bare(shape) if net is None else net
 
     def run() -> None:
-        tokens = net.norm_pre(net._pos_embed(net.patch_embed(x))).requires_grad_()
-        F.cross_entropy(net.forward_head(net.norm(net.blocks(tokens))), y).backward()
+        if shape.is_text:
+            tokens = net.roberta.embeddings(x).requires_grad_()
+            output = net.classifier(net.roberta.encoder(tokens).last_hidden_state)
+        else:
+            tokens = net.norm_pre(net._pos_embed(net.patch_embed(x))).requires_grad_()
+            output = net.forward_head(net.norm(net.blocks(tokens)))
+        F.cross_entropy(output, y).backward()
 
     return run
 
 
-SIDES = {"plain": plain, "joint": joint, "vmap": vmapped, "all tokens": all_tokens, "frozen": frozen}
+def products(shape: Shape, batch: int, group: int) -> Run:
+    """The products of `frozen` with weights, forward and back to their inputs, on tensors of these shapes."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    net = bare(shape)
+    seen: list[tuple[Any, Any, Any]] = []
+
+    def note(layer: Any, inputs: Any, output: Any) -> None:
+        if inputs[0].requires_grad:  # the first layers, which see images, have nothing to go back to
+            seen.append((layer, inputs[0].detach(), torch.randn(output.shape)))
+
+    handles = [m.register_forward_hook(note) for m in net.modules() if isinstance(m, nn.Linear)]
+    frozen(shape, batch, group, net)()
+    for handle in handles:
+        handle.remove()
+
+    @torch.no_grad()
+    def run() -> None:
+        for layer, rows, grad in seen:
+            F.linear(rows, layer.weight, layer.bias)
+            F.linear(grad, layer.weight.mT)
+
+    return run
+
+
+SIDES: dict[str, Callable[[Shape, int, int], Run]] = {
+    "plain": plain,
+    "joint": joint,
+    "vmap": vmapped,
+    "all tokens": all_tokens,
+    "frozen": frozen,
+    "products": products,
+}
+OF_TEXTS = ("plain", "frozen", "products")
 
 
 def operations(run: Run) -> int:
@@ -188,7 +248,7 @@ def _grown(name: str, shape: Shape, batch: int, group: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=[name for name, each in SHAPES.items() if not each.is_text])
+    parser.add_argument("--shape", choices=list(SHAPES))
     parser.add_argument("--batch", type=int, default=32, help="rows of a client")
     parser.add_argument("--group", type=int, default=4, help="clients of a pass")
     parser.add_argument("--images", type=int, default=512, help="images of each repeat")
@@ -197,7 +257,7 @@ def main() -> None:
     from rayfed.executors.client_actor import keep_freed_memory
 
     shape = SHAPES[args.shape or "toy"]
-    names = [name for name in SIDES if name != "frozen" or not shape.model]
+    names = [name for name in SIDES if not shape.is_text or name in OF_TEXTS]
     memory = {name: grown(name, shape, args.batch, args.group) for name in names}
     keep_freed_memory()
     runs = {name: SIDES[name](shape, args.batch, args.group) for name in names}

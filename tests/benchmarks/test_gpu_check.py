@@ -90,9 +90,9 @@ def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
     monkeypatch.setattr(gpu_check, "MANY", ((2, 4),))
     with pretended() as device, mixed_precision(), recording():
         rows = list(gpu_check.clients(Place(torch.device(device.name), SMALL)))
-    assert len(rows) == len(seen) == 6
-    graphs, everything, plain, single, each, alone = seen
-    assert graphs < everything < min(plain, single)
+    assert len(rows) == len(seen) == 7
+    graphs, everything, plain, batches, single, each, alone = seen
+    assert graphs < everything < min(plain, batches, single)
     assert each < max(plain, single) < alone
 
 
@@ -211,6 +211,7 @@ def test_a_named_interpreter_is_used_as_it_is():
 
 
 @pytest.mark.slow
+@pytest.mark.steady
 @pytest.mark.ray
 def test_the_rehearsal_runs_every_part(tmp_path):
     file = tmp_path / "check.json"
@@ -222,10 +223,10 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert {row["method"]: row["difference"] for row in parts["methods"]} == {"fedavg": 0, "ditto": 0}
     assert [row["precision"] for row in parts["plain"]] == ["fp32", "tf32", "bf16"]
     assert len(parts["training"]) == 6
-    assert len(parts["clients"]) == 12
+    assert len(parts["clients"]) == 14
     assert [(row["same"], row["passes"]) for row in parts["graphs"]] == [(True, 0)] * 4
     assert all(row["seconds_per_round"] > 0 for row in parts["clients"])
-    assert [row["what"] for row in parts["clients"]][5] == "one by one"
+    assert [row["what"] for row in parts["clients"]][6] == "one by one"
     assert "skipped" in parts["kernels"][0]
     assert [row["actors"] for row in parts["actors"]] == ["a default run", 1, 2, 4, "auto"]
     assert len({row["sha256"] for row in parts["actors"][1:]}) == 1

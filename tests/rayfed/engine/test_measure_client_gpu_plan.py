@@ -170,7 +170,7 @@ def test_graphs_are_refused_before_ray_starts_unless_actors_will_have_a_gpu(monk
     assert not refused(1.0, gpus_per_actor=0.5)
     assert not refused(1.0, num_gpus=1)
     assert not refused(0.0, address="10.0.0.1:6379")  # whose GPUs are known once it answers
-    monkeypatch.setattr(measurement, "WORTH", 0.0)
+    monkeypatch.setattr(measure_client, "WORTH", 0.0)
     assert not refused(1.0)
 
 

@@ -1,11 +1,18 @@
 """The model of a client of a group: which tensors its code trains and sends."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 
+from rayfed.data.examples import ClientData, OnDevice
 from rayfed.executors.grouped.member import MemberModel
+from rayfed.executors.grouped.passes import _collected
+from rayfed.objective import Objective, OwnObjective, Task
 from rayfed.testing import small_setup
 from rayfed.tuning.base import copies, held, trainable
 from rayfed.types import RESIDUAL
+from tests.pretended import pretended
 
 
 def member(*overrides, active=None):
@@ -47,3 +54,52 @@ def test_the_table_of_tensors_has_the_clients_own_values():
     for name, value in client.own.items():
         assert table[name].tensor is value
         assert model.tensors()[name].tensor is not value
+
+
+def test_only_batches_in_random_order_on_a_device_are_joined():
+    asked = []
+
+    def ask(request):
+        asked.append(request)
+        return _collected({0: request})[0]
+
+    pixels, labels = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3), np.array([1, 4])
+    splits = {"a": {"train": np.array([1, 0]), "val": np.array([0])}}
+    model, _ = member()
+    with pretended() as device:
+        examples = OnDevice(pixels, labels, splits, torch.device(device.name))
+        alone = ClientData("a", examples, splits["a"], torch.Tensor.float)
+        unit = torch.ones((), device=device.name)
+        data = MemberModel(model, {}, (), ask, unit).join_batches(alone)
+        flipped = replace(data, relabel=lambda y: 9 - y)
+        order = torch.tensor([1, 0])
+        for joint, count in ((data.batches("train", order, 1), 1), (data.batches("val", None, 1), 1)):
+            alike = alone.batches("train", order, 1) if not asked else alone.batches("val", None, 1)
+            for (x, y), (other, label) in zip(joint, alike, strict=True):
+                assert torch.equal(x.cpu(), other.cpu())
+                assert y.tolist() == label.tolist()
+            assert len(asked) == count
+        assert [y.tolist() for _, y in flipped.batches("train", order, 1)] == [[8], [5]]
+        assert [y.tolist() for _, y in flipped.batches("val", torch.tensor([0]), 1)] == [[1]]
+        assert list(data.batches("train", order[:0], 1)) == []
+        assert len(asked) == 3
+    assert MemberModel(model, {}, (), ask).join_batches(alone) is alone  # on the CPU
+
+
+def test_only_losses_that_are_means_over_examples_are_joined():
+    model, _ = member()
+    asked = []
+    x, y = torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+
+    def ask(request):
+        asked.append(request)
+        return torch.ones(1)
+
+    own = OwnObjective(Task(loss=lambda output, y: output.mean(), metrics={"a": len}))
+    client = MemberModel(model, {}, (0,), ask, torch.ones(()))
+    assert client.joint_loss(Objective(), x, y) == 1
+    assert asked[0].targets is y
+    assert client.joint_loss(own, x, y) is None
+    assert client.joint_loss(Objective(), x.clone().requires_grad_(), y) is None
+    assert MemberModel(model, {}, (0,), ask).joint_loss(Objective(), x, y) is None
+    assert len(asked) == 1

@@ -1,7 +1,6 @@
 """Groups of clients on a device: the updates of single clients there, and what a lack of memory does."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -73,29 +72,12 @@ def test_groups_on_a_device_give_the_updates_of_single_clients(overrides):
 
 
 def test_the_mean_of_a_client_leaves_out_the_rows_that_fill_its_place():
-    each = torch.tensor([1.0, 2.0, 6.0, 4.0, 9.0, 9.0], requires_grad=True)
+    each = torch.tensor([1.0, 2.0, 6.0, 4.0, 9.0, 11.0], requires_grad=True)
     found = Rows([0, 1], [3, 1]).means(each)
     assert found.tolist() == [3, 4]
     found.sum().backward()
     assert torch.equal(each.grad, torch.tensor([1 / 3, 1 / 3, 1 / 3, 1, 0, 0]))
-    assert Rows([0, 1], [3, 3]).means(each).tolist() == [3, 22 / 3]
-
-
-def test_batches_and_losses_of_a_group_on_a_device_do_not_grow_with_its_clients():
-    """Without the joint batches and losses a step of four clients would have 26 launches more than of one."""
-    launches = []
-    setup = prepared("algorithm=fedavg", "data.limit=24", "train.batch_size=2", "train.group=4")
-    for steps, group in ((1, 1), (2, 1), (1, 4), (2, 4)):
-        world = replace(setup.world, train=replace(setup.world.train, local_steps=steps))
-        with pretended() as device:
-            played(setup, group, executor=Answers(replace(setup, world=world), device=device.name))
-            launches.append(device.counts.kernels)
-    alone, grouped = (launches[1] - launches[0]) / 4, launches[3] - launches[2]
-    assert alone < grouped <= alone + 20
-
-
-def test_labels_of_an_attacker_are_changed_in_a_group_too():
-    agree(prepared("algorithm=fedavg", "faults.attack=labels", *UNEQUAL))
+    assert Rows([0, 1], [3, 3]).means(each).tolist() == [3, 8]
 
 
 @pytest.mark.slow
