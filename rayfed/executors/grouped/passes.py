@@ -675,7 +675,7 @@ class Group:
 
 
 def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Batch]]:
-    """What gives each client its batches, by number of the batch."""
+    """Functions that give each client its batches, by number of the batch."""
     if not requests:
         return {}
     first = next(iter(requests.values()))  # all have the same examples
