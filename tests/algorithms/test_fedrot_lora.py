@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.fedrot_lora import aligned, nearest_rotation
+from algorithms.fedrot_lora import Rotating, aligned, nearest_rotation
 from rayfed.errors import ConfigError
 from rayfed.testing import small_setup
+from rayfed.types import ServerState, Update
 from tests.rounding import limit, near
 
 NAMES = A, B = "w.lora_A", "w.lora_B"
@@ -73,6 +74,20 @@ def test_a_client_of_a_lower_rank_turns_what_it_holds():
     assert torch.equal(turned[B][:, :2], held[B])
     assert not turned[A][2:].any()
     assert not turned[B][:, 2:].any()
+
+
+def test_a_round_turns_each_client_at_its_rank_and_measures_by_turns():
+    """A in round 1, B in round 2, nothing in round 0; the product of one client stays what it was."""
+    trained, received = draw(0, rank=3), draw(1, rank=3)
+    trained[A][2:], trained[B][:, 2:] = 0, 0
+    update = Update(client="a", params=trained, rank=2)
+    for number, measure in ((0, None), (1, "lora_A"), (2, "lora_B")):
+        found = Rotating().average(ServerState(round=number, params=received), [update], [1.0]).params
+        expected = trained if measure is None else aligned(trained, received, measure, 1.0, 2)
+        assert torch.equal(found[A], expected[A])
+        assert torch.equal(found[B], expected[B])
+        assert not found[A][2:].any()
+        near(found[B] @ found[A], trained[B] @ trained[A], 20, 20.0, torch.float64)
 
 
 def test_a_convolution_is_turned_along_its_rank():

@@ -1,16 +1,20 @@
 """SLoRA: sparse matrices and their split against NumPy, and what is trained and sent in each stage."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from algorithms.slora import split
+from algorithms.slora import STAGE, Staged, split
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.testing import small_setup
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.lora import Lora, dense, places, use_sparse
+from rayfed.types import Broadcast
 from tests.rounding import near
 
 SMALL = ModelConfig(name="vit_mini", pretrained=False, options={"depth": 1})
@@ -62,6 +66,20 @@ def test_a_layer_adds_its_sparse_matrix():
     near(layer(x) - plain, torch.tensor(1.5 * added).float(), 4 * layer.in_features)
     use_sparse(model, False)
     assert torch.equal(layer(x), plain)
+
+
+@pytest.mark.parametrize(("stage", "moving"), [(1, {S, "head.bias"}), (2, {A, B, "head.bias"})])
+def test_a_step_moves_what_its_stage_trains(stage, moving):
+    live = {name: nn.Parameter(torch.ones(2)) for name in (A, B, S, "head.bias")}
+
+    def backward(loss, batch):
+        sum(value.sum() for value in live.values()).backward()
+
+    client = SimpleNamespace(trainable=lambda: live, backward=backward, clip_gradients=lambda: None)
+    optimizer = torch.optim.SGD(live.values(), lr=0.5, weight_decay=1.0)
+    Staged().step(client, Broadcast(round=0, params={}, shared={STAGE: stage}), None, optimizer)
+    assert {name for name, value in live.items() if value.tolist() == [0, 0]} == moving
+    assert all(value.tolist() == [1, 1] for name, value in live.items() if name not in moving)
 
 
 @pytest.mark.slow
