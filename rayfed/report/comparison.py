@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rayfed.config.variants import trained_otherwise
@@ -17,6 +16,7 @@ from rayfed.report.final_table import (
     cell_without,
     cut_notes,
     fault_notes,
+    final_scores,
     final_table,
     head_notes,
     last_evaluated,
@@ -26,6 +26,7 @@ from rayfed.report.final_table import (
     sample_note,
     scores_of,
     scores_without,
+    told_apart,
     total_cost,
     total_steps,
     unevaluated_note,
@@ -126,21 +127,18 @@ def _alike(found: Sequence[_Scored]) -> Iterator[str]:
     """
     scores, gains = [], []
     for method in found:
-        key = f"{method.metric}_domain"
-        deployed = method.row.get(key)
-        score = method.row.get(f"global_{key}", deployed)
+        deployed, score = final_scores(method.row)
         without = (method.without or {}).get("adapters", {}).get("domains")
         if deployed is not None and score is not None and without is not None:
-            scores.append(deployed)
-            gains.append(score - without)
+            scores.append(100 * deployed)
+            gains.append(100 * (score - without))
     if len(scores) < 2:
         return
-    added = fmean(gains)
-    apart = max(scores) - min(scores)
-    if apart <= abs(added):
+    apart, why = told_apart(scores, gains)
+    if not apart:
         yield (
-            f"this setting cannot tell the methods apart: they differ by {100 * apart:.1f} points, the "
-            f"adapters add {100 * added:.1f} (mean over domains less without_adapters, mean over the methods)"
+            f"this setting cannot tell the methods apart: {why} (mean over domains less without_adapters, "
+            f"mean over the methods)"
         )
 
 

@@ -144,6 +144,27 @@ def scores_without(folder: Path, row: Mapping[str, Any]) -> Mapping[str, Mapping
     return {kind: found for kind, found in read_json(path, dict).items() if kind in KINDS}
 
 
+def final_scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Mean over domains of the deployed models and of the global one in a row's round; None: no score."""
+    key = f"{metric_of(row) or METRICS[0]}_domain"
+    deployed = row.get(key)
+    return deployed, row.get(f"global_{key}", deployed)
+
+
+def told_apart(scores: Sequence[float], added: Sequence[float]) -> tuple[bool, str]:
+    """Whether a setting tells methods apart, and both numbers that say so in words.
+
+    Args:
+        scores: Mean over domains of each method, in percent.
+        added: What adapters add to the score of each of these methods, in percent.
+
+    Returns:
+        False where the methods differ by no more than what the adapters add, mean over the methods.
+    """
+    apart, gain = max(scores) - min(scores), fmean(added)
+    return apart > abs(gain), f"they differ by {apart:.1f} points, the adapters add {gain:.1f}"
+
+
 def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """A note on methods whose clients keep tensors (`local.stays`); none where there is no such method.
 

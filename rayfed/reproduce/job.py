@@ -36,8 +36,16 @@ from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import Plan, make_plan
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows, read_yaml
-from rayfed.report.final_table import RunTables, last_evaluated, scores_of, scores_without, total_steps
+from rayfed.report.final_table import (
+    RunTables,
+    final_scores,
+    last_evaluated,
+    scores_of,
+    scores_without,
+    total_steps,
+)
 from rayfed.report.protocols import MEASURES, outcome, selected
+from rayfed.report.protocols import scores as means_of_fold
 from rayfed.user_files import parse_value, user_path
 
 if TYPE_CHECKING:
@@ -436,6 +444,7 @@ def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]
 
 TRAINED = "numbers_trained"
 STEPS, EXAMPLES = "local steps", "local examples"
+FINAL, ADDED = "final model", "adapters add"
 WITHOUT = {"without adapters": "adapters", "without head": "head"}
 """Scores of the final model with tensors at their start values, with the kinds of `score_without`."""
 MEAN, ROUNDS = "geometric mean ", "rounds "
@@ -492,15 +501,46 @@ def read_steps(path: Path, config: Config) -> dict[str, float]:
 
 
 def read_without(path: Path, config: Config) -> dict[str, float]:
-    """Scores of a cell's final model without adapters and without head, in percent, where it has them.
+    """Scores of a cell's final model in percent, as it is and without adapters and head.
 
-    Of a cell in which each domain is held out in turn there are none, as each fold has other test sets.
+    They are means over domains; where each domain is held out in turn, means over the folds of the scores on
+    the domain that the fold holds out. `ADDED` is what adapters add to the global model.
+
+    Returns:
+        The scores by name; those that the cell does not have, or not in every fold, are left out, and all of
+        them where nothing was put back.
     """
-    if config.protocol == "leave_one_out":
-        return {}
-    kinds = scores_without(path, last_evaluated(read_rows(path))) or {}
-    means = {name: kinds.get(kind, {}).get("domains") for name, kind in WITHOUT.items()}
-    return {name: 100 * value for name, value in means.items() if value is not None}
+    folds = config.protocol == "leave_one_out"
+    names = _folds_in(path) if folds else ()
+    each = [_without_of_fold(path / name, name) for name in names] if folds else [_without_of_run(path)]
+    common = [key for key in each[0] if all(key in one for one in each)]
+    found = {key: 100 * fmean(one[key] for one in each) for key in common}
+    return found if found.keys() & WITHOUT.keys() else {}
+
+
+def _without_of_run(path: Path) -> dict[str, float]:
+    row = last_evaluated(read_rows(path))
+    deployed, whole = final_scores(row)
+    kinds = {kind: found["domains"] for kind, found in (scores_without(path, row) or {}).items()}
+    return _named_without(deployed, whole, kinds)
+
+
+def _without_of_fold(path: Path, held_out: str) -> dict[str, float]:
+    row = read_rows(path)[-1]
+    whole = means_of_fold(path, row["round"])[1].get("generalization")
+    without = scores_without(path, row) or {}
+    kinds = {kind: found["by_domain"].get(held_out) for kind, found in without.items()}
+    return _named_without(whole, whole, kinds)
+
+
+def _named_without(
+    deployed: float | None, whole: float | None, kinds: Mapping[str, float | None]
+) -> dict[str, float]:
+    """The fractions of a run by name; `whole` and `kinds` are of the global model."""
+    bare = kinds.get("adapters")
+    added = None if whole is None or bare is None else whole - bare
+    found = {FINAL: deployed, **{name: kinds.get(kind) for name, kind in WITHOUT.items()}, ADDED: added}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:

@@ -15,9 +15,11 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
-from rayfed.report.final_table import RunTables, head_notes
+from rayfed.report.final_table import RunTables, head_notes, told_apart
 from rayfed.reproduce.job import (
+    ADDED,
     EXAMPLES,
+    FINAL,
     STEPS,
     WITHOUT,
     JobCell,
@@ -341,20 +343,27 @@ def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
             )
 
 
-def _without(job: TableJob, finished: Finished) -> Iterator[str]:
-    """The scores of each setting's rows without what the tuning trains, and without the head."""
+def _apart(job: TableJob, finished: Finished) -> Iterator[str]:
+    """Words on each setting whose rows differ by no more than what the adapters add, and on the columns."""
+    there = {name for _, scores in finished.values() for name in scores}
+    if kinds := [name for name in WITHOUT if name in there]:
+        where = "the held-out domains" if job.cells[0].config.protocol == "leave_one_out" else "domains"
+        put_back = "with these tensors at their start values"
+        yield f"{', '.join(kinds)}: the final model {put_back}, mean over {where} and seeds"
     for setting in job.settings:
-        for what in WITHOUT:
-            rows = {}
-            for name in job.rows:
-                cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
-                found = [finished[cell][1] for cell in cells if cell in finished]
-                if values := [scores[what] for scores in found if what in scores]:
-                    rows[name] = fmean(values)
-            if rows:
-                each = "; ".join(f"{name} {value:.2f}" for name, value in rows.items())
-                model = f"the final model {what} (at their start values)"
-                yield f"{setting}: mean over domains of {model}: {each}"
+        rows = {}
+        for name in job.rows:
+            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
+            found = [finished[cell][1] for cell in cells if cell in finished]
+            if found := [scores for scores in found if {FINAL, ADDED} <= scores.keys()]:
+                rows[name] = [fmean(scores[key] for scores in found) for key in (FINAL, ADDED)]
+        if len(rows) > 1:
+            scores, added = zip(*rows.values(), strict=True)
+            bare = [score - gain for score, gain in rows.values()]
+            apart, why = told_apart(scores, added)
+            said = f"{setting}: {', '.join(rows)}: {why} (mean over the rows)"
+            said += f"; without adapters they differ by {max(bare) - min(bare):.1f}"
+            yield said if apart else f"{said}; this setting cannot tell them apart"
 
 
 def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator[str]:
@@ -372,7 +381,7 @@ def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator
             "differences to its numbers are no measure of fidelity; only the orderings can be compared"
         )
     yield from _steps(job, scores)
-    yield from _without(job, scores)
+    yield from _apart(job, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"next to {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
     unread = [measure.name for measure in measures_of(job) if not measure.score]
@@ -492,8 +501,23 @@ def _table(found: Reproduction, setting: str) -> Table:
         for value, rank in values:
             marks[i, len(cells)] = rank
             cells += [ours(value), paper(value), number(value.difference, sign=True)]
+        cells += [_without(found, setting, row, kind) for kind in without(found)]
         rows.append(tuple(cells))
-    return Table(setting, ("row", "seeds", *titles), tuple(rows), ranks=marks)
+    return Table(setting, ("row", "seeds", *titles, *without(found)), tuple(rows), ranks=marks)
+
+
+def without(found: Reproduction) -> list[str]:
+    """Columns of the final model without adapters and without head that a cell has and no measure is."""
+    more = WITHOUT.keys() - {measure.name for measure in found.measures}
+    return [kind for kind in WITHOUT if kind in more and any(kind in cell["scores"] for cell in found.cells)]
+
+
+def _without(found: Reproduction, setting: str, row: str, kind: str) -> str:
+    """Mean and deviation over the seeds of the final model without this kind of tensors."""
+    mine = [cell["scores"] for cell in found.cells if (cell["setting"], cell["row"]) == (setting, row)]
+    values = [scores[kind] for scores in mine if kind in scores]
+    deviation = f" ± {number(stdev(values))}" if len(values) > 1 else ""
+    return number(fmean(values)) + deviation if values else "-"
 
 
 def _orderings(found: Reproduction, title: str) -> Table:
@@ -516,6 +540,7 @@ def markdown(found: Reproduction) -> str:
 def text(found: Reproduction, width: int | None = None) -> str:
     """The table, the orderings and the notes for a terminal with lines of `width`; None: no limit."""
     titles = [title for measure in found.measures for title in (measure.name, "paper", "difference")]
+    titles += without(found)
     rows = [(setting, *row) for setting in found.settings for row in _table(found, setting).rows]
     parts = [Table(title_of(found), ("setting", "row", "seeds", *titles), tuple(rows)).text(width)]
     if found.claims:

@@ -1,5 +1,6 @@
 """The scores of a cell are those of its run's own tables."""
 
+import json
 import re
 
 import pytest
@@ -10,9 +11,20 @@ from rayfed.config.compose import folder
 from rayfed.config.schema import load_config
 from rayfed.record.readers import read_rows
 from rayfed.report.protocols import MEASURES
-from rayfed.reproduce.job import SPREAD, WITHOUT, better, read_scores, rule_of, unit
+from rayfed.reproduce.job import (
+    ADDED,
+    FINAL,
+    SPREAD,
+    WITHOUT,
+    better,
+    read_scores,
+    read_without,
+    rule_of,
+    unit,
+)
 from tests.conftest import SMALL
 
+LOOKS = ("evaluation.personal=true", "evaluation.without_parts=true")
 DOMAINS = "data.domains=[plain,street]"
 
 
@@ -21,12 +33,13 @@ def folds(tmp_path_factory, cache):
     path = tmp_path_factory.mktemp("folds") / "run"
     overrides = [*SMALL, "data.test=0.2", "data.val=0.2", "protocol=leave_one_out", DOMAINS, "cluster=inline"]
     overrides += [f"data.cache={cache}", f"output={path}", "rounds=1"]
+    overrides.append("evaluation.without_parts=true")
     rayfed.simulate(overrides)
     return path, load_config(overrides)
 
 
 def test_of_a_run(small):
-    run = small("evaluation.personal=true")
+    run = small(*LOOKS)
     config = load_config([*SMALL, "evaluation.personal=true"])
     wanted = ["accuracy_domain", "sigma_type", "domain 1", "domain 5", "domain 6", "average", "variance"]
     found = read_scores(run.path, config, [*wanted, "worst tenth", "numbers_trained"])
@@ -73,6 +86,32 @@ def test_of_held_out_domains(folds):
     swapped = read_scores(path, config, ["generalization 1"], ["street", "plain"])
     assert swapped["generalization 1"] == found["generalization 2"]
     assert "validation" in rule_of(config)
+
+
+def test_of_held_out_domains_without_what_was_trained(folds):
+    path, config = folds
+    found = read_without(path, config)
+    each = [json.loads((path / name / "without.json").read_text()) for name in ("plain", "street")]
+    for name, kind in WITHOUT.items():
+        scores = [one[kind]["by_domain"][fold] for one, fold in zip(each, ("plain", "street"), strict=True)]
+        assert found[name] == pytest.approx(100 * sum(scores) / 2)
+    last = read_scores(path, config, ["last_generalization"])["last_generalization"]
+    assert found[FINAL] == pytest.approx(last)
+    assert found[ADDED] == pytest.approx(last - found["without adapters"])
+    (path / "street" / "without.json").rename(path / "street" / "aside")
+    assert read_without(path, config) == {}
+    (path / "street" / "aside").rename(path / "street" / "without.json")
+
+
+def test_of_a_final_model_without_what_was_trained(small):
+    run = small(*LOOKS)
+    config = load_config([*SMALL, "evaluation.personal=true"])
+    found = read_without(run.path, config)
+    kinds = json.loads((run.path / "without.json").read_text())
+    assert found["without head"] == 100 * kinds["head"]["domains"]
+    assert found[FINAL] == 100 * run.metrics["accuracy_domain"]
+    whole = run.metrics.get("global_accuracy_domain", run.metrics["accuracy_domain"])
+    assert found[ADDED] == pytest.approx(100 * (whole - kinds["adapters"]["domains"]))
 
 
 def test_directions_and_units():

@@ -9,8 +9,9 @@ from scipy.stats import ttest_rel
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
-from rayfed.reproduce.job import EXAMPLES, STEPS, JobCell
-from rayfed.reproduce.results import compare, judge, matching_setting, measures_of
+from rayfed.reproduce.job import ADDED, EXAMPLES, FINAL, STEPS, JobCell
+from rayfed.reproduce.results import compare, judge, markdown, matching_setting, measures_of, text
+from rayfed.reproduce.results import without as columns
 from tests.rayfed.reproduce.jobs import ablation, finished_as
 
 TABLES = papers.tables(folder())
@@ -139,16 +140,52 @@ def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
     assert not any("equal steps" in note for note in compare(job, alike).notes)
 
 
-def test_notes_say_what_is_left_without_adapters_and_without_the_head():
-    job = ablation(seeds=2)
-    finished = {
-        cell.name: ("", {"Avg": 60.0, "without adapters": 30.0 + cell.seed, "without head": 10.0})
+def without(job, by_row):
+    """Scores of the first rows: the final model, what adapters add to it, and 10 without the head."""
+    return {
+        cell.name: (
+            "",
+            {
+                "Avg": 60.0,
+                FINAL: by_row[cell.row][0],
+                ADDED: by_row[cell.row][1],
+                "without adapters": by_row[cell.row][0] - by_row[cell.row][1] + cell.seed,
+                "without head": 10.0,
+            },
+        )
         for cell in job.cells
-        if cell.row == "none"
+        if cell.row in by_row
     }
-    notes = compare(job, finished).notes
-    what = "dif10: mean over domains of the final model"
-    assert f"{what} without adapters (at their start values): none 30.50" in notes
-    assert f"{what} without head (at their start values): none 10.00" in notes
-    bare = {name: (digest, {"Avg": scores["Avg"]}) for name, (digest, scores) in finished.items()}
-    assert not any(what in note for note in compare(job, bare).notes)
+
+
+@pytest.mark.parametrize(
+    ("added", "told"), [((19.0, 20.0), True), ((20.0, 20.0), False), ((-25.0, -25.0), False)]
+)
+def test_a_note_says_where_rows_differ_by_no_more_than_the_adapters_add(added, told):
+    job = ablation(seeds=2)
+    rows = {"none": (60.0, added[0]), "FedGCR": (80.0, added[1])}
+    (note,) = [n for n in compare(job, without(job, rows)).notes if "adapters add" in n]
+    mean = sum(added) / 2
+    assert note.startswith(f"dif10: none, FedGCR: they differ by 20.0 points, the adapters add {mean:.1f}")
+    left = 20.0 - added[1] + added[0]
+    assert f"; without adapters they differ by {left:.1f}" in note
+    assert note.endswith("this setting cannot tell them apart") is not told
+    one = compare(job, without(job, {"none": (60.0, 30.0)})).notes
+    assert not any("adapters add" in note for note in one)
+
+
+def test_columns_have_the_scores_without_adapters_and_without_the_head():
+    job = ablation(seeds=2)
+    found = compare(job, without(job, {"none": (60.0, 30.0)}))
+    head, _, *rows = [x.split("|") for x in markdown(found).splitlines() if x.startswith("|")][:6]
+    assert [cell.strip() for cell in head[-3:-1]] == ["without adapters", "without head"]
+    shown = {row[1].strip(): [cell.strip() for cell in row[-3:-1]] for row in rows}
+    assert shown["none"] == ["30.50 ± 0.71", "10.00 ± 0.00"]
+    assert shown["FedGCR"] == ["-", "-"]
+    assert "without adapters  without head" in text(found)
+    what = "without adapters, without head: the final model"
+    assert any(note.startswith(what) for note in found.notes)
+    measure = replace(found.measures[0], name="without adapters", score="without adapters")
+    assert columns(replace(found, measures=(measure,))) == ["without head"]
+    bare = compare(job, finished_as(job, {"none": [60.0, 61.0]}))
+    assert "without" not in markdown(bare).split("## Orderings")[0]
