@@ -26,7 +26,7 @@ test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, ev
 test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
 	$(BIN)/python -m tests.roundings $(ROUNDINGS)
 
-test-lowest:  ## the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+test-lowest:  ## the tests with the lowest versions that pyproject.toml allows, in their own environment
 	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
 mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of which their tests must notice; minutes

@@ -1,7 +1,7 @@
 """Server optimizers with an adaptive step for each parameter: FedAdam, FedYogi and FedAdagrad.
 
 Reddi et al., Adaptive Federated Optimization, ICLR 2021 [reddi2021fedadam], Algorithm 2: they differ in the
-second moment only. As there, moments have no bias correction, and v is initialised with tau^2.
+second moment only. As there, moments have no bias correction, and v is initialized with tau^2.
 """
 
 from dataclasses import dataclass

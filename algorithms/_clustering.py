@@ -23,9 +23,9 @@ def cluster(h: Matrix, num_clusters: int, kind: Clustering, seed: int) -> Labels
         h: One vector per row, shape (K, D).
         num_clusters: Number of clusters, at most K. finch chooses the number itself.
         kind: gmm: scikit-learn's Gaussian mixture with full covariances; kmeans: its k-means with 10
-            initialisations; finch: the first partition of Sarfraz et al., Efficient Parameter-free Clustering
+            initializations; finch: the first partition of Sarfraz et al., Efficient Parameter-free Clustering
             Using First Neighbor Relations, CVPR 2019.
-        seed: Seed of the initialisations.
+        seed: Seed of the initializations.
 
     Raises:
         ValueError: An entry of h is not finite.
@@ -46,7 +46,7 @@ def reduce_exactly(h: Matrix) -> Matrix:
     """Coordinates in the span of the centred rows, shape (K, rank); all distances between rows are kept.
 
     A mixture fitted to them has the same responsibilities as one fitted in the full space: the data do not
-    vary in the directions left out, which add the same regularised variance to every component.
+    vary in the directions left out, which add the same regularized variance to every component.
     """
     centred = h - h.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)

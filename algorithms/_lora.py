@@ -1,4 +1,4 @@
-"""Base class of servers that have a rule of their own for LoRA adapters."""
+"""Base class of servers that have their own rule for LoRA adapters."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -17,7 +17,7 @@ def partial_step(
     optimizer: torch.optim.Optimizer,
     trains: Callable[[str], bool],
 ) -> None:
-    """One optimisation step that leaves some tensors as they are.
+    """One optimization step that leaves some tensors as they are.
 
     Their gradients are removed before gradients are clipped, and an optimizer skips tensors without one, so
     that neither momentum nor weight decay moves them.

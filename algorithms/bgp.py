@@ -36,7 +36,7 @@ class MetaLocal(Local):
             paper); `fo_restore`: it starts where the first one started, with the gradient computed after it
             (first-order MAML); `second_order`: the same with the derivative through the first step (MAML);
             `none`: one ordinary step per batch with alignment (the ablation "only DA").
-        meta_batch: Data of the second step: `fresh`: a batch of its own; `half`: the second half of the
+        meta_batch: Data of the second step: `fresh`: its own batch; `half`: the second half of the
             batch, whose first half is used in the first step.
         inner_lr: Learning rate of the first step; none: `train.lr`.
         inner_optimizer: Optimizer of the first step: the client's optimizer, which both steps share, or plain

@@ -4,7 +4,7 @@ Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICL
 and 4, as the baseline of FedRA [su2024fedra], section 4.1. The tuning `exits` decides where the exits are and
 which of them predict.
 
-Differs from the paper: exits are linear layers on the frozen final norm; optimiser, steps and rounds are
+Differs from the paper: exits are linear layers on the frozen final norm; optimizer, steps and rounds are
 those of the config.
 """
 

@@ -1,4 +1,4 @@
-"""Ditto: each client trains a personal model, regularised towards the global model.
+"""Ditto: each client trains a personal model, regularized towards the global model.
 
 Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021
 [li2021ditto], Algorithm 1. The global and the personal model are trained on the same batches.
@@ -6,7 +6,7 @@ Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through Person
 Differs from the released code: the server weights clients by their number of examples instead of equally.
 
 `variant=mediabrain` is the method that the authors of GRACE call Ditto in their code: each client has one
-model, which is regularised towards the global model and never replaced by it, and the global model is the
+model, which is regularized towards the global model and never replaced by it, and the global model is the
 mean of these.
 """
 
@@ -28,7 +28,7 @@ class Ditto(Local):
     """Local training of the global model, then of the personal model.
 
     Attributes:
-        lam: Weight of the regularisation; 0: the personal model ignores the global one.
+        lam: Weight of the regularization; 0: the personal model ignores the global one.
         variant: `official`: two models per client; `mediabrain`: the personal model only, which is also
             averaged.
     """

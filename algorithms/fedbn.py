@@ -1,4 +1,4 @@
-"""FedBN: the normalisation layers stay at the client, the other layers are averaged.
+"""FedBN: the normalization layers stay at the client, the other layers are averaged.
 
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021
 [li2021fedbn], by its released code: the scale, the shift and the statistics of BatchNorm layers. The same is
@@ -15,7 +15,7 @@ from rayfed import Local, Method
 
 @dataclass(frozen=True)
 class FedBN(Local):
-    """Local training of the common layers and of the client's own normalisation layers.
+    """Local training of the common layers and of the client's own normalization layers.
 
     Attributes:
         stays: Tensors that stay at the client.

@@ -40,7 +40,7 @@ class FedBuff(Server):
         weighting: Weight of a client in the mean; uniform in the paper.
         buffer: Number K of answers in a server update, 10 in the paper; fewer where fewer clients train.
             Answers that are lost count as arrived.
-        lr: Step size; with 1 and nobody late the new parameters are the mean of the clients' parameters.
+        lr: Step size; with 1 and no client late the new parameters are the mean of the clients' parameters.
         staleness_power: The weight of an answer that is s updates late is (1 + s) to the power of minus this.
     """
 
@@ -53,7 +53,7 @@ class FedBuff(Server):
         check_own_rule(self)
 
     def check(self, clients: int) -> None:
-        """Warn where the buffer holds all that train at the same time; with one client nobody can be late."""
+        """Warn where the buffer holds all that train at the same time; with one client none can be late."""
         if self.buffer >= clients > 1:
             log.warning(
                 "server.buffer=%d is not below the %d clients of a round: no answer is late, and rounds are "

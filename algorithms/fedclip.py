@@ -128,8 +128,8 @@ def symmetric_loss(image_features: Array, text_features: Array, labels: Array, s
     value is therefore the mean of log n_y over the batch, where n_y is the number of images with label y.
 
     Args:
-        image_features: One row per image, shape (B, D); rows are normalised here.
-        text_features: One row per class, shape (C, D); rows are normalised here.
+        image_features: One row per image, shape (B, D); rows are normalized here.
+        text_features: One row per class, shape (C, D); rows are normalized here.
         labels: Labels, shape (B,).
         scale: Factor of the cosines (inverse temperature).
     """

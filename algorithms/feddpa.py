@@ -2,7 +2,7 @@
 
 Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, NeurIPS 2024 [yang2024feddpa]. The
 global adapter is trained alone and averaged. Before it, from the second round on, a client trains its own one
-for as many steps, with the frozen global one beside it: W x + (1 - alpha) B A x + alpha B' A' x. It is never
+for as many steps, with the frozen global one next to it: W x + (1 - alpha) B A x + alpha B' A' x. It is never
 sent. An example x is predicted with the weight w = lam times the mean cosine between its features and those
 of some training examples of the client, all computed with its own adapter, in place of alpha.
 

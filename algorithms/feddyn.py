@@ -1,4 +1,4 @@
-"""FedDyn: dynamic regularisation of the local loss, and a correction on the server.
+"""FedDyn: dynamic regularization of the local loss, and a correction on the server.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 [acar2021feddyn], Algorithm 1.
 State is kept by global name, so that clients may hold different blocks in each round. Every server of
@@ -63,7 +63,7 @@ class DynamicRegularization(Local):
 
 
 def alpha_of(client: Client, sent: Broadcast) -> float:
-    """Strength of a client's regularisation: alpha, or alpha_i of the released code (`feddyn_alpha_by`)."""
+    """Strength of a client's regularization: alpha, or alpha_i of the released code (`feddyn_alpha_by`)."""
     alpha = float(sent.shared[FEDDYN_ALPHA])
     mean = sent.shared.get(FEDDYN_MEAN)
     return alpha if mean is None else alpha * float(mean) / client.data.size("train")

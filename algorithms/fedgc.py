@@ -1,4 +1,4 @@
-"""FedGC: group customisation of prompts and features at the clients.
+"""FedGC: group customization of prompts and features at the clients.
 
 Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], sections 3.1 and 3.3, Eq. 6 to 8; the row
 FedGC of Table 5: clients are grouped in every round, but weighted by their number of examples. Needs
@@ -28,15 +28,15 @@ RECEIVED_BEFORE = "received_before"
 
 @dataclass(frozen=True)
 class GroupCustomization(Local):
-    """Cross entropy + lambda1 group customisation + lambda2 representation alignment.
+    """Cross entropy + lambda1 group customization + lambda2 representation alignment.
 
-    A client that has not been grouped yet, such as all clients in the first round, minimises cross entropy
+    A client that has not been grouped yet, such as all clients in the first round, minimizes cross entropy
     only.
 
     Attributes:
-        lambda1: Weight of the group customisation loss (Eq. 7).
+        lambda1: Weight of the group customization loss (Eq. 7).
         lambda2: Weight of the representation alignment loss (Eq. 8).
-        tau: Temperature of the group customisation loss.
+        tau: Temperature of the group customization loss.
         tau_alignment: Temperature of the representation alignment loss.
         similarity: Similarity of two vectors: `dot` as the paper writes it, or `cosine` as in the authors'
             code.
@@ -45,7 +45,7 @@ class GroupCustomization(Local):
         z0_model: Model whose features are the positive example of the alignment: the received one, or (stale)
             the one received in the round before, as in the authors' code.
         first_loss: Loss of a client without a group: cross entropy, or (both) also the cross entropy with
-            prompts that GC-Net does not customise, as in the authors' code.
+            prompts that GC-Net does not customize, as in the authors' code.
         optimizer: `train`: as in the config section `train`; `authors`: AdamW with learning rates 1e-2, 1e-3,
             1e-3 and weight decays 1e-5, 1e-3, 1e-2 for prompts, GC-Net and head.
     """
@@ -141,7 +141,7 @@ def authors_optimizer(client: Client) -> torch.optim.Optimizer:
 def group_customization_loss(
     h: Array, centers: Array, cluster: int, previous: Array, tau: float, similarity: Similarity = "cosine"
 ) -> Array:
-    """Group customisation loss; FedGCR, Eq. 7.
+    """Group customization loss; FedGCR, Eq. 7.
 
     Contrastive loss of each example, mean over the batch: the positive is the centre of the client's group,
     the negatives are the other centres and the client's previous representation.

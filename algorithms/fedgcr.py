@@ -1,4 +1,4 @@
-"""FedGCR: group customisation at the clients and group reweighting on the server.
+"""FedGCR: group customization at the clients and group reweighting on the server.
 
 Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3 and Algorithm 1.
 """

@@ -3,7 +3,7 @@
 Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3.2, Eq. 3 and 5; the row FedGR
 of Table 5. It can be combined with any local half and tuning.
 
-Differs from the paper: the weights are normalised, which Algorithm 1, line 8, leaves out; the loss is the
+Differs from the paper: the weights are normalized, which Algorithm 1, line 8, leaves out; the loss is the
 mean, not the sum, of the received model's cross entropy over the client's examples (`loss=accumulated` gives
 that of Algorithm 1); the representation is that of the received model (`rep_model=local` gives that of
 Algorithm 1, line 15); and Eq. 4 is a mean over the classes that a client has, as in the authors' code, not
@@ -76,7 +76,7 @@ def group_weights(
     q: float,
     group_mean: GroupMean = "simple",
 ) -> Array:
-    """Aggregation weights n_k (L_k^(1 - beta) G_k^beta)^(q + 1), normalised; float64. FedGCR, Eq. 3.
+    """Aggregation weights n_k (L_k^(1 - beta) G_k^beta)^(q + 1), normalized; float64. FedGCR, Eq. 3.
 
     Args:
         num_examples: Number of examples of each client, shape (K,).

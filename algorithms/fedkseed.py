@@ -149,7 +149,7 @@ class ZerothOrder(Local):
         if SUMS in sent.shared:
             start = cut_to_rank({n: p.detach().clone() for n, p in live.items()}, client.rank)
             client.load(cut_to_rank(rebuilt(start, seed, sent.shared[SUMS]), client.rank))
-        client.model.eval()  # a difference of losses says nothing if both have a dropout of their own
+        client.model.eval()  # a difference of losses says nothing if both have their own dropout
         seeds, steps = [], []
         for batch in client.batches():
             number = int(torch.randint(sent.shared[POOL], (), generator=client.rng))

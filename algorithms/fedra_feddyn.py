@@ -1,4 +1,4 @@
-"""FedRA with FedDyn: random allocation with dynamic regularisation of each block.
+"""FedRA with FedDyn: random allocation with dynamic regularization of each block.
 
 Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.4, and Acar et al. [acar2021feddyn], Algorithm 1.
 """

@@ -4,7 +4,7 @@ Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, 
 the released code, whose network `tuning=prompt_network` is.
 
 Differs from the released code's experiments: each client has all class names of the data set; there it has
-those of its own classes, and is trained to choose among these.
+those of its classes, and is trained to choose among these.
 """
 
 from dataclasses import dataclass

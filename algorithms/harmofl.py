@@ -1,4 +1,4 @@
-"""HarmoFL: amplitude normalisation of the images of all clients, and local steps with weight perturbation.
+"""HarmoFL: amplitude normalization of the images of all clients, and local steps with weight perturbation.
 
 Jiang, Wang, Dou, HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022 [jiang2022harmofl], section 3. In the released code the replaced window of the spectrum has
@@ -27,7 +27,7 @@ AMPLITUDE = "amplitude"
 
 @dataclass(frozen=True)
 class Harmonized(PerturbedLocal):
-    """Amplitude normalisation of inputs in training and testing, and weight perturbation in training.
+    """Amplitude normalization of inputs in training and testing, and weight perturbation in training.
 
     Attributes:
         alpha: L2 norm of the weight perturbation.

@@ -6,7 +6,7 @@ the first k components; factors are padded with zeros and averaged with weights 
 penalty makes the last components small, and a client that succeeded gives them up and has a smaller rank
 from its next visit on.
 
-Our choices: each adapter has weights of its own, a client gives up the last components of all adapters at
+Our choices: each adapter has its own weights, a client gives up the last components of all adapters at
 once, and the default of `local.lam`.
 """
 

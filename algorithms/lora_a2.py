@@ -102,7 +102,7 @@ class AlternatingSelection(Local):
         before: Params,
         masks: Mapping[str, Tensor],
     ) -> None:
-        """One optimisation step that moves what the masks have, and no factor that rests.
+        """One optimization step that moves what the masks have, and no factor that rests.
 
         Args:
             client: The client.

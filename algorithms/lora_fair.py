@@ -1,7 +1,7 @@
 """LoRA-FAIR: averages A and B, and corrects B so that the product points as the mean of the products.
 
 Bian et al., LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement, ICCV 2025
-[bian2025lorafair], Eq. 8: with the mean W of the clients' products, D minimises 1 - cos(W, (B + D) A) +
+[bian2025lorafair], Eq. 8: with the mean W of the clients' products, D minimizes 1 - cos(W, (B + D) A) +
 lambda |D|, and clients continue from A and B + D.
 
 Differs from the paper: the minimum is found with L-BFGS instead of SGD, whose steps the paper does not say.

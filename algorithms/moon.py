@@ -3,7 +3,7 @@
 Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 [li2021moon], section 3.3.2 with Eq. 4,
 and Algorithm 1.
 
-Differs from the paper: the features are those before the head, without a projection head of their own. In its
+Differs from the paper: the features are those before the head, without their own projection head. In its
 first visit a client has no earlier local model, and no contrastive loss.
 """
 

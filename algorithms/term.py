@@ -27,8 +27,8 @@ class TiltedServer(LossWeighted):
 
     Attributes:
         t: Tilt; 0 gives FedAvg, negative values favour clients with a small loss.
-        rule: `tilted` normalises the weights within the round; `official` is the step of the released code,
-            which normalises by a running mean over rounds and divides by the number of clients twice.
+        rule: `tilted` normalizes the weights within the round; `official` is the step of the released code,
+            which normalizes by a running mean over rounds and divides by the number of clients twice.
     """
 
     t: float = 0.1
@@ -68,12 +68,12 @@ def tilted_weights(losses: Array, num_examples: Array, t: float) -> Array:
 
 
 def official_steps(losses: Array, t: float, ema: float) -> tuple[npt.NDArray[np.float64], float]:
-    """Factors of the clients' updates in the released code, and the new value of its normaliser.
+    """Factors of the clients' updates in the released code, and the new value of its normalizer.
 
     Args:
         losses: Loss of each client, shape (K,).
         t: Tilt.
-        ema: Running mean that normalises the factors; 0 before the first round.
+        ema: Running mean that normalizes the factors; 0 before the first round.
     """
     tilt = t * to_numpy(losses)
     raw = np.exp(tilt - tilt.max())

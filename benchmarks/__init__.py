@@ -1,1 +1,1 @@
-"""Measurements of speed, memory and results, each a command of its own."""
+"""Measurements of speed, memory and results, each its own command."""

@@ -102,7 +102,7 @@ def vmapped(shape: Shape, batch: int, group: int) -> Run:
 
 
 def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run:
-    """Forward and backward passes of a group, whose clients have values of their own."""
+    """Forward and backward passes of a group, whose clients have their own values."""
     import torch
     import torch.nn.functional as F
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.kill_table [--only TEXT] [--file DONE.jsonl] [--write benchmarks/results/kill_table.md]
 
-Each case starts the command line on a Ray of its own, kills with -9, waits for the end of every process,
+Each case starts the command line on its own Ray, kills with -9, waits for the end of every process,
 continues the run in one process, and compares tensors and tables with those of an undisturbed run. Finished
 cases are kept in the file, so that a table that was interrupted goes on. All cases take at least 15
 minutes on two cores that have nothing else to do.

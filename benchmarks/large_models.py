@@ -2,7 +2,7 @@
 
 python -m benchmarks.large_models [--only NAME ...] [overrides]
 
-Each case is one run of `rayfed.run` in a process of its own, with random weights (nothing is downloaded) and
+Each case is one run of `rayfed.run` in its own process, with random weights (nothing is downloaded) and
 one thread. CPU seconds and the peak of the memory are those of the whole process, with imports, preparation
 and the construction of the model.
 """
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(overrides: Sequence[str]) -> tuple[float, int]:
-    """Run one experiment in a process of its own.
+    """Run one experiment in its own process.
 
     Returns:
         Its CPU seconds, and its largest resident memory in bytes.

@@ -2,7 +2,7 @@
 
     python benchmarks/memory_over_rounds.py [--rounds 1000] [--clients 100] [--failing 0.05]
 
-Every client keeps a tensor of its own and trains on one image. Some fail by raising;
+Every client keeps its own tensor and trains on one image. Some fail by raising;
 `failures.on_client_error=drop` leaves them out of the round. Prints the private memory (USS) of the driver
 actor and of both client actors over the rounds, and its slope in kB a round, fitted to the rounds after the
 first fifth; likewise the bytes that glibc has given to the driver, without the holes between them, where
@@ -43,7 +43,7 @@ SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 400, 600, 800, 1000)
 
 @dataclass(frozen=True)
 class Failing(Local):
-    """Keeps a tensor of its own at every client, and fails now and then."""
+    """Keeps its own tensor at every client, and fails now and then."""
 
     share: float = 0.05
 

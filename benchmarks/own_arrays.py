@@ -2,7 +2,7 @@
 
     python benchmarks/own_arrays.py --examples 33 --repeats 3
 
-Prints processor seconds and peak memory of preparing the data, each in a process of its own, one after the
+Prints processor seconds and peak memory of preparing the data, each in its own process, one after the
 other. With 33 images of 32 x 32 pixels for each client the images take one gigabyte.
 """
 

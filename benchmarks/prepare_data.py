@@ -5,7 +5,7 @@
 Decoding is a plain loop: open, convert to RGB, resize to the size of the model if it differs, into an array.
 Preparing does the same in the threads it would use, and makes the shard. Both are repeated in turns; the
 first turn warms the disk's cache and is not counted. Memory is that of anonymous pages while a
-process prepares synthetic images of 64 x 64 pixels, each number of images in a process of its own.
+process prepares synthetic images of 64 x 64 pixels, each number of images in its own process.
 """
 
 from __future__ import annotations

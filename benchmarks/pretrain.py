@@ -203,7 +203,7 @@ def pretrain(
     The same seed and number of steps give the same weights on the same kind of processor.
 
     Args:
-        recipe: Network and optimisation.
+        recipe: Network and optimization.
         pool: Source of batches.
         seed: Seed of the initial weights, the batches and the layer skipping.
         minutes: Instead of the recipe's number of steps, take as many as fit into this time; their duration

@@ -340,7 +340,7 @@ def train_encoder(
     Args:
         root: Folder with clinc150/, gsm8k/ and medquad/.
         folder: Folder to write.
-        steps: Optimisation steps.
+        steps: Optimization steps.
         seed: Seed of start values, batches and masks.
         probe: File for `probed`, which changes nothing of the training.
         known: Folder with a tokenizer to use; None: a new one. The library that makes one breaks ties by

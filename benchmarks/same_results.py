@@ -4,7 +4,7 @@
     python benchmarks/same_results.py --checkout ../before --save before.json
     python benchmarks/same_results.py --against before.json
 
-Each case is one run of `python -m rayfed.run` in a process of its own, which imports the package of the
+Each case is one run of `python -m rayfed.run` in its own process, which imports the package of the
 checkout. Compared are the sha256 of the final tensors of every run that a case writes, every column of
 rounds.jsonl but the wall-clock times, and the scores of every client. The exit code is 1 if any of these
 differs, if a case fails or is gone, or if nothing could be compared. A method that the saved file does not
@@ -181,7 +181,7 @@ def machine() -> dict[str, str]:
 
 
 def measure(checkout: Path, case: Case, folder: Path) -> Digests:
-    """Run a case in a folder of its own, which is removed again.
+    """Run a case in its own folder, which is removed again.
 
     Raises:
         CaseError: It failed.

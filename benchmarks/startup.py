@@ -1,4 +1,4 @@
-"""Time from the start of an experiment to its first batch and its first round, beside torch's import.
+"""Time from the start of an experiment to its first batch and its first round, next to torch's import.
 
 python benchmarks/startup.py [inline ray command] [--rounds 5] [--base FOLDER]; --base is another checkout,
 whose runs are interleaved with those of this one. Every number is a median, in multiples of the median of

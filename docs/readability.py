@@ -24,8 +24,13 @@ BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 LONG = 30  # words
 RIDDLES = ("What", "Which", "How", "Whose")
 """Words with which no docstring begins."""
-DIALECT = re.compile(r"\b(beside|of its own|of their own|somebody|nobody)\b", re.IGNORECASE)
-"""Words that pages avoid, because readers stumble over them."""
+DIALECT = re.compile(
+    r"\b(beside|of its own|of their own|somebody|nobody"
+    r"|(normal|general|regular|minim|maxim|custom|initial|summar|recogn|optim|random|personal)is(e|ed|es|ing|ation)"
+    r"|(behavi|fav)ors?)\b",
+    re.IGNORECASE,
+)
+"""Words that pages and docstrings avoid, because readers stumble over them, and other spellings."""
 WRITTEN_BY_PROGRAMS = ("figures.md", "results/")
 """Pages of docs/ that no person writes, by the beginning of their path."""
 MADE = re.compile(r"(<!-- results [^>]+-->).*?<!-- /results -->", re.DOTALL)
@@ -151,12 +156,16 @@ def riddles() -> list[str]:
 
 
 def dialect() -> list[str]:
-    """Page and word for every use of a word that pages avoid."""
-    return [
-        f"{page.relative_to(ROOT).as_posix()}: ...{text[max(found.start() - 30, 0) : found.end() + 30]}..."
+    """File and word for every use of a word that pages and docstrings avoid."""
+    texts = [
+        (page.relative_to(ROOT).as_posix(), FENCE.sub("", page.read_text(encoding="utf-8")))
         for page in pages()
-        for text in [" ".join(FENCE.sub("", page.read_text(encoding="utf-8")).split())]
-        for found in DIALECT.finditer(text)
+    ]
+    return [
+        f"{place}: ...{line[max(found.start() - 30, 0) : found.end() + 30]}..."
+        for place, text in (*texts, *docstrings())
+        for line in [" ".join(CODE.sub("CODE", text).split())]
+        for found in DIALECT.finditer(line)
     ]
 
 
@@ -176,7 +185,7 @@ def counts() -> dict[str, float]:
     return {
         **result,
         "docstrings that begin as a question": len(riddles()),
-        "words to avoid in pages": len(dialect()),
+        "words to avoid": len(dialect()),
         "words of README.md": length(ROOT / "README.md"),
         "handwritten pages": len(handwritten()),
         "words of handwritten pages": sum(length(page) for page in handwritten()),

@@ -236,7 +236,7 @@ def count_for(
 
     Args:
         clients: The clients.
-        seeds: On a device, in place of their own, int64, shape (K,); None: their own.
+        seeds: On a device, in place of theirs, int64, shape (K,); None: their own.
         counts: On a device, added to those of each layer, int64, shape (layers, K); None: nothing.
     """
     _Current.clients = tuple(clients)

@@ -48,7 +48,7 @@ class Objective:
         task: Name of the task in data sets, models and messages.
         metric: Name of the score shown in tables: a fraction, larger is better.
         examples: Word for the examples in tables.
-        pixels: True: inputs are images, normalised with the statistics of the model. False: inputs are
+        pixels: True: inputs are images, normalized with the statistics of the model. False: inputs are
             integer symbols.
         larger: Whether a larger score of the metric is better.
         percent: Whether the metric is a share, which is shown in percent.

@@ -57,6 +57,11 @@ def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
             f"rounds: {rounds} would change the learning rates of the {before.rounds} rounds of {path}, "
             f"which train.schedule={before.train.schedule} spreads over all rounds; start a new run"
         )
+    if rounds != before.rounds and before.privacy.epsilon is not None:
+        raise ConfigError(
+            f"rounds: {rounds} would need another noise than the {before.rounds} of {path}, which have that "
+            f"of privacy.epsilon={before.privacy.epsilon:g}; start a new run"
+        )
     return replace(config, rounds=rounds, output=str(path), overwrite=False)
 
 

@@ -74,7 +74,7 @@ SGD = ("train.optimizer=sgd", "train.lr=0.02")
 
 
 def plain_steps(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides for steps of SGD where the method brings no optimizer of its own.
+    """Overrides for steps of SGD where the method brings no optimizer.
 
     Adam's step of a gradient near zero depends on how it is rounded, so that with the optimizer of a tuning
     two ways to compute the same could not be compared.

@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests on the shared cluster go to one process, so that it is started once. The tests of a file with
     fixtures of its own (scope="module") stay together, so that those are made once. All other tests, also
-    those that start a cluster in a process of their own, go to whichever process is free.
+    those that start a cluster in their own process, go to whichever process is free.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())

@@ -161,6 +161,24 @@ def test_the_workflow_calls_what_ci_runs():
     assert flow[True].keys() == {"push", "pull_request"}  # YAML reads the key `on` as true
 
 
+TEXT = (".py", ".pyi", ".yaml", ".css", ".js", ".j2", ".md", ".typed")
+"""Endings of what was written for RayFed."""
+
+
+def test_what_is_embedded_is_named_with_its_terms():
+    """The README of the weights names each file that is no text of RayFed, or its folder, and the terms."""
+    tracked = ["git", "ls-files", "rayfed", "algorithms", "tune", "configs"]
+    files = subprocess.run(tracked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    folder = ROOT / "rayfed" / "models" / "weights"
+    about = (folder / "README.md").read_text()
+    assert "LICENSE" in about
+    embedded = [ROOT / name for name in files if not name.endswith(TEXT)]
+    assert len(embedded) > 5
+    for file in embedded:
+        first = file.relative_to(folder).parts[0]
+        assert f"`{first}`" in about or f"`{first}/`" in about, file
+
+
 def test_the_citation_has_the_version_and_the_licence_of_the_package():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()

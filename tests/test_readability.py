@@ -8,7 +8,7 @@ LIMITS = {
     "share of long sentences of pages": 0.02,
     "share of long sentences of both": 0.05,
     "docstrings that begin as a question": 0,
-    "words to avoid in pages": 0,
+    "words to avoid": 0,
     "words of README.md": 900,
     "handwritten pages": 14,
     "words of handwritten pages": 20000,

@@ -54,7 +54,7 @@ def test_every_target_of_make_is_named():
 @pytest.mark.slow
 @pytest.mark.steady
 def test_its_first_program_runs_as_it_stands_there(tmp_path, monkeypatch, capsys):
-    """In a file of its own, as the class and the network of a user are: neither can be imported."""
+    """In its own file, as the class and the network of a user are: neither can be imported."""
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     program = section("first program").removeprefix("```python\n").removesuffix("```")
     names = {"__name__": "first_program"}

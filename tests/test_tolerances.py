@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 WORDS = {"abs", "rel", "atol", "rtol", "tol", "within", "tolerance"}
 AGREE = {"allclose", "assert_close", "assert_allclose", "isclose"}
-"""Functions with limits of their own that follow from nothing."""
+"""Functions with their own limits that follow from nothing."""
 
 
 def _is_small(node: ast.AST, constants: dict[str, float]) -> bool:

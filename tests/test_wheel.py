@@ -1,4 +1,4 @@
-"""The wheel, installed into an environment of its own, works without the checkout."""
+"""The wheel, installed into its own environment, works without the checkout."""
 
 import json
 import os
@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    """Wheel and source archive, built from the files that git knows."""
+    """Wheel and source archive, built in a fresh clone: what is not committed is not in them."""
     folder = tmp_path_factory.mktemp("dist")
+    clone = tmp_path_factory.mktemp("clone") / "rayfed"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True, capture_output=True)
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=clone, check=True, capture_output=True)
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, source
 
@@ -64,8 +66,10 @@ def start(environment, folder, *command):
 
 def test_the_archives_hold_configs_and_weights(archives):
     wheel = set(zipfile.ZipFile(archives[0]).namelist())
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
-    files = tracked.stdout.splitlines()
+    tree = ["git", "ls-tree", "-r", "--name-only", "HEAD"]
+    files = subprocess.run(tree, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert "rayfed/models/weights/README.md" in wheel
+    assert [name for name in wheel if name.endswith("licenses/LICENSE")]
     assert {f"rayfed/{name}" for name in files if name.startswith("configs/")} <= wheel
     assert {name for name in files if name.startswith(("rayfed/", "algorithms/", "tune/"))} <= wheel
     assert not [name for name in wheel if name.startswith(("tests/", "docs/", "benchmarks/"))]

@@ -123,7 +123,7 @@ class Lanes:
 
 
 class SeedExecutor(LaneExecutor):
-    """Executor of one seed of a trial, with stores of its own and the lanes of all seeds."""
+    """Executor of one seed of a trial, with its own stores and the lanes of all seeds."""
 
     def __init__(self, shared: Lanes, index: int) -> None:
         super().__init__(shared.lanes, shared.policy)

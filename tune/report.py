@@ -21,7 +21,7 @@ from tune.space import SCALARS
 from tune.sweep import sweep_names
 
 SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
-"""Columns of a round that the table of the best trial shows, beside the objectives."""
+"""Columns of a round that the table of the best trial shows, next to the objectives."""
 
 MOST_SHOWN = 5
 """Number of trials that the table of a sweep with one objective shows, the best ones."""

@@ -241,7 +241,7 @@ BRINGS = "brings"
 
 
 def folder() -> Path:
-    """Folder of the YAML groups: inside the installed package, or beside it in a checkout."""
+    """Folder of the YAML groups: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"

@@ -188,7 +188,7 @@ def tables(folder: Path) -> dict[str, PaperTable]:
             reference = entry.get("reference", content["reference"])
             table = _table(f"{file.stem}/{name}", reference, _whole(content, name))
             found[table.name] = table
-            for other in entry.get("also", ()):  # an experiment of its own that has the same rows
+            for other in entry.get("also", ()):  # its own experiment that has the same rows
                 alone = replace(table, settings={"default": {}}, small={}, numbers={})
                 found[f"{file.stem}/{other}"] = replace(alone, name=f"{file.stem}/{other}")
     return found

@@ -95,7 +95,7 @@ class EvaluationConfig:
         every: Score the global model in every n-th round and in the last one; 0: never.
         clients: Number of clients whose test sets are scored with the global model, drawn once by the seed
             and so the same for all methods; all: every client's.
-        personal: Also score the personal model of each client, on a split of its own.
+        personal: Also score the personal model of each client, on its own split.
         personal_split: That split: `test`, or `val`, on which FFT-GP scores personal models; a round that is
             selected by the same split makes these scores optimistic.
         validation: Also score the global model on the validation splits of the clients, by which a round can
@@ -103,7 +103,7 @@ class EvaluationConfig:
         ties: Of the rounds with the highest validation score, the one that leave_one_out reports: the first,
             as in FedCLIP's code, or the last, as in the code of GA, which FFT-GP follows.
         local_steps: Clients that never train (`data.unseen_clients`) are also scored after this many
-            optimisation steps from the global model; 0: not.
+            optimization steps from the global model; 0: not.
         model_of: Folder of a finished run with the same model, tuning and method, whose final model is
             scored; nothing is trained then. The classes may be others: the model makes its classifier from
             their names. Where the clients are the same, each is scored with the tensors that stayed at it.
@@ -159,7 +159,7 @@ class Config:
             the data set.
         model: The backbone.
         data: The data set and its partition into clients.
-        train: Local optimisation.
+        train: Local optimization.
         evaluation: Which models are scored, and when.
         cluster: Where clients run.
         rounds: Number of rounds.
@@ -172,7 +172,7 @@ class Config:
         privacy: The guarantee of `channel` with noise.
         capacity: Number of blocks that a client can hold: one number, a list by client or by domain, shares
             by depth, or dynamic (drawn each round); none: all blocks. `capacity.rank`: the same for the rank
-            of its LoRA adapters, beside `capacity.blocks`.
+            of its LoRA adapters, besides `capacity.blocks`.
         compare: Algorithms that are run with the same data, tuning and training, one after the other. Where
             nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
             all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the

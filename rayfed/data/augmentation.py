@@ -22,11 +22,11 @@ Channels = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Changes batches of normalised images at random.
+    """Changes batches of normalized images at random.
 
     Attributes:
         transform: Changes one image with values in [0, 1], shape (3, size, size).
-        mean, std: Mean and standard deviation by channel that the images were normalised with.
+        mean, std: Mean and standard deviation by channel that the images were normalized with.
     """
 
     transform: Callable[[Tensor], Tensor]
@@ -40,7 +40,7 @@ class Augmentation:
         Args:
             config: The config section `data.augment`.
             size: Height and width of the images in pixels.
-            mean: Mean by channel that the images are normalised with.
+            mean: Mean by channel that the images are normalized with.
             std: Standard deviation by channel.
         """
         from torchvision.transforms import v2
@@ -52,11 +52,11 @@ class Augmentation:
         """Change every image of a batch.
 
         Args:
-            x: Normalised images, shape (B, 3, H, W).
+            x: Normalized images, shape (B, 3, H, W).
             seed: Determines all random numbers.
 
         Returns:
-            A new batch of the same shape, normalised, on the same device.
+            A new batch of the same shape, normalized, on the same device.
         """
         mean = _by_channel(self.mean, x.device)
         std = _by_channel(self.std, x.device)

@@ -166,7 +166,7 @@ class DataConfig:
         shots: Largest number of training samples of each class that a client keeps; None: all. For
             protocol=few_shot a list, of which each number is a run; then None is 1, 2, 4, 8 and 16.
         unseen_clients: Number of clients, or a share in [0, 1) of them, that never train and are scored
-            beside the others; the seed draws them. For protocol=unseen_clients a number or a list, of which
+            besides the others; the seed draws them. For protocol=unseen_clients a number or a list, of which
             each entry is a run.
         val: Fraction in [0, 1), or number, of a client's samples for validation.
         test: As `val`, for testing; `official` is the official test split of the data set, which the clients
@@ -175,7 +175,7 @@ class DataConfig:
             jitter, grayscale), or a section with the numbers of each. Images that are scored never change.
         resident: Whether each process copies the examples of all clients to its device once, as they are
             stored (uint8). `auto`: where they need at most `resident_memory` and half of the device's free
-            memory. Otherwise batches are copied one by one, beside the computation. The result is the same;
+            memory. Otherwise batches are copied one by one, during the computation. The result is the same;
             no effect on the CPU.
         resident_memory: Gigabytes of examples that `resident: auto` puts on the device of a process.
         population: Number of clients, or a section: clients that draw their samples with replacement when

@@ -1,6 +1,6 @@
 """The examples of a data set and the data of one client, as client calls read them.
 
-Examples are mapped, resident on a device, or streamed to it; batches are normalised on the device of the
+Examples are mapped, resident on a device, or streamed to it; batches are normalized on the device of the
 client.
 """
 
@@ -136,8 +136,8 @@ class OnDevice:
 class Streamed(Mapped):
     """Examples that are copied to the device batch by batch, one copy for inputs and targets.
 
-    While a batch is used, a thread collects the next one in pinned memory, and it is copied on a stream of
-    its own where the device has streams, so that the copy runs beside the computation.
+    While a batch is used, a thread collects the next one in pinned memory, and it is copied on a separate
+    stream where the device has streams, so that the copy runs during the computation.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Normalizer:
         self._offset = torch.tensor(mean, device=device).view(1, 3, 1, 1) / spread
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalise a batch.
+        """Normalize a batch.
 
         Args:
             images: uint8, shape (B, H, W, 3).

@@ -44,6 +44,7 @@ class Listing:
             data set names no clients.
         splits: Split that the data set gives each sample, uint8, shape (N,): 1: train, 2: val, 3: test, 0:
             none; None if it gives none. Under `data.partition.scheme=natural` clients keep them.
+        test_name: Name that the data set gives its official test split, such as validation; empty: none.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Listing:
     grouped: bool = False
     owners: Sequence[str] | None = None
     splits: NDArray[np.uint8] | None = None
+    test_name: str = ""
 
     def __post_init__(self) -> None:
         """Check that all names can be shown on a terminal and in reports as they are.

@@ -339,7 +339,7 @@ class _Preparation:
         arrow_file.write(path, _text(about, content.hexdigest(), 0), parts, columns)
 
     def columns(self, kept: list[int]) -> dict[str, Any]:
-        """Values of the columns beside the inputs, of the samples that are kept."""
+        """Values of the columns next to the inputs, of the samples that are kept."""
         listing = self.listing
         return {
             "label": listing.labels[kept],
@@ -360,6 +360,7 @@ class _Preparation:
             "fingerprint": self.listing.fingerprint,
             "task": task_of(self.source),
             "grouped": self.listing.grouped,
+            **({"test_name": self.listing.test_name} if self.listing.test_name else {}),
             **({"layout": _described(self.layout)} if hasattr(self.source, "layout") else {}),
         }
 

@@ -44,7 +44,8 @@ class Dataset:
         owner_column: Names of the clients as an Arrow array; None if the data set names none.
         splits: Split that the data set gives each sample, see `rayfed.data.listing.Listing`; None: none.
         cut: Number of texts of which something was cut, see `rayfed.data.text.CUT`.
-        own: Whether inputs have a type and a shape of their own, as those that a user handed over.
+        own: Whether inputs have another type and shape than the task's, as those that a user handed over.
+        test_name: Name of the official test split, see `rayfed.data.listing.Listing`.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Dataset:
     owner_column: Any = None
     splits: NDArray[np.uint8] | None = None
     own: bool = False
+    test_name: str = ""
     cut: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -152,5 +154,6 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         owner_column=batch.column("owner") if "owner" in batch.schema.names else None,
         splits=numbers(batch.column("split")) if "split" in batch.schema.names else None,
         own=bool(own),
+        test_name=about.get("test_name", ""),
         cut=about.get("cut", {}),
     )

@@ -90,7 +90,7 @@ class Adaptation:
 
     Attributes:
         sets: Test sets of the clients that never train, one for each client.
-        steps: Number of optimisation steps of a client (`evaluation.local_steps`).
+        steps: Number of optimization steps of a client (`evaluation.local_steps`).
     """
 
     sets: tuple[EvaluationSet, ...]
@@ -285,7 +285,7 @@ def closed(
     """The state after a round, with its virtual time.
 
     Where no client is available or none answers, only the virtual clock changes. If the channel has noise,
-    the server gets the parameters with it as the mean; otherwise the round would tell that nobody was drawn.
+    the server gets the parameters with it as the mean; else the round would tell that none was drawn.
 
     Args:
         experiment: The experiment.

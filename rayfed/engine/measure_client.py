@@ -570,7 +570,9 @@ def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
 
 
 def too_small(setup: Setup, cluster: ClusterConfig) -> str:
-    """Why clients stay on the CPU beside GPUs that the config does not ask for; empty: they use the GPUs.
+    """The reason why clients stay on the CPU and not on GPUs that the config does not ask for.
+
+    Empty: they use the GPUs.
 
     Args:
         setup: The checked experiment.

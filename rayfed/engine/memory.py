@@ -303,7 +303,7 @@ def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None
 
     Args:
         model: The tuned model, best without values; its active blocks are the same afterwards.
-        world: What the model was made from, and the settings of local optimisation.
+        world: What the model was made from, and the settings of local optimization.
         capacity: Number of blocks of each client; None: drawn anew in each round.
         depth: Number of blocks that capacities count; 0: the model is always whole.
     """
@@ -313,7 +313,7 @@ def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None
     if kind not in _COUNTED:
         try:
             _COUNTED[kind] = _loads(model, keeps, sizes)
-        except RuntimeError as err:  # what a part of somebody's own does without values is not known
+        except RuntimeError as err:  # what a user's part does without values is not known
             log.info("the operations of training are not counted: %s", one_line(err))
             return None
     loads = _COUNTED[kind]

@@ -129,7 +129,7 @@ class Session:
     Ray is started or joined by the first run that needs it. A later run takes over the actors of the run
     before if it needs as many of the same size; otherwise, and after an error, it starts its own.
 
-    Several sessions can share one Ray, each in a thread of its own; then their config says how many actors of
+    Several sessions can share one Ray, each in its own thread; then their config says how many actors of
     which size each of them has.
     """
 

@@ -53,7 +53,7 @@ from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
-from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee
+from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee, with_epsilon
 from rayfed.federation.sampling import usual_size
 from rayfed.federation.tensors_that_stay import check_head, head_of, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
@@ -125,7 +125,7 @@ def clients_of(config: Config, shared: Shared) -> Partition:
 
 
 def scores_alone(config: Config, local: Local) -> bool:
-    """Whether every client is scored with tensors of its own."""
+    """Whether every client is scored with its own tensors."""
     return config.train.batch_norm == "local" or bool(local.stays)
 
 
@@ -163,6 +163,7 @@ def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> t
     seed = config.seed
     channel = Channel.of(config.channel, at_client=at_client, expected=float(expected), seed=seed)
     everyone = expected == clients
+    channel = with_epsilon(config.privacy, channel, clients, expected / clients, config.rounds)
     check_private(parts.server, parts.local, channel, config.sampling, everyone, config.train)
     privacy = guarantee(config.privacy, channel, clients, expected / clients)
     if privacy is not None:
@@ -334,7 +335,7 @@ def prepare(
     pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
     bare = measurable(config, world.skeleton)
     check_memory(config, bare, pixels, partition)
-    with suppress(RuntimeError):  # a part of somebody's own may not run without values
+    with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
     model = known.once("model", _model_key(world), lambda: _built(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)

@@ -103,13 +103,13 @@ def evaluation_sets(
 ) -> tuple[EvaluationSet, ...]:
     """Test sets of a partition, each scored once.
 
-    Test sets of domains are always scored. Where clients have sets of their own, `wanted` of the clients that
+    Test sets of domains are always scored. Where clients have their own sets, `wanted` of the clients that
     train and as many of the others are drawn, the same in all rounds and for all methods.
 
     Args:
         partition: The examples of all clients and domains.
         per_client: Score every client separately, even where the clients of a domain have a common test set.
-            This is needed where clients keep BatchNorm statistics of their own, which the global model uses.
+            This is needed where clients keep their own BatchNorm statistics, which the global model uses.
         wanted: Number of clients whose sets are scored.
         seed: Seed of the experiment.
     """

@@ -224,7 +224,7 @@ class Exchange:
         if not queue:
             return []
         shared_by = 1 if queue is lane.own else len(self._pool.lanes)
-        # With a time limit, each client is a chunk of its own, so that its time can be measured.
+        # With a time limit, each client is its own chunk, so that its time can be measured.
         largest = 1 if self._policy.client_timeout else max(1, LARGEST_CHUNK // len(queue[0]))
         size = min(largest, max(1, len(queue) // (2 * shared_by)))
         return [queue.popleft() for _ in range(min(size, len(queue)))]

@@ -181,7 +181,7 @@ class ClientActor:
         Returns:
             The list of answers: for each call an update, the bytes of the client's store (None: it keeps
             none), and the seconds it took, or its error; None for calls that were not run, because the device
-            had failed in one before. Then the store of each client as a value of its own,
+            had failed in one before. Then the store of each client as its own value,
             so that large stores stay in the object store and are not sent to the driver.
         """
         answers: list[tuple[PackedUpdate, int | None, float] | RayFedError | None] = []

@@ -43,7 +43,7 @@ watch on Ray's processes, cannot run during this wait; Ray's own value is 30."""
 POOLS = "MALLOC_ARENA_MAX"
 FEW_POOLS = "2"
 """glibc's variable for the number of pools from which the threads of a process take memory, and our value. By
-default each of the about 30 threads of a driver or a client actor has a pool of its own, up to 8 for each
+default each of the about 30 threads of a driver or a client actor has its own pool, up to 8 for each
 core, and the holes in these pools grow over thousands of rounds."""
 
 PILLARS = ("gcs_server", "raylet")  # processes without which Ray cannot continue
@@ -276,7 +276,7 @@ def connection(
 def own_sigterm_handler() -> Iterator[None]:
     """Keep the handler of SIGTERM of this process in a block that calls `ray.init`, and after it.
 
-    Ray sets a handler of its own, which ends the process at once: without a message, with exit code 15, and
+    Ray sets its own handler, which ends the process at once: without a message, with exit code 15, and
     in the middle of a round. Where this process has none, Ray's handler stays during the block, because it
     also ends the processes that Ray has started.
     """

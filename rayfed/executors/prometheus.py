@@ -120,7 +120,7 @@ def _repeat() -> None:
 
 
 def _repeat_all() -> None:
-    # A function of its own, because a loop's variable would keep its last gauges alive while it sleeps.
+    # A separate function, because a loop's variable would keep its last gauges alive while it sleeps.
     for gauges in list(_repeated):
         gauges.repeat()
 

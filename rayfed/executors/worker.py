@@ -84,9 +84,9 @@ def converter(
     """The function that turns a batch of stored inputs, shape (B, ...), into input of the network.
 
     Inputs of a user stay what they are: images of bytes, with channels first or last, become numbers from 0
-    to 1 with channels first, and are normalised if the model says with what; other whole numbers become
+    to 1 with channels first, and are normalized if the model says with what; other whole numbers become
     int64, such as those that an embedding takes; floats are given as they are, unless a `rayfed.Model` says
-    what they are normalised with.
+    what they are normalized with.
 
     Args:
         dataset: The examples.
@@ -121,14 +121,14 @@ class Images:
         self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalise a batch."""
+        """Normalize a batch."""
         images = images[:, None] if self._flat else images.permute(0, 3, 1, 2) if self._last else images
         x = images.to(torch.float32, memory_format=torch.contiguous_format)
         return x.div_(255).sub_(self._mean).div_(self._std)
 
 
 class Scaled:
-    """Floats with channels first, normalised by channel."""
+    """Floats with channels first, normalized by channel."""
 
     def __init__(self, dims: int, model: Backbone, device: torch.device) -> None:
         """Args: dims: dimensions of one input. model, device: as of `Images`."""
@@ -137,12 +137,12 @@ class Scaled:
         self._std = torch.tensor(model.std, device=device).view(shape)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Normalise a batch."""
+        """Normalize a batch."""
         return (inputs.float() - self._mean) / self._std
 
 
 Leaving: TypeAlias = tuple[Update, Params, Mapping[str, Any]]
-"""The answer of a task, and the `params` and the `extra` that leave the client in place of its own."""
+"""The answer of a task, and the `params` and the `extra` that leave the client in place of its values."""
 
 
 def receive(
@@ -287,7 +287,7 @@ LOST_WITH_MPS = "; under MPS such a fault ends all processes on its GPU"
 def is_out_of_memory(err: BaseException) -> bool:
     """Whether a device had no memory, or no place, for this process.
 
-    torch has an error of its own for its allocator. CUDA and its libraries also allocate by themselves, for
+    torch has its own error for its allocator. CUDA and its libraries also allocate by themselves, for
     which torch raises RuntimeError, or its subclass AcceleratorError.
     """
     if isinstance(err, torch.OutOfMemoryError):
@@ -376,7 +376,7 @@ class World:
         tuning: Tuning scheme: which of its tensors train.
         num_classes: Number of outputs of the head.
         classes: Names of the classes, for models that use them.
-        train: Config of local optimisation.
+        train: Config of local optimization.
         shard: The Arrow file of the examples.
         splits: Row numbers by client (or evaluation set) and split.
         objective: Loss and scores of the task.

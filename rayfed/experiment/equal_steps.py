@@ -1,7 +1,7 @@
 """Lets methods that are compared train equally often, by more passes of those that would train less.
 
-Some methods take two batches for a step, or train two models: beside them, a method that takes one trains
-less, and what looks like a better method may be more training.
+Some methods take two batches for a step, or train two models. Compared with them, a method that takes one
+trains less, and what looks like a better method may be more training.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Run:
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
 
-        A network that was chosen by name maps normalised inputs to outputs.
+        A network that was chosen by name maps normalized inputs to outputs.
 
         Args:
             merged: Add the products of LoRA's factors to the weights, so that no layer of RayFed is left in

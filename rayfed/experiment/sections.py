@@ -76,6 +76,7 @@ class PrivacyKeys(TypedDict, total=False):
     noise_at: Literal["server", "client"]
     delta: Literal["auto"] | float
     accountant: Literal["rdp", "prv"]
+    epsilon: float | None
 
 
 class FaultsKeys(TypedDict, total=False):

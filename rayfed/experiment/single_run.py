@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
-from rayfed.data.named.texts import TESTS
 from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.data.text import cut_in_words
 from rayfed.engine.record_rounds import basis_of, objects_of
@@ -70,6 +69,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "precision": config.train.precision,
         "group": setup.group.clients,
         **_own_tensors(setup),
+        **({} if config.privacy.epsilon is None else {"noise": setup.experiment.channel.noise}),
         **({"objects": own} if (own := objects_of(config)) else {}),
     }
     commands: list[str] = []
@@ -83,16 +83,17 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     describe_run(path, to_dict(config), {**facts, "commands": commands})
     write_table(path / "partition.parquet", with_digests(partition, dataset))
     tell_clients(setup, tell)
+    if (epsilon := config.privacy.epsilon) is not None:
+        noise = setup.experiment.channel.noise
+        rounds = count_of(config.rounds, "round")
+        tell(f"noise {noise:.4g} times clip, for an epsilon of {epsilon:g} after {rounds}")
 
 
 def _test_split(config: Config, setup: Setup) -> dict[str, str]:
     """The split of the source that is scored, where it is not called test, such as validation of GLUE."""
     dataset = setup.dataset
-    if config.data.test != "official" or not dataset.test.any():
-        return {}
-    key = str(dataset.key_column[int(dataset.test.argmax())])
-    name = key.rpartition("/")[2].partition("-")[0]
-    return {"test_split": name} if name in TESTS[1:] else {}
+    scored = config.data.test == "official" and dataset.test.any()
+    return {"test_split": dataset.test_name} if scored and dataset.test_name not in ("", "test") else {}
 
 
 def _own_tensors(setup: Setup) -> dict[str, dict[str, int]]:
@@ -306,7 +307,7 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
         write: Write the page.
 
     Raises:
-        ConfigError: There is a file of somebody else with the name of the page.
+        ConfigError: There is another file with the name of the page.
     """
     from rayfed.report.page.render import NAME, command, write_report
     from rayfed.report.report_md import harness_command

@@ -11,7 +11,7 @@ Every method has the option `server.lora_agg` with these rules:
 
 - `factor_mean`: average A and B separately (most papers).
 - `product_svd`: the best rank-r approximation of the mean product, split into factors again.
-- `stack_merge`: add the mean product to a matrix R beside the frozen weight, keep A, and set B to 0. Exact.
+- `stack_merge`: add the mean product to a matrix R next to the frozen weight, keep A, and set B to 0. Exact.
   With `rounds=1` it is the one-round stack: the model with the clients' factors side by side, of rank n r,
   whose product R holds.
 - `residual`: average A and B, and add to R the difference between the mean product and the product of the
@@ -63,7 +63,7 @@ def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
 
     Args:
         updates: Answers of clients; each may hold any subset of the names.
-        weights: One non-negative number per update; they are normalised per name over its holders.
+        weights: One non-negative number per update; they are normalized per name over its holders.
 
     Returns:
         The mean of each name that at least one client with positive weight holds. Other names are absent, so
@@ -149,7 +149,7 @@ def stack(factors: Sequence[tuple[Tensor, Tensor]], weights: Sequence[float]) ->
 
     Args:
         factors: Pairs (B, A) of n clients, shapes (d_out, r) and (r, d_in).
-        weights: One per client; they are normalised to sum 1.
+        weights: One per client; they are normalized to sum 1.
 
     Returns:
         [B_1 ... B_n], shape (d_out, n r), and [p_1 A_1; ...; p_n A_n], shape (n r, d_in).
@@ -165,7 +165,7 @@ def refactor(b: Tensor, a: Tensor, old_a: Tensor) -> tuple[Tensor, Tensor]:
     The singular values go into B = U S, and A = V^T, as in FlexLoRA's released code. Components with
     singular value 0 keep the old row of A, with a zero column in B: with zeros in both factors they would
     never receive a gradient again. The largest number of each new row of A is positive: singular vectors have
-    no sign of their own, and rounding would choose one, to which a kept momentum does not belong.
+    no sign, and rounding would choose one, to which a kept momentum does not belong.
 
     Args:
         b: Left factor of any rank k, shape (d_out, k).

@@ -58,7 +58,7 @@ def backward(
 
 
 def _descend(loss: Tensor, unit: Tensor | None) -> None:
-    """Add gradients, beginning with `unit`, a 1 that others begin with too; None: with a 1 of its own."""
+    """Add gradients, beginning with `unit`, a 1 that others begin with too; None: with its own 1."""
     is_like = unit is not None and (unit.dtype, unit.shape) == (loss.dtype, loss.shape)
     loss.backward(unit if is_like else None)
 
@@ -193,7 +193,7 @@ class Client:
         model: The backbone of this process, loaded with the values the server sent and cut to the blocks
             that the client may hold.
         data: The client's examples, by split: train, val, test.
-        config: Settings of local optimisation.
+        config: Settings of local optimization.
         rng: CPU generator seeded by (seed, tag, round, client), so that results do not depend on where or
             when the client runs.
         store: Private state of the client, kept from round to round: tensors, numbers, strings, and
@@ -335,7 +335,7 @@ class Client:
         return found
 
     def num_steps(self, split: str = "train") -> int:
-        """Number of optimisation steps of one call on a split."""
+        """Number of optimization steps of one call on a split."""
         return self.config.steps(self.data.size(split))
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -350,9 +350,9 @@ class Client:
         """Prepare an optimizer for this client.
 
         With `train.keep_optimizer` it continues with its state at the end of the last visit. Where the client
-        has a rank of its own, its steps change nothing beyond that rank.
+        has its own rank, its steps change nothing beyond that rank.
 
-        Methods that make optimizers of their own call this for each of them, always in the same order: states
+        Methods that make their own optimizers call this for each of them, always in the same order: states
         are kept by the number of the optimizer in a visit, and by tensor.
 
         Args:

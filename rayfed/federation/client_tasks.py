@@ -22,7 +22,7 @@ SETS = "sets"
 """Name of what belongs to the sets of a pack, in their order: `shared` has the sizes, `extra` the metrics."""
 
 INSTEAD = "instead"
-"""Name in `shared` of values with which a client is scored in place of its own, by global name."""
+"""Name in `shared` of values with which a client is scored in place of its tensors, by global name."""
 
 BY_CLASS = "by_class"
 """Name in `extra` of the numbers that `Objective.by_class` counts."""
@@ -179,7 +179,7 @@ def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:
         client: The client; its model holds `sent.params`.
         sent: Message from the server.
         local: Client half of the method, which trains as in a round but for the number of steps.
-        steps: Number of optimisation steps; a half that passes over the data several times takes as many in
+        steps: Number of optimization steps; a half that passes over the data several times takes as many in
             each pass.
 
     Returns:

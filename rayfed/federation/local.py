@@ -34,8 +34,8 @@ class Local:
         not_for: Tasks this half cannot be used for, such as that of language models, whose features are those
             of tokens and not of examples.
         tuning: Options of the tuning scheme that this half sets, by name (as `Server.tuning`).
-        grouped: Whether clients may share their passes (`train.group`) although this half has a `train` or a
-            `step` of its own; they may where the model is used through `client.model` only.
+        grouped: Whether clients may share their passes (`train.group`) although this half has its own `train`
+            or `step`; they may where the model is used through `client.model` only.
         trained_in_extra: Whether answers have trained values in `extra`, where no stage of `channel` and no
             attack changes them, so that both are refused.
         changes_passes: Whether this half changes what the network computes between two passes, so that it can
@@ -96,7 +96,7 @@ class Local:
         return client.update()
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        """One optimisation step on one batch."""
+        """One optimization step on one batch."""
         optimizer.zero_grad()
         client.backward(partial(self.loss, client, sent), batch)
         client.clip_gradients()

@@ -209,7 +209,7 @@ class Channel:
         standard deviation noise x clip / m in each entry (McMahan et al., Learning Differentially Private
         Recurrent Language Models, ICLR 2018 [mcmahan2018dp], Algorithm 1, the estimator with a fixed
         denominator). A tensor that was sent and that an answer leaves out counts as unchanged, so that every
-        tensor gets noise in every round, as in a round in which nobody answers (`noise_alone`).
+        tensor gets noise in every round, as in a round in which no client answers (`noise_alone`).
 
         Args:
             sent: The message to each client, by id.
@@ -227,7 +227,7 @@ class Channel:
         }
 
     def noise_alone(self, round: int, params: Params) -> Params:
-        """The mean of a round in which nobody answered: the parameters before it, and the noise all the same.
+        """The mean of a round in which no client answered: the parameters before it with the noise.
 
         Args:
             round: Round index, from 0.

@@ -22,12 +22,16 @@ from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.sampling import Sampling
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
-from rayfed.types import Params, is_statistic
+from rayfed.types import Params, Positive, is_statistic
 
 AccountantName: TypeAlias = Literal["rdp", "prv"]
 
 MOST_BY_PRV = 500
 """Largest epsilon, by `rdp`, up to which `prv` is used."""
+FINEST = 1 / 1024
+"""Step of the noise that is computed from an epsilon."""
+MOST_NOISE = 10_000
+"""Largest noise that is computed from an epsilon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +45,14 @@ class PrivacyConfig:
             `client` 1e-5.
         accountant: Counts the privacy loss: by Renyi divergences (rdp), or numerically, which is tighter and
             slower (prv).
+        epsilon: Largest epsilon of the whole run, counted by rdp, from which the noise is computed; none:
+            `channel` says the noise.
     """
 
     noise_at: Literal["server", "client"] = "server"
     delta: Literal["auto"] | Annotated[float, Gt(0), Lt(1)] = "auto"
     accountant: AccountantName = "rdp"
+    epsilon: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,53 @@ def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float
     return Privacy(channel.noise, rate, delta, config.accountant)
 
 
+def with_epsilon(config: PrivacyConfig, channel: Channel, clients: int, rate: float, rounds: int) -> Channel:
+    """The channel with the least noise whose epsilon, counted by rdp, is at most `privacy.epsilon`.
+
+    The noise is a multiple of `FINEST`, so that it does not depend on how a processor rounds.
+
+    Args:
+        config: The section `privacy`.
+        channel: The channel.
+        clients: Number of clients of the experiment.
+        rate: Probability with which a client takes part in a round.
+        rounds: Number of rounds of the run.
+
+    Raises:
+        ConfigError: The channel has noise or no clip, or no noise is enough.
+    """
+    if (target := config.epsilon) is None:
+        return channel
+    if channel.noise:
+        raise ConfigError(
+            "privacy.epsilon: the noise follows from it, and channel has noise, too; leave one of the two out"
+        )
+    by_rdp = replace(config, accountant="rdp")
+
+    def enough(steps: int) -> bool:
+        noisy = replace(channel, noise=steps * FINEST)
+        counted = guarantee(by_rdp, noisy, clients, rate)
+        assert counted is not None
+        try:
+            return counted.epsilon(rounds) <= target
+        except ArithmeticError:  # the noise is so small that epsilon is infinite
+            return False
+
+    high = round(1 / FINEST)
+    while not enough(high):
+        high *= 2
+        if high * FINEST > MOST_NOISE:
+            raise ConfigError(
+                f"privacy.epsilon: {target:g} would need a noise of more than {MOST_NOISE} times clip in "
+                f"{rounds} rounds; set a larger one, or fewer rounds"
+            )
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return replace(channel, noise=high * FINEST)
+
+
 def check_private(
     server: Server,
     local: Local,
@@ -173,7 +227,7 @@ def check_private(
         channel: The channel.
         sampling: How cohorts are drawn.
         everyone: Whether as many clients as there are take part in every round.
-        train: Settings of local optimisation.
+        train: Settings of local optimization.
 
     Raises:
         ConfigError: Names the key and what can be set instead.

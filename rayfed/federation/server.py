@@ -66,7 +66,7 @@ class Server:
         What can be done, but is probably not meant, is said in a warning of `logging`.
 
         Args:
-            clients: Number of clients in a round, or the expected one, where nobody is missing.
+            clients: Number of clients in a round, or the expected one, where no client is missing.
 
         Raises:
             ConfigError: It cannot; names the key, its value and what is allowed.

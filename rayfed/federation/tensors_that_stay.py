@@ -26,7 +26,7 @@ PATTERNS = {"head": r"head\..*", "lora_A": r".*\.lora_A", "lora_B": r".*\.lora_B
 """Words for names, as regular expressions."""
 
 NORM = "norm"
-"""Word for the parameters and statistics of normalisation layers."""
+"""Word for the parameters and statistics of normalization layers."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 

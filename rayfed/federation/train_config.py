@@ -1,4 +1,4 @@
-"""The config section `train`: settings of local optimisation, and what follows from them.
+"""The config section `train`: settings of local optimization, and what follows from them.
 
 Changes of local training that need less memory on a device.
 """
@@ -18,7 +18,7 @@ from rayfed.types import Count, Decay, Fraction, NonNegative, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings of local optimisation, shared by all methods.
+    """Settings of local optimization, shared by all methods.
 
     Attributes:
         optimizer: Kind of optimizer. A new one is made for every call, so momentum and Adam moments start at
@@ -41,7 +41,7 @@ class TrainConfig:
         batch_size: Examples in a training batch; a smaller last batch of a pass is used too.
         drop_last: Leave out a smaller last batch of a pass, unless it is the only one.
         eval_batch_size: Examples in a batch when a model is evaluated.
-        local_steps: Optimisation steps of one call: `full_epoch` (`epochs` passes), a number, or
+        local_steps: Optimization steps of one call: `full_epoch` (`epochs` passes), a number, or
             `min_over_clients_plus_one`, as in the released code of FedRA: full epochs, but every client stops
             one step after the client with the fewest batches.
         max_steps: Upper limit on the steps of one call; none: no limit.
@@ -129,7 +129,7 @@ class TrainConfig:
         return -(-num_examples // self.batch_size)
 
     def steps(self, num_examples: int) -> int:
-        """Number of optimisation steps of one call on a split of `num_examples` examples."""
+        """Number of optimization steps of one call on a split of `num_examples` examples."""
         full = self.epochs * self.batches(num_examples)
         steps = self.local_steps if isinstance(self.local_steps, int) else full
         return steps if self.max_steps is None else min(steps, self.max_steps)

@@ -123,7 +123,7 @@ class Faults:
 
     @property
     def wait(self) -> float:
-        """Virtual seconds that a round lasts in which nobody is available: until the next session begins."""
+        """Virtual seconds of a round in which no client is available: until the next session begins."""
         return self.sessions.wait(self.now) if self.sessions is not None else 0.0
 
     @property

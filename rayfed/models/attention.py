@@ -77,7 +77,7 @@ class DirectAttention(Attention):
 
 
 def use_joint_norms(model: nn.Module) -> None:
-    """Let blocks of a model on a device add, normalise and cast in one launch in mixed precision.
+    """Let blocks of a model on a device add, normalize and cast in one launch in mixed precision.
 
     Args:
         model: The tuned model; blocks of other classes than timm's `Block`, those with trained norms, and
@@ -136,7 +136,7 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         half: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Add and normalise.
+        """Add and normalize.
 
         Args:
             ctx: What the backward pass needs.
@@ -174,7 +174,7 @@ class AddNorm(torch.autograd.Function):
 def use_class_token(model: nn.Module) -> None:
     """Let the last block that runs compute the class token only, in networks whose features are made from it.
 
-    The other tokens of its output are read by nobody. Its keys and values need all tokens of its input;
+    The other tokens of its output are not read. Its keys and values need all tokens of its input;
     queries, the product after the attention, and the MLP do not. The features are the same but for rounding.
 
     Args:

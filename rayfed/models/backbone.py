@@ -63,7 +63,7 @@ class Backbone(nn.Module):
         net: The model of timm or torchvision, or the image tower of a CLIP model. Maps images
             (B, 3, size, size) to features (B, width); for segmentation to a map (B, width, size, size); for
             text, symbols (B, size) to features (B, width); for language models, to features of every token.
-        head: The classifier, with PyTorch's default initialisation. Of a CLIP model: scaled cosines with the
+        head: The classifier, with PyTorch's default initialization. Of a CLIP model: scaled cosines with the
             class features. For segmentation: a 1 x 1 convolution.
         text: Class prompts and text tower of a CLIP model; None for other models.
         adapter: Module that changes the features before the head; None unless a tuning scheme sets it.
@@ -77,7 +77,7 @@ class Backbone(nn.Module):
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.
         has_new_head: Whether the head is new, so that schemes train it; that of a language model is not.
         resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
-        mean, std: Mean and standard deviation by channel that inputs are normalised with.
+        mean, std: Mean and standard deviation by channel that inputs are normalized with.
         width: Number of features.
         num_classes: Number of logits.
         mixed: Whether the network and the text tower compute in bfloat16; features and logits are float32.
@@ -182,7 +182,7 @@ class Backbone(nn.Module):
         """Store the features that `frozen_features` returns for this tensor object, without computing them.
 
         Args:
-            x: A batch; it is recognised by identity, not by value.
+            x: A batch; it is recognized by identity, not by value.
             features: Its features, shape (B, width).
         """
         self._frozen_cache.append((x, self.active, features.detach()))
@@ -226,7 +226,7 @@ class Backbone(nn.Module):
         return self.head(features, self.class_features(features))
 
     def class_features(self, images: Tensor | None = None, context: Tensor | None = None) -> Tensor:
-        """Text features of the class prompts of a CLIP model, not normalised, shape (C, width).
+        """Text features of the class prompts of a CLIP model, not normalized, shape (C, width).
 
         `images` and `context` are those of `TextSide.features`.
 

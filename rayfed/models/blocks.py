@@ -80,7 +80,7 @@ class BlockStack(nn.Sequential):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody reads, changes or replaces tokens of forward passes now."""
+        """Whether tokens of forward passes are read, changed or replaced now."""
         given = (self._taps, self._change, self._result)
         return self.tokens is not self.prompt or any(each is not None for each in given)
 
@@ -107,7 +107,7 @@ class BlockStack(nn.Sequential):
             yield self._remove_prompt
 
     def _all_tokens_are_used(self) -> bool:
-        """Whether somebody else than the network reads or changes the tokens after the last active block."""
+        """Whether the tokens after the last active block are read or changed by more than the network."""
         return self._change is not None or (self._taps is not None and self.active[-1] in self._taps)
 
     def __getitem__(self, index: Any) -> Any:

@@ -90,7 +90,7 @@ class TextSide(nn.Module):
     def features(
         self, frozen: Tensor | None = None, images: Tensor | None = None, context: Tensor | None = None
     ) -> Tensor:
-        """Features of the class prompts, not normalised.
+        """Features of the class prompts, not normalized.
 
         Shape (C, width), or (K, C, width) where a prompter makes K prompts for each class.
 
@@ -126,7 +126,7 @@ class TextSide(nn.Module):
         return parts
 
     def _encoded(self, vectors: Tensor) -> Tensor:
-        """Features of the class names with learned vectors, not normalised.
+        """Features of the class names with learned vectors, not normalized.
 
         Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2.
 
@@ -220,7 +220,7 @@ def mini(depth: int = 12) -> nn.Module:
 
 
 class ImageTower(nn.Module):
-    """The image side of a CLIP model: maps images (B, 3, size, size) to features (B, width), not normalised.
+    """The image side of a CLIP model: maps images (B, 3, size, size) to features (B, width), not normalized.
 
     The blocks of a transformer are its attribute `blocks`, as in timm's models.
 
@@ -269,7 +269,7 @@ class ClipHead(nn.Module):
     """Scores of the classes: scaled cosines between image features and class features.
 
     Attributes:
-        weight: Features of the class prompts, not normalised, shape (C, width).
+        weight: Features of the class prompts, not normalized, shape (C, width).
         scale: Factor on the cosines, the inverse temperature; never trained.
     """
 
@@ -286,7 +286,7 @@ class ClipHead(nn.Module):
         """Scores of the classes, shape (B, C).
 
         Args:
-            features: Image features, not normalised, shape (B, width).
+            features: Image features, not normalized, shape (B, width).
             weight: Class features to use instead of `self.weight`: those of all images, shape (C, width), or
                 those of each image, shape (B, C, width).
         """

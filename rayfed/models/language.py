@@ -327,7 +327,7 @@ def settings_of(config: ModelConfig) -> Any:
     """The settings of a model as the library has them, with `model.options` put in.
 
     Raises:
-        ConfigError: There is no such model, or it is gated, or it needs code of its own.
+        ConfigError: There is no such model, or it is gated, or it needs its own code.
     """
     from transformers import AutoConfig
 

@@ -253,7 +253,7 @@ class AdaptedLayer(nn.Module):
 
 
 class _Multiplied(AdaptedLayer):
-    """A layer whose factors are layers of their own, so that its input is multiplied with A, then with B."""
+    """A layer whose factors are separate layers, so that its input is multiplied with A, then with B."""
 
     def __init__(
         self, base_layer: nn.Module, rank: int, alpha: float, dropout: float, a: nn.Module, b: nn.Module

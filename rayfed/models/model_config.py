@@ -35,8 +35,8 @@ class ModelConfig:
             of transformers; none: what `pretrained` says.
         size: Input height and width in pixels, characters in a window, or most tokens of a text; none: the
             model's default.
-        mean: Mean by channel that inputs are normalised with; none: that of the published weights.
-        std: Standard deviation by channel that inputs are normalised with; none: that of the published
+        mean: Mean by channel that inputs are normalized with; none: that of the published weights.
+        std: Standard deviation by channel that inputs are normalized with; none: that of the published
             weights.
         template: Class prompt of CLIP models; {} stands for the name of the class, whose underscores become
             spaces.

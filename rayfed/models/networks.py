@@ -70,7 +70,7 @@ class BareNetwork:
         net: The network, with random values, or without values on the meta device.
         width: Number of its features.
         size: Input height and width in pixels, or length of a text in characters.
-        mean, std: Mean and standard deviation by channel that its inputs are normalised with.
+        mean, std: Mean and standard deviation by channel that its inputs are normalized with.
         classifiers: Names of the classifier's modules in its weight files.
         published: Location of its published weights; None if there are none.
         packaged: File in rayfed/models/weights/ with its weights; empty if there is none.
@@ -107,7 +107,7 @@ POOLED = (0, 1, 4)
 
 
 class SingleNorm(nn.BatchNorm1d):
-    """BatchNorm that normalises a batch of one image with its running statistics, as in evaluation.
+    """BatchNorm that normalizes a batch of one image with its running statistics, as in evaluation.
 
     One image has no variance, so PyTorch's own layer raises an error in training.
     """
@@ -172,7 +172,7 @@ LEVELS = 4
 
 STANDARDISED_MEAN = (MEAN / 255, MEAN / 255, MEAN / 255)
 STANDARDISED_STD = (ONE_SD / 255, ONE_SD / 255, ONE_SD / 255)
-"""Normalisation that turns prepared slices back into standard deviations from the volume's mean."""
+"""Normalization that turns prepared slices back into standard deviations from the volume's mean."""
 
 
 def unet(size: int, width: int) -> nn.Module:
@@ -213,7 +213,7 @@ class OpenClipModel:
         name: Its name in open_clip.
         width: Number of features of both towers.
         size: Input height and width in pixels.
-        mean, std: Mean and standard deviation by channel that its inputs are normalised with.
+        mean, std: Mean and standard deviation by channel that its inputs are normalized with.
         published: Location of the chosen weights; None if there are none.
         resize: How its transform makes a square of an image.
         is_tag: Whether `model.pretrained` is the tag of published weights, not a path.
@@ -430,7 +430,7 @@ def _alexnet_bn(config: ModelConfig) -> BareNetwork:
         net=_construct(config, lambda: AlexNetBN(**config.options)),
         width=WIDTH,
         size=_pixels(config, 256),
-        mean=(0.0, 0.0, 0.0),  # FedBN, its source, does not normalise inputs
+        mean=(0.0, 0.0, 0.0),  # FedBN, its source, does not normalize inputs
         std=(1.0, 1.0, 1.0),
         classifiers=("head",),
     )

@@ -70,7 +70,7 @@ class PairedBottleneck(nn.Module):
 
 
 class PairedAdapters(nn.Module):
-    """MMA: adapters beside the last blocks of both towers, whose middle layers the towers have in common.
+    """MMA: adapters parallel to the last blocks of both towers, which have the middle layers in common.
 
     Attributes:
         image: Layers of the image tower, from the first adapted block to its last.

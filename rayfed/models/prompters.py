@@ -36,7 +36,7 @@ class LowRankPart(nn.Module):
 
 
 class SecondContext(nn.Module):
-    """Gives each class two prompts: one with the context, shape (M, W), and one with vectors of its own.
+    """Gives each class two prompts: one with the context, shape (M, W), and one with its own vectors.
 
     Attributes:
         own: Vectors of the second prompt, shape (M, W).
@@ -76,7 +76,7 @@ class ImageToken(nn.Module):
 class PromptNetwork(nn.Module):
     """FedTPG's network: queries, which are the context of shape (M, W), attend to the names of the classes.
 
-    With the normalised queries Q and names N it computes X = MultiHead(Q, N, N), to which the queries are not
+    With the normalized queries Q and names N it computes X = MultiHead(Q, N, N), to which the queries are not
     added, and X + Linear(GEGLU(Linear(LayerNorm(X)))).
 
     Args:

@@ -15,7 +15,7 @@ BLOCK = 256
 """Counters of Philox, each of four random numbers, that a program of the GPU takes."""
 
 NUMBERS = ("total", "quads", "width", "positions", "rows", "layer", "call", "threshold")
-"""Numbers for whose values no kernel of their own is compiled: some change in every step."""
+"""Numbers for whose values no separate kernel is compiled: some change in every step."""
 
 OPTIONS = {"enable_fp_fusion": False}
 """A product is rounded before it is added to something, as in the plain forms."""

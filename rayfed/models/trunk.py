@@ -137,7 +137,7 @@ def _windows(size: int, parts: int) -> list[slice]:
 
 
 FEATURES = "features"
-"""Folder of the features, beside the prepared data, whose place is set by `data.cache`."""
+"""Folder of the features, next to the prepared data, whose place is set by `data.cache`."""
 
 REVISION = 2
 """Number of the way in which networks compute features. A change of any bit of them needs the next one, so

@@ -75,7 +75,7 @@ class Model:
                 is its output.
             blocks: Path of the list of equal blocks, such as `encoder.layers`, which capacities count.
             features: Name of the method that maps inputs to what the head gets; None: calling the network.
-            mean: Mean by channel that images are normalised with, after 0..255 became 0..1; None: they are
+            mean: Mean by channel that images are normalized with, after 0..255 became 0..1; None: they are
                 not.
             std: Standard deviation by channel.
             size: Side in pixels to which image files are resized; None: 224.
@@ -178,7 +178,7 @@ class OwnBackbone(Backbone):
     Attributes:
         place: Path of the head in the network; None: it has none.
         example: Shape and type of one input.
-        scales: Whether inputs that are floats are normalised, too.
+        scales: Whether inputs that are floats are normalized, too.
     """
 
     place: str | None = None

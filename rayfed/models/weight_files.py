@@ -69,7 +69,7 @@ def locate(label: str, source: PublishedWeights) -> Path:
         return cached
     try:
         return _from_hub(source) if source.repository else _from_url(source)
-    except Exception as err:  # three network libraries with exceptions of their own
+    except Exception as err:  # three network libraries with their own exceptions
         reason = " ".join(f"{type(err).__name__}: {err}".split())
         raise ConfigError(
             f"model.pretrained=true: the weights of {label!r} are not in the local cache and cannot be "

@@ -1,4 +1,4 @@
-"""Writes the tables of each round into a file of its own; at the end they are joined into the run's tables.
+"""Writes the tables of each round into its own file; at the end they are joined into the run's tables.
 
 Writing a round therefore takes the same time however many rounds there were before, no round stays in memory,
 and a continued run gets the tables of a run that was never interrupted. Every file holds the digest of the

@@ -146,7 +146,7 @@ def features(folder: Path, images: int, by_class: bool = False) -> list[dict[str
 
 
 def in_plane(x: Vectors) -> Vectors:
-    """t-SNE in two dimensions with perplexity 30, PCA initialisation and a fixed seed; shape (n, 2)."""
+    """t-SNE in two dimensions with perplexity 30, PCA initialization and a fixed seed; shape (n, 2)."""
     from sklearn.manifold import TSNE
 
     perplexity = min(PERPLEXITY, (len(x) - 1) / 3)

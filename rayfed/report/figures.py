@@ -447,7 +447,7 @@ OF_FOLDS: Mapping[str, Callable[[RunTables], Drawing | None]] = {
     "score with each domain held out": score_by_fold,
     "score of the held-out domain over the rounds": score_by_fold_and_round,
 }
-"""Figures of the folder of protocol=leave_one_out, which has no tables of its own but folds."""
+"""Figures of the folder of protocol=leave_one_out, which has no tables but folds."""
 
 
 def draw_figures(folder: Path) -> dict[str, Path]:

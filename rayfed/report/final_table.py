@@ -576,7 +576,7 @@ MODELS = ("global", "personal")
 
 
 def test_counts(folder: Path) -> dict[str, int]:
-    """Number of test examples of each client that has some of its own, from the manifest."""
+    """Number of test examples of each client that has some, from the manifest."""
     manifest = read_parquet(folder / "partition.parquet", ["client", "split"]).to_pylist()
     return dict(Counter(row["client"] for row in manifest if row["split"] == "test"))
 

@@ -79,13 +79,13 @@ def cells_text(
     ]
     ships = brings_data(cells[0][2].data)
     title = f"{table.reference}, {table.where}: {table.title}"
-    if scale == papers.MINI or not ships:  # an experiment of its own may be small, too
+    if scale == papers.MINI or not ships:  # its own experiment may be small, too
         title += f" ({scale} scale)"
     return table_text(title, rows, notes(table, scale, ships))
 
 
 def methods_text(config: Config) -> str:
-    """The method of a config, and those that `compare` runs beside it, as a table.
+    """The method of a config, and those that `compare` runs with it, as a table.
 
     Raises:
         ConfigError: A compared method does not fit.

@@ -281,7 +281,7 @@ def _over_pairs(gaps: list[float]) -> float:
 def gap_variance(run: RunTables) -> style.Drawing | None:
     """FFT-GP's Figure 6: the curve of the method itself is bold, the others are those it is compared with.
 
-    A run of FAA has the curves of its own and of FedAvg's weights only with server.compare=true; without it,
+    A run of FAA has the curves of FAA's and of FedAvg's weights only with server.compare=true; without it,
     the title says so.
     """
     curves = gap_variances(run.path)

@@ -356,7 +356,7 @@ def of_global(row: Row, statistic: str = "") -> float | None:
 
 
 def of_personal(row: Row) -> float | None:
-    """The mean over clients of the scores of their own models; None: these were not scored.
+    """The mean over clients of the scores of their personal models; None: these were not scored.
 
     Args:
         row: Row of a round. Where a method deploys personal models, their columns have no prefix.

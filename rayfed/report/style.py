@@ -146,7 +146,7 @@ def heading(figure: Figure, *lines: str) -> None:
 def legend(figure: Figure, handles: Sequence[Any], title: str = "") -> None:
     """A legend at the right of all panels, of handles that have labels.
 
-    As many are shown as fit beside the panels, at most MOST_ENTRIES, and the number of the others.
+    As many are shown as fit next to the panels, at most MOST_ENTRIES, and the number of the others.
     """
     from matplotlib.lines import Line2D
 
@@ -275,7 +275,7 @@ def end_labels(axis: Axes, ends: Sequence[tuple[float, str, str]], height: float
 
 
 def place_labels(axis: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
-    """Write a text beside each point such that it covers no point, no other text and no edge of the panel.
+    """Write a text next to each point such that it covers no point, no other text and no edge of the panel.
 
     Args:
         axis: The panel.

@@ -269,7 +269,7 @@ def _trained_equally(cells: Sequence[JobCell]) -> tuple[JobCell, ...]:
 def _check_methods(
     table: papers.PaperTable, pairs: Sequence[tuple[str, str]], overrides: Sequence[str]
 ) -> None:
-    """Refuse overrides that would put another method, or another variant of it, beside a published number."""
+    """Refuse overrides that would put another method, or a variant of it, next to a published number."""
     for key in (text.partition("=")[0] for text in overrides):
         rows = [row for row, _ in pairs if key in METHOD or (key in table.rows[row] and _is_of_method(key))]
         if rows:

@@ -201,7 +201,7 @@ def compare(job: TableJob, finished: Finished) -> Reproduction:
 
 
 def matching_setting(table: PaperTable, setting: str, scale: str) -> str:
-    """The paper's setting whose numbers stand beside ours; empty: the paper prints none.
+    """The paper's setting whose numbers stand next to ours; empty: the paper prints none.
 
     It has the same name; at mini scale, where data sets differ, it is else the first one whose name contains
     ours, else the first one.

@@ -98,7 +98,7 @@ def reproduce(
     Args:
         job: The job.
         tell: Called with a line of text about each finished cell.
-        progress: Receives the state of the job; None: nobody looks.
+        progress: Receives the state of the job; None: it is not shown.
 
     Returns:
         The table.

@@ -61,7 +61,7 @@ def ending(debug: bool = False, interrupted: str = "nothing was changed") -> Ite
 
     Yields:
         The end, whose exit code is set after the block: 1 for a failure, 2 for bad input, 130 after an
-        interruption, 141 if nobody reads the output any more. In these cases one line gives the reason; in
+        interruption, 141 if the output is not read any more. In these cases one line gives the reason; in
         the last one only if a run ended with it.
     """
     end = Ending()

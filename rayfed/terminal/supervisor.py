@@ -232,12 +232,12 @@ def _how(status: int) -> str:
     """Description of the end of a process.
 
     >>> _how(9), _how(256)
-    ('signal 9 (Killed)', 'exit code 1, which is how Ray ends it when one of its own processes is gone')
+    ('signal 9 (Killed)', "exit code 1, which is how Ray ends it when one of Ray's processes is gone")
     """
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         return f"signal {-code} ({signal.strsignal(-code)})"
-    return f"exit code {code}, which is how Ray ends it when one of its own processes is gone"
+    return f"exit code {code}, which is how Ray ends it when one of Ray's processes is gone"
 
 
 def _sweep() -> None:

@@ -20,7 +20,7 @@ from rayfed.tuning.full import Full
 
 
 class AttentionAdapter(nn.Module):
-    """Multiplies features (B, width) by their attention weights; PyTorch's default initialisation."""
+    """Multiplies features (B, width) by their attention weights; PyTorch's default initialization."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

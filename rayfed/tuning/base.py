@@ -88,7 +88,7 @@ def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
 
     Args:
         model: The model; tensors of inactive blocks are left out.
-        buffers: Whether trained BatchNorm statistics and LoRA residuals are included beside `trainable`.
+        buffers: Whether trained BatchNorm statistics and LoRA residuals are included besides `trainable`.
     """
     return _held(model, buffers)
 

@@ -27,7 +27,7 @@ class Maple:
 
     Attributes:
         length: Number M of prompts in a block.
-        depth: Number of blocks with prompts of their own, from the first; at most the number that both towers
+        depth: Number of blocks with their own prompts, from the first; at most the number that both towers
             have. The parameter `paired.prompts` has shape (depth, M, size of a token's embedding).
         init_std: Standard deviation of the normally distributed start values of the prompts.
     """

@@ -1,4 +1,4 @@
-"""Adapters beside the last blocks of both towers of a CLIP model, with middle layers that the towers share.
+"""Adapters parallel to the last blocks of both towers of a CLIP model, which share their middle layers.
 
 Yang et al., MMA: Multi-Modal Adapter for Vision-Language Models, CVPR 2024 [yang2024mma], as in its released
 code: a linear layer to a few numbers and ReLU, the common linear layer and ReLU, and a linear layer back,

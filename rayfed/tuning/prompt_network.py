@@ -2,7 +2,7 @@
 
 Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024 [qiu2024fedtpg], as
 in the released code with its defaults (`MODEL.DEPTH` 0, `MODEL.D_CTX` 1): learned queries attend to features
-of the names, after a normalisation of both; what they get goes through a GEGLU layer, to whose output it is
+of the names, after a normalization of both; what they get goes through a GEGLU layer, to whose output it is
 added. The network knows no class, so that it can be used for other names.
 
 The features are those of the class prompts of `model.template`; with `{}`, which `algorithm=fedtpg` sets,

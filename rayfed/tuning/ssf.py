@@ -4,7 +4,7 @@ Lian et al., Scaling & Shifting Your Features, NeurIPS 2022 [lian2022ssf], secti
 after every linear layer, convolution and LayerNorm, with a vector of one number for each channel.
 
 Differs from the paper: gamma starts as 1 and beta as 0 instead of near them, so that the tuned model first
-computes what the frozen one does. BatchNorm gets no pair of its own: frozen, it is affine, so the pair of the
+computes what the frozen one does. BatchNorm gets no pair: frozen, it is affine, so the pair of the
 convolution before it has the same effect. The vectors are never merged into the frozen weights.
 """
 

@@ -27,7 +27,7 @@ class TextPrompt:
     Attributes:
         length: Number M of vectors; the parameter `text.context` has shape (M, size of a token's embedding).
         init_std: Standard deviation of their normally distributed start values.
-        class_specific: Each of the C classes has vectors of its own, shape (C, M, size); CoOp's option CSC.
+        class_specific: Each of the C classes has its own vectors, shape (C, M, size); CoOp's option CSC.
         position: Place of the class name: after the vectors (end), after the first M // 2 of them (middle),
             or before them (front).
     """
@@ -84,7 +84,7 @@ def check_common(model: Backbone, class_specific: bool, name: str) -> TextSide:
         name: Name of the tuning, for the error.
 
     Raises:
-        ConfigError: Each class has a context of its own.
+        ConfigError: Each class has its own context.
     """
     if class_specific:
         raise ConfigError(

@@ -44,7 +44,7 @@ class TransportHead(ClipHead):
         """Scores of the classes, shape (B, C).
 
         Args:
-            features: Features of an image and of its N patches, not normalised, shape (B, 1 + N, width).
+            features: Features of an image and of its N patches, not normalized, shape (B, 1 + N, width).
             weight: Features of K prompts of each class, shape (K, C, width). None: the image is scored with
                 `self.weight`, as by a model without tuning.
         """
@@ -57,7 +57,7 @@ class TransportHead(ClipHead):
 
 
 def transport(cosines: Tensor, mass: float, entropy: float, steps: int) -> Tensor:
-    """The plan T that maximises <T, cosines> + `entropy` H(T), with H(T) = -sum T (log T - 1).
+    """The plan T that maximizes <T, cosines> + `entropy` H(T), with H(T) = -sum T (log T - 1).
 
     Each prompt has the mass `mass` / K, each patch at most 1 / N, so that with `mass` 1 each has 1 / N. The
     plan is diag(u) G diag(v) with G = e^(cosines / entropy). In each step, u becomes the smaller of 1 and
@@ -84,7 +84,7 @@ def transport(cosines: Tensor, mass: float, entropy: float, steps: int) -> Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class TransportPrompt(TextPrompt):
-    """Train two contexts, `text.context` and `text.prompter.own`, both with start values of their own.
+    """Train two contexts, `text.context` and `text.prompter.own`, both with their own start values.
 
     Attributes:
         gamma: Share of the patches that is matched with the prompts; 1: each patch has the same mass.

@@ -21,7 +21,7 @@ SECONDS = {"a": 1, "b": 3, "c": 2}
 
 
 class Adds:
-    """An executor whose clients answer with what they received plus a number of their own."""
+    """An executor whose clients answer with what they received plus their own number."""
 
     actors = 0
 

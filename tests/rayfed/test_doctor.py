@@ -57,7 +57,7 @@ MEASURED = Measurement(
 
 @pytest.fixture(scope="module")
 def played(cache):
-    """One client, really played in a process of its own; the slow part of every diagnosis."""
+    """One client, really played in its own process; the slow part of every diagnosis."""
     setup = prepare(load_config([*LARGER, f"data.cache={cache}"]))
     return measure(setup.experiment, setup.world)
 

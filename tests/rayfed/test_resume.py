@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 import rayfed
-from rayfed.resume import main
+from rayfed.config.schema import load_config, to_dict
+from rayfed.errors import ConfigError
+from rayfed.resume import continued, main
 from rayfed.terminal.exit_code import STOP
 from tests.conftest import ROOT, SMALL, STEADY
 
@@ -171,6 +173,14 @@ def test_what_would_change_the_result_is_refused_by_name(overrides, words, finis
     assert words in error
     assert len(error.strip().splitlines()) == 1
     assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob("*")) == before
+
+
+def test_no_rounds_are_added_to_a_run_whose_noise_follows_from_its_rounds(tmp_path):
+    config = load_config(["algorithm=fedavg", "rounds=2", "channel=[{clip: 1.0}]", "privacy.epsilon=8"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    assert continued(tmp_path).privacy.epsilon == 8.0
+    with pytest.raises(ConfigError, match=r"rounds: 3 would need another noise than the 2 of .*epsilon=8"):
+        continued(tmp_path, ["rounds=+1"])
 
 
 def test_a_folder_without_a_run(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""python -m tune.run in processes of its own: killed and resumed, interrupted, refused, on declared GPUs."""
+"""python -m tune.run in separate processes: killed and resumed, interrupted, refused, on declared GPUs."""
 
 import json
 import os

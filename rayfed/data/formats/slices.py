@@ -64,7 +64,7 @@ def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
 def standardised(volume: NDArray[Any]) -> NDArray[np.uint8]:
     """Intensities clipped at QUANTILE and standardised, as grey levels, uint8, shape (H, W, D).
 
-    MEAN is the mean of the volume, and ONE_SD levels are one standard deviation. The normalisation of the
+    MEAN is the mean of the volume, and ONE_SD levels are one standard deviation. The normalization of the
     U-Net turns grey levels back into standard deviations; rounding changes them by at most 1/64.
     """
     clipped = np.minimum(volume, np.quantile(volume, QUANTILE)).astype(np.float64)

@@ -30,6 +30,7 @@ class Content:
         domains: Names of the domains.
         domain: Index into `domains` of each sample, int64, shape (N,); None: all have the first.
         owners: Client of each sample; None if the data name no clients.
+        test_name: Name of the official test split, see `rayfed.data.listing.Listing`.
     """
 
     classes: Sequence[str]
@@ -40,6 +41,7 @@ class Content:
     domains: Sequence[str] = (ONE_DOMAIN,)
     domain: NDArray[np.int64] | None = None
     owners: Sequence[str] | None = None
+    test_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,6 +128,7 @@ def choose(name: str, content: Content, wanted: Sequence[str] | int | None, fing
         test=content.test[rows],
         fingerprint=fingerprint,
         owners=None if owners is None else [owners[row] for row in rows.tolist()],
+        test_name=content.test_name,
     )
     return Chosen(rows=rows, listing=listing)
 

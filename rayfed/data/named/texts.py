@@ -12,7 +12,7 @@ import json
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -139,7 +139,13 @@ class TextReader(ContentReader):
             domains=domains,
             domain=np.array([place[sample.domain] for sample in samples], dtype=np.int64),
             owners=None if None in owners else [str(owner) for owner in owners],
+            test_name=self._test_name,
         )
+
+    @property
+    def _test_name(self) -> str:
+        """Name of the official test split, see `rayfed.data.listing.Listing`."""
+        return ""
 
 
 def _in_order(name: str) -> tuple[int, str]:
@@ -148,6 +154,11 @@ def _in_order(name: str) -> tuple[int, str]:
 
 
 MOST_DIGITS = 18
+
+
+def _test_of(splits: Container[str]) -> str:
+    """The split that is the official test split; empty: there is none."""
+    return next((split for split in TESTS if split in splits), "")
 
 
 def read_text(path: Path) -> str:
@@ -334,15 +345,24 @@ class TextTable(TextReader):
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:
-        known = {split: rows for split, rows in self._tables.items() if not self._is_unknown(rows)}
-        known = known or self._tables
-        test = next((split for split in TESTS if split in known), None)
-        known.pop(LEFT_OUT.get(test or "", ""), None)
+        test = self._test_name
         return [
-            self._sample(split, row, number, split == test and len(known) > 1)
-            for split, rows in known.items()
+            self._sample(split, row, number, split == test)
+            for split, rows in self._known.items()
             for number, row in enumerate(rows)
         ]
+
+    @cached_property
+    def _known(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The rows of the splits that are used."""
+        known = {split: rows for split, rows in self._tables.items() if not self._is_unknown(rows)}
+        known = known or self._tables
+        without = LEFT_OUT.get(_test_of(known), "")
+        return {split: rows for split, rows in known.items() if split != without}
+
+    @property
+    def _test_name(self) -> str:
+        return _test_of(self._known) if len(self._known) > 1 else ""
 
     def _is_unknown(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the labels of a split are not public, so that nothing can be done with it."""

@@ -171,7 +171,7 @@ def with_tests_of(trained: Partition, tests: Partition) -> Partition:
     """The clients of one partition with the test samples that their domains have in another one.
 
     The clients of a domain share its test samples. One whose samples are of several domains has those of all.
-    Its training samples are dealt to them in turn; nobody trains on them.
+    Its training samples are dealt to them in turn; no client trains on them.
 
     Args:
         trained: The clients, which are listed one by one.

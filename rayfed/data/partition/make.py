@@ -561,7 +561,7 @@ class _Dealer:
     def splits_from_file(self, client: str, listed: dict[str, Indices], tests: Indices) -> dict[str, Indices]:
         """Training, validation and test samples of a client of a file.
 
-        A client without test samples of its own gets the shared `tests` of its domains.
+        A client without its own test samples gets the shared `tests` of its domains.
         """
         domains = np.unique(self.domain[np.concatenate(list(listed.values()))])
         if "all" in listed:

@@ -303,6 +303,7 @@ class HuggingFace(ContentReader):
             domains=domains,
             domain=np.array([places[name] for name in domain], dtype=np.int64),
             owners=self._values("client") if "client" in self._names else None,
+            test_name=test or "",
         )
 
 

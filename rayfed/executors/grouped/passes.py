@@ -1,6 +1,6 @@
 """Plays a group of clients at once: one forward and one backward pass for the rows of all of them.
 
-The code of every client runs as if it were alone, in a thread of its own, of which exactly one runs at a
+The code of every client runs as if it were alone, in its own thread, of which exactly one runs at a
 time. Where it asks its model for a pass, it waits until all clients of the group ask for something, and its
 thread wakes the next one; passes of the same kind are then computed together, with the values of each
 client for its rows, and every client continues with its own rows of the result. Likewise, where it calls

@@ -20,8 +20,8 @@ MOST = 32
 OPERATIONS = 12_000_000_000
 """With `auto`, the largest number of floating-point operations of a joint batch, forward and backward.
 
-Starting the operations of a network takes little time beside that of computing so many, and the results of
-all layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pixels in a ViT-S."""
+Starting the operations of a network takes little time compared with computing so many, and the results of all
+layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pixels in a ViT-S."""
 
 PARTS = 4
 """With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
@@ -56,7 +56,7 @@ def group_size(
     """The number of clients that share their passes.
 
     Args:
-        train: Config of local optimisation.
+        train: Config of local optimization.
         local: Client half of the method.
         joint: Why several clients cannot share the passes of the tuned network; empty: they can.
         frozen: The features of the network do not change in training.
@@ -85,7 +85,7 @@ def check_group(train: TrainConfig, client_timeout: float | None) -> None:
     """Check before a run that nothing in the config excludes the groups that it asks for.
 
     Args:
-        train: Config of local optimisation.
+        train: Config of local optimization.
         client_timeout: Longest time of one client in seconds (`failures.client_timeout`); None: no limit.
 
     Raises:
@@ -110,7 +110,7 @@ def why_alone(local: Local) -> str:
     own = [name for name in ("train", "step") if getattr(kind, name) is not getattr(Local, name)]
     if local.needs_curvature:
         return f"{kind.__name__} needs second derivatives"
-    return f"{kind.__name__} has a {own[0]}() of its own" if own and not kind.grouped else ""
+    return f"{kind.__name__} has its own {own[0]}()" if own and not kind.grouped else ""
 
 
 def _why_not_run(train: TrainConfig) -> str:

@@ -150,7 +150,7 @@ class JointSteps:
         return whole
 
     def _part(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Give clients that leave a joint step counts of their own, which it shares."""
+        """Give clients that leave a joint step their own counts, which it shares."""
         for joint in list(self._joints):
             if any(one is each for one in optimizers for each in joint.members):
                 self._joints.remove(joint)

@@ -347,7 +347,7 @@ class Cells:
         row, column: What the rows and the columns are.
         value: What the numbers are.
         colours: `range`: the darkest colour is the lowest number; `zero`: it is 0; `groups`: the numbers are
-            names of groups, each with a colour of its own.
+            names of groups, each with its own colour.
     """
 
     values: Floats

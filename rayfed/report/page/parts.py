@@ -100,7 +100,7 @@ Part: TypeAlias = Figure | Table | Tiles | Sentences
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading of its own.
+    """A part of the page with its own heading.
 
     Attributes:
         name: The heading.

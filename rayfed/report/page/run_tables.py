@@ -159,7 +159,7 @@ class PageRun:
         return self._frames[key]
 
     def _parts(self, name: str) -> Sequence[pa.Table]:
-        """Tables of this name in the history, one a round, of a run without tables of its own."""
+        """Tables of this name in the history, one a round, of a run that has no tables yet."""
         if self._history is None:
             from rayfed.record.atomic_files import to_table
 

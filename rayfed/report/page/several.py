@@ -311,7 +311,7 @@ def _reproduction(path: Path) -> Found:
 
 
 def _values(tree: Mapping[str, Any]) -> Table:
-    """Ours beside the paper's numbers. `reproduction.json` holds them as they are shown."""
+    """Ours next to the paper's numbers. `reproduction.json` holds them as they are shown."""
     columns = [Column("row"), Column("setting"), Column("measure"), Column("seeds", "count")]
     columns += [Column(name, "number") for name in ("ours", "deviation", "paper", "difference")]
     rows: list[list[Cell]] = [

@@ -100,7 +100,7 @@ def belongs(key, sections):
     ),
 )
 def test_an_algorithm_of_fft_gps_tables_changes_the_method_only(name, algorithm):
-    """Of FFT-GP's experiments no method has a model, a tuning or an optimizer of its own."""
+    """Of FFT-GP's experiments no method has its own model, tuning or optimizer."""
     plain, other = (
         to_dict(load_config([f"experiment={name}", *more])) for more in ((), (f"algorithm={algorithm}",))
     )

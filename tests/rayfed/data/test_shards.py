@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,18 @@ def test_images_are_a_read_only_view_of_the_file(root, cache):
         [int(end, 16) for end in line[0].split("-")] for line in mapped if line[-1] == str(dataset.path)
     ]
     assert any(low <= start and start + dataset.images.nbytes <= high for low, high in ranges)
+
+
+def test_the_name_of_the_test_split_is_kept(root, cache):
+    class Named(ImageFolder):
+        def scan(self):
+            return replace(super().scan(), test_name="validation")
+
+    plain = folder(root)
+    named = Named(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+    assert open_dataset(prepare(named, SIZE, cache)).test_name == "validation"
+    (cache / "plain").mkdir()
+    assert open_dataset(prepare(plain, SIZE, cache / "plain")).test_name == ""
 
 
 def test_pickles_as_its_path(root, cache):

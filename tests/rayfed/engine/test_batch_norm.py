@@ -48,7 +48,7 @@ def statistics(params):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_resnet50_fully_tuned_leaves_the_shared_copy_alone(cache):
-    """Two actors on one shared copy: each has buffers of its own; the copy stays as it was, bit by bit."""
+    """Two actors on one shared copy: each has its own buffers; the copy stays as it was, bit by bit."""
     setup = setup_of(cache, "model=resnet50")
     arrays = shared_arrays(setup)
     before = digest({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})

@@ -31,7 +31,7 @@ OWN = (
     *(*CLIP, "local.stays=[lora_B]", "train.lr=20", "data.domains=[plain,street]", "data.val=0"),
     *("data.partition.clients_per_domain=3", "clients_per_round=4", "data.limit=80", "rounds=1"),
 )
-"""Six clients, of which four train and have values of their own of some tensors."""
+"""Six clients, of which four train and have their own values of some tensors."""
 
 
 @pytest.fixture(scope="module")

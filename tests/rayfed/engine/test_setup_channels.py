@@ -15,6 +15,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Method
 from rayfed.federation.noise_and_compression import Channel
+from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import STEP, Server
 from rayfed.record.readers import read_yaml
 from rayfed.report.comparison import table_of_methods
@@ -45,18 +46,22 @@ def test_a_channel_that_changes_nothing_is_fedavg_to_the_bit_and_noise_is_drawn_
     assert private["epsilon"] > 0
     assert private["delta"] == 0.02
     assert not {"epsilon", "delta"} & row.keys()
-    assert run(tmp_path / "again", noisy, "sampling=poisson")[0] == first  # everyone takes part
+    target = ("channel=[{clip: 0.1}]", f"privacy.epsilon={private['epsilon']!r}")
+    assert run(tmp_path / "again", *target, "sampling=poisson")[0] == first  # everyone takes part
     half = run(tmp_path / "half", "channel=[fp16]")[1]
     assert half["bytes_up"] == row["bytes_up"] / 2
     assert half["bytes_down"] == row["bytes_down"]
 
 
 def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_itself(small):
-    channel = ("channel=[{clip: 0.001},{noise: 1.0}]", "privacy.noise_at=client", "server.weighting=uniform")
+    """The noise of 1.0 is that of its epsilon."""
+    epsilon = f"privacy.epsilon={Privacy(0.5, 1.0, 1e-5).epsilon(1)!r}"
+    channel = ("channel=[{clip: 0.001}]", "privacy.noise_at=client", "server.weighting=uniform", epsilon)
     alone, together = (small(*channel, "rounds=1", f"train.group={n}") for n in (1, 3))
     # The changes are so small that what counts is that values are rounded: by 5 clients, and in their mean.
     for name, value in alone.params.items():
         near(together.params[name], value, 5 + 4)
+    assert json.loads((alone.path / "environment.json").read_text())["noise"] == 1.0
     rows = pd.read_parquet(alone.path / "clients.parquet")
     norms = rows[rows["metric"] == "change_norm"]["value"]
     assert len(norms) == 5

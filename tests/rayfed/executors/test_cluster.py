@@ -1,4 +1,4 @@
-"""Fitting actors onto nodes: arithmetic first, then real clusters in processes of their own."""
+"""Fitting actors onto nodes: arithmetic first, then real clusters in separate processes."""
 
 import os
 import signal
@@ -134,7 +134,7 @@ def test_a_server_that_never_answers_is_waited_for_as_long_as_was_asked(monkeypa
 
 
 def python(script, timeout=240, **env):
-    """Run a script in a process of its own, with its own Ray."""
+    """Run a script in its own process, with its own Ray."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -326,7 +326,7 @@ def children_of(pid):
 
 
 def launched(tmp_path, cache, *more):
-    """A run in a process of its own."""
+    """A run in its own process."""
     own = [f"data.cache={cache}", f"output={tmp_path / 'run'}", "cluster.dashboard=false"]
     command = [sys.executable, "-m", "rayfed.run", *last_wins([*SMALL, *own, *more])]
     pipe = subprocess.PIPE

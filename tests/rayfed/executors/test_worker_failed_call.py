@@ -1,4 +1,4 @@
-"""A lack of memory on a device is an error of its own, which names what would need less memory."""
+"""A lack of memory on a device is its own error, which names what would need less memory."""
 
 import re
 from dataclasses import replace

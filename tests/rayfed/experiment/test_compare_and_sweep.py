@@ -99,7 +99,7 @@ def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():
 
 
 def with_validation():
-    """Clients with splits of their own."""
+    """Clients with their own splits."""
     return {
         name: {"train": (x[:12], y[:12]), "val": (x[12:15], y[12:15]), "test": (x[15:], y[15:])}
         for name, (x, y) in clients().items()

@@ -23,7 +23,7 @@ class Measuring(Local):
 
 @dataclass(frozen=True)
 class Reading(Server):
-    """Copies what the clients measured into a table of its own."""
+    """Copies what the clients measured into its own table."""
 
     def aggregate(self, state, cohort, updates):
         for update in updates:

@@ -1,6 +1,6 @@
 """The guarantee of privacy: epsilon is the accountant's, and settings that break it are refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,11 +15,13 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.privacy_accountant import (
+    FINEST,
     Privacy,
     PrivacyConfig,
     check_private,
     check_values,
     guarantee,
+    with_epsilon,
 )
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
@@ -51,6 +53,34 @@ def test_epsilon_is_that_of_the_accountant_for_the_same_steps():
     )
     assert local == Privacy(0.55, 1.0, 1e-5)
     assert guarantee(PrivacyConfig(), Channel(clip=1.0), 20, 0.25) is None
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "noise_at"), [(8.0, 0.25, "server"), (0.5, 1.0, "client")])
+def test_the_noise_of_an_epsilon_is_the_least_that_is_enough(epsilon, rate, noise_at):
+    config = PrivacyConfig(epsilon=epsilon, noise_at=noise_at)
+    channel = Channel(clip=1.0, at_client=noise_at == "client")
+    found = with_epsilon(config, channel, 20, rate, 7)
+    assert replace(found, noise=0.0) == channel
+
+    def counted(noise):
+        return guarantee(config, replace(channel, noise=noise), 20, rate).epsilon(7)
+
+    assert counted(found.noise) <= epsilon < counted(found.noise - FINEST)
+    assert with_epsilon(config, channel, 20, rate, 14).noise > found.noise  # more rounds need more
+    assert with_epsilon(PrivacyConfig(), channel, 20, rate, 7) == channel
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "channel", "message"),
+    [
+        (8.0, Channel(clip=1.0, noise=1.0), "privacy.epsilon: the noise follows from it"),
+        (8.0, Channel(), "clip=inf limits nothing"),
+        (1e-6, Channel(clip=1.0), "would need a noise of more than 10000 times clip"),
+    ],
+)
+def test_an_epsilon_for_which_there_is_no_noise_is_refused(epsilon, channel, message):
+    with pytest.raises(ConfigError, match=message):
+        with_epsilon(PrivacyConfig(epsilon=epsilon), channel, 20, 1.0, 3)
 
 
 @pytest.mark.parametrize(

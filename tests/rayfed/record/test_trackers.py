@@ -63,7 +63,7 @@ def nobody(monkeypatch):
 
 @pytest.fixture
 def tracked(database, tmp_path, monkeypatch):
-    """Read back the runs of this test, which has an experiment of its own."""
+    """Read back the runs of this test, which has its own experiment."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
     return lambda: logged(f"sqlite:///{database}", tmp_path.name)

@@ -254,6 +254,7 @@ def test_of_glue_the_validation_split_is_scored_because_test_has_no_labels(tmp_p
     found = source("glue_sst2", tmp_path)
     listing = found.scan()
     assert listing.classes == ("0", "1")
+    assert listing.test_name == "validation"
     texts = [found.decode(listing, i, 9).text for i in range(len(listing.labels))]
     assert {text for text, test in zip(texts, listing.test, strict=True) if test} == {"c 0", "c 1"}
     assert {text for text, test in zip(texts, listing.test, strict=True) if not test} == {
@@ -281,6 +282,7 @@ def test_of_mnli_the_matched_validation_split_is_scored(tmp_path):
     found = source("glue_mnli", tmp_path)
     listing = found.scan()
     assert listing.test.sum() == 2
+    assert listing.test_name == "validation_matched"
     texts = {found.decode(listing, i, 9) for i in range(len(listing.labels))}
     assert {text.text[0] for text in texts} == {"a", "b"}
     assert all(text.pair for text in texts)

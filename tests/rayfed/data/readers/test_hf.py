@@ -100,6 +100,7 @@ def test_a_saved_data_set_is_read_and_validation_takes_the_place_of_test(tmp_pat
     assert listing.classes == ("dog", "cat")
     assert listing.labels.tolist() == [1, 0] * 3
     assert listing.test.tolist() == [False] * 4 + [True] * 2
+    assert listing.test_name == "validation"
 
 
 @pytest.mark.parametrize(

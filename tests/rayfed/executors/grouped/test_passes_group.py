@@ -44,7 +44,7 @@ FAST = ("fedprox", "fedgcr", "scaffold", "ditto", "bgp", "depthfl")
 ALONE = (
     *("centralized", "feddpa", "fedkseed", "fedmix", "local", "lora_a2", "pfedmma", "slora", "zero_shot"),
 )
-"""One client, a training of their own, second derivatives, nothing sent, layers that two networks have in
+"""One client, own training, second derivatives, nothing sent, layers that two networks have in
 common, networks that change between passes, or nothing trained."""
 
 WITH_OPTIONS = ("fedavg model=mixer_mini model.options={}", "fedbn tuning=bitfit")

@@ -68,7 +68,7 @@ class Grouped(Stepping):
 
 
 def test_a_method_with_a_step_of_its_own_is_grouped_if_it_says_so():
-    assert chosen(Lora(), batch_size=4, local=Stepping()).why == "Stepping has a step() of its own"
+    assert chosen(Lora(), batch_size=4, local=Stepping()).why == "Stepping has its own step()"
     assert chosen(Lora(), batch_size=4, local=Grouped()).clients == 32
 
 

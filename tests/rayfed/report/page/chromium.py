@@ -135,7 +135,7 @@ class Tab:
 
 @contextmanager
 def browsing():
-    """A tab of a Chromium of its own, which ends with the block."""
+    """A tab of its own Chromium, which ends with the block."""
     there, to = os.pipe()
     of, back = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
