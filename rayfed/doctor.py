@@ -331,6 +331,9 @@ class ShapePlan:
         return self.frozen + self.trained + max(self.activations, self.scoring) + int(CONTEXT)
 
 
+NF4 = 0.5 + 4 / 64
+"""Bytes of a number in NF4: four bits, and a float32 for each 64 of them."""
+
 STATES = {"adam": 2, "adamw": 2}
 """Tensors that an optimizer keeps for each trained one; SGD keeps one with momentum."""
 
@@ -346,6 +349,7 @@ def shape_plans(config: Config) -> tuple[str, list[ShapePlan]]:
     """
     from rayfed.config.schema import compatible_parts
     from rayfed.models.build import build_backbone
+    from rayfed.models.lora_layer import frozen_linears
     from rayfed.models.shared_weights import half_names, skeleton
     from rayfed.objective import LANGUAGE_MODELING
     from rayfed.tuning.base import apply_tuning
@@ -360,17 +364,22 @@ def shape_plans(config: Config) -> tuple[str, list[ShapePlan]]:
     frozen = sum(numbers.values()) - trained
     half = sum(numbers[name] for name in numbers.keys() & half_names(model))
     states = STATES.get(train.optimizer, int(train.momentum > 0))
+    small = sum(layer.weight.numel() for layer in frozen_linears(model).values())
     whole, cut = saved_bytes(model, rows)
     logits = 2 * 4 * model.size * model.num_classes if model.task == LANGUAGE_MODELING else 0
+    weights = {"train.precision=fp32": 4 * frozen, "train.precision=bf16": 4 * frozen - 2 * half}
+    if model.tokenizer is not None:
+        bits = weights["train.precision=bf16"] - 2 * small + int(NF4 * small)
+        weights["train.precision=bf16 train.base_bits=4"] = bits
     ways = [
         ShapePlan(
-            way=f"train.precision={precision}" + (" train.checkpointing=true" if kept is cut else ""),
-            frozen=4 * frozen - (2 * half if precision == "bf16" else 0),
+            way=way + (" train.checkpointing=true" if kept is cut else ""),
+            frozen=own,
             trained=4 * (2 + states) * trained,
             activations=kept + rows * logits,
             scoring=train.eval_batch_size * logits,
         )
-        for precision in ("fp32", "bf16")
+        for way, own in weights.items()
         for kept in (whole, cut)
         if kept is not None
     ]

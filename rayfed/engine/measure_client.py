@@ -556,7 +556,7 @@ class GpuPlans:
 
 
 def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
-    """Check that clients run on a GPU if their passes are to be recorded there.
+    """Check that clients run on a GPU if their passes are recorded or their weights have four bits there.
 
     Raises:
         ConfigError: They do not.
@@ -566,6 +566,12 @@ def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
             "train.graphs: true records operations of a GPU, and clients run on the CPU here, where only "
             "false is allowed; leave it out, or let clients use a GPU (cluster.gpus_per_actor=1, in one "
             "process cluster.device=cuda)"
+        )
+    if train.base_bits is not None and not has_gpu:
+        raise ConfigError(
+            f"train.base_bits: {train.base_bits} needs a GPU of NVIDIA, and clients run on the CPU here; "
+            f"leave it out, or let clients use a GPU (cluster.gpus_per_actor=1, in one process "
+            f"cluster.device=cuda)"
         )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -593,7 +594,25 @@ def _check_compile(config: Config, parts: Parts) -> None:
         )
 
 
+def _check_base(train: TrainConfig, model: Backbone) -> None:
+    if train.base_bits is None:
+        return
+    if model.tokenizer is None:
+        reason = f"is for models of transformers, not for {model.label!r}; leave it out"
+    elif train.compile or train.graphs:
+        reason = "cannot be used with train.compile and train.graphs; leave one of the two out"
+    elif find_spec("bitsandbytes") is None:
+        reason = (
+            'needs bitsandbytes, which computes on GPUs of NVIDIA: pip install "rayfed-sim[quantized]"; '
+            "leave it out, or use train.precision=bf16"
+        )
+    else:
+        return
+    raise ConfigError(f"train.base_bits: {train.base_bits} {reason}")
+
+
 def _check_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> None:
+    _check_base(train, model)
     if not train.graphs:
         return
     from rayfed.models.graphs import why_no_graphs

@@ -470,6 +470,10 @@ class Worker:
         set_deterministic(torch.device(device), world.deterministic)
         model = world.skeleton()
         attach(model, weights)
+        if world.train.base_bits is not None:
+            from rayfed.models.lora_layer import four_bits, quantize
+
+            quantize(model, four_bits)
         self._model: Backbone = model.to(device)
         self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
         self._model.mixed = world.train.precision == "bf16"

@@ -63,6 +63,9 @@ class TrainConfig:
             faster products on GPUs that have them (no difference on a CPU); bf16: products in bfloat16, and
             the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
             are in fp32 always.
+        base_bits: Bits of the frozen weights of linear layers of a text model: 4 stores them as NF4 by
+            bitsandbytes, on CUDA only. Adapters and the residual of `tuning.residual` stay in float32. It has
+            not run on a GPU yet. None: as `precision` says.
         graphs: On CUDA, record the operations of the network once for each shape, and start them together
             afterwards (`rayfed.models.graphs`): the same result with fewer launches, in more memory.
         compile: Compile the network with torch.compile, which takes minutes at first, changes rounding, and
@@ -96,6 +99,7 @@ class TrainConfig:
     precision: Precision = "fp32"
     compile: bool = False
     graphs: bool = False
+    base_bits: Literal[4] | None = None
 
     @property
     def varies(self) -> bool:

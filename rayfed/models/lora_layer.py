@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -485,6 +485,42 @@ def merge(net: nn.Module) -> int:
         base.weight = nn.Parameter(weight, requires_grad=base.weight.requires_grad)
         net.set_submodule(name, base)
     return len(adapted)
+
+
+FACTOR = re.compile(r"\.lora_[AB]\.")
+"""In the names of layers that are factors of an adapter."""
+
+
+def frozen_linears(model: Backbone) -> dict[str, nn.Linear]:
+    """The frozen linear layers of the network by name, without factors that a tuning scheme freezes."""
+    return {
+        name: module
+        for name, module in model.net.named_modules()
+        if isinstance(module, nn.Linear) and _is_frozen(module) and not FACTOR.search(name)
+    }
+
+
+def quantize(model: Backbone, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put other layers in the place of the frozen linear layers of the network; adapters stay as they are.
+
+    Args:
+        model: The tuned model with its values, which is changed.
+        make: The layer that replaces one.
+    """
+    for name, layer in frozen_linears(model).items():
+        model.net.set_submodule(name, make(layer))
+    model.refresh()
+
+
+def four_bits(layer: nn.Linear) -> nn.Module:
+    """A layer whose weight is stored as NF4 as soon as it is moved to a GPU, with products in bfloat16."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    shape = layer.in_features, layer.out_features
+    made: nn.Module = Linear4bit(*shape, layer.bias is not None, torch.bfloat16, quant_type="nf4")
+    made.weight = Params4bit(layer.weight.detach(), requires_grad=False, quant_type="nf4")
+    made.bias = layer.bias
+    return made
 
 
 _KINDS = (

@@ -12,13 +12,16 @@ from rayfed.engine.measure_client import (
     CONTEXT,
     GpuPlans,
     _visit,
+    check_graphs,
     check_resources,
     inline_device,
     is_measured,
     largest_client,
     resident_bytes,
 )
+from rayfed.engine.setup import _check_base
 from rayfed.errors import BusyError, ConfigError, ResourceError
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.testing import small_setup
 from tests.conftest import quickly
@@ -259,3 +262,19 @@ def test_the_sentence_says_that_actors_take_turns():
     measured = SimpleNamespace(client="c00", device_bytes=GB, visit_s=0.5, **GPU)
     assert "2 are started, because without MPS they take turns" in measure_client.on_gpu(measured, False, 14)
     assert "a fatal fault of one ends all" in measure_client.on_gpu(measured, True, 14)
+
+
+def test_a_base_of_four_bits_is_refused_without_a_gpu_and_without_its_library(monkeypatch):
+    train, text = TrainConfig(base_bits=4), SimpleNamespace(tokenizer="bert", label="bert")
+    with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs a GPU of NVIDIA"):
+        check_graphs(train, False)
+    check_graphs(train, True)
+    monkeypatch.setattr("rayfed.engine.setup.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs bitsandbytes.*\[quantized\]"):
+        _check_base(train, text)
+    monkeypatch.setattr("rayfed.engine.setup.find_spec", lambda name: name)
+    _check_base(train, text)
+    with pytest.raises(ConfigError, match="is for models of transformers, not for 'vit'"):
+        _check_base(train, SimpleNamespace(tokenizer=None, label="vit"))
+    with pytest.raises(ConfigError, match=r"cannot be used with train\.compile"):
+        _check_base(replace(train, graphs=True), text)

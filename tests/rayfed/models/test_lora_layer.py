@@ -4,6 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.engine.memory import step_operations
@@ -16,12 +17,15 @@ from rayfed.models.lora_layer import (
     FrozenAndLowRank,
     JointCasts,
     adapt,
+    frozen_linears,
     merge,
+    quantize,
     twice_differentiable,
     use_joint_casts,
 )
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing import small_setup
+from rayfed.tuning.base import held, load
 from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
 from tests.rounding import near
@@ -383,3 +387,52 @@ def test_a_frozen_factor_is_the_same_for_all_clients():
         first, second = model(x)
     near(first, second, LONGEST)
     assert not torch.allclose(first, model(x[:1])[0])
+
+
+class Rounded(nn.Module):
+    """A linear layer with two numbers of its weight in a byte, as a library for four bits has it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.shape, self.bias = layer.weight.shape, layer.bias
+        self.unit = layer.weight.detach().abs().max() / 7
+        codes = (layer.weight.detach() / self.unit).round().flatten().to(torch.uint8) + 8
+        self.weight = nn.Parameter((16 * codes[::2] + codes[1::2])[:, None], requires_grad=False)
+
+    def values(self):
+        pairs = torch.stack([self.weight[:, 0] // 16, self.weight[:, 0] % 16], 1)
+        return (pairs.float().view(self.shape) - 8) * self.unit
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.values(), self.bias)
+
+
+def test_a_base_of_four_bits_leaves_adapters_and_residuals_as_they_are():
+    model = built("tuning=lora", "tuning.rank=2", "tuning.alpha=3", "tuning.residual=true").eval()
+    g = torch.Generator().manual_seed(0)
+    load(model, {n: torch.randn(v.shape, generator=g) / 8 for n, v in held(model).items()})
+    before = {name: value.clone() for name, value in held(model).items()}
+    quantize(model, Rounded)
+    assert not frozen_linears(model)
+    assert {name: value.shape for name, value in held(model).items()} == {
+        name: value.shape for name, value in before.items()
+    }
+    assert all(torch.equal(value, before[name]) for name, value in held(model).items())
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".base_layer." in n)
+    layer = layers_of(model)[0]
+    base, residual = layer.base_layer, layer.lora_R
+    assert residual.shape == base.shape
+    assert base.weight.shape == (base.shape.numel() // 2, 1)
+    x = torch.randn(3, layer.in_features, generator=g)
+    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight + residual
+    expected = x @ base.values().T + base.bias + 1.5 * x @ product.T
+    near(layer(x), expected, 4 * layer.in_features, 4.0)
+    layer(x).sum().backward()
+    assert layer.lora_A["default"].weight.grad.any()
+
+
+def test_frozen_factors_are_no_base_of_four_bits():
+    model = built("tuning=lora", "tuning.freeze_a=true")
+    names = frozen_linears(model)
+    assert names
+    assert all(".lora_" not in name for name in names)
