@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 PAGES = sorted(claim_tables.FOLDER.glob("*.md"))
 CLAIMS = [name.removeprefix("claims/") for name in tables(folder()) if name.startswith("claims/")]
 TABLES = sorted(file.stem for file in claim_tables.FOLDER.glob("*.csv"))
-COMPARISONS = ("worth_tuning", "worth_tuning_pacs", "lora_methods")
+COMPARISONS = ("worth_tuning", "worth_tuning_pacs", "lora_methods", "text_lora", "text_personal")
 """Comparisons of many rows, with three seeds."""
 SCORES = """setting,row,seed,measure,value
 a,one,0,m,4
