@@ -58,9 +58,10 @@ def test_the_determinant_is_one_and_what_is_open_stays():
     reflection = torch.diag(torch.tensor([3.0, 1.0, -2.0]).double())
     assert nearest_rotation(reflection).tolist() == [[1, 0, 0], [0, -1, 0], [0, 0, -1]]
     assert torch.equal(nearest_rotation(torch.zeros(3, 3).double()), torch.eye(3).double())
-    quarter = torch.tensor([[0.0, -5.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).double()
-    found = nearest_rotation(quarter)  # the second direction becomes the first, the third one stays
-    near(found, torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).double(), 20, 1.0)
+    x, y = (torch.nn.functional.normalize(row, dim=0) for row in draw(2, rank=4)[A][:2, :4])
+    k = torch.outer(x, y) - torch.outer(y, x)  # the smallest rotation from y to x, in their plane
+    smallest = torch.eye(4).double() + k + k @ k / (1 + x @ y)
+    near(nearest_rotation(3 * torch.outer(x, y)), smallest, 100, 1.0, torch.float64)
 
 
 def test_a_client_of_a_lower_rank_turns_what_it_holds():
