@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -400,7 +401,19 @@ def set_deterministic(device: torch.device, wanted: Deterministic) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if on != torch.are_deterministic_algorithms_enabled():
+        _use_deterministic_algorithms(on)
+
+
+def _use_deterministic_algorithms(on: bool) -> None:
+    """Ask torch for deterministic kernels, and its compiler where that has been imported.
+
+    `torch.use_deterministic_algorithms` imports the compiler, which takes a process as long as torch itself;
+    `rayfed.models.trunk.use_compile` tells the compiler what is wanted.
+    """
+    if "torch._inductor" in sys.modules:
         torch.use_deterministic_algorithms(on)
+    else:
+        torch.set_deterministic_debug_mode("error" if on else "default")
 
 
 @contextmanager
@@ -421,8 +434,8 @@ def settings_restored() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
-            torch.use_deterministic_algorithms(deterministic)
+        if deterministic != torch.are_deterministic_algorithms_enabled():
+            _use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cuda.enable_cudnn_sdp(attention)

@@ -22,8 +22,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from tests.pretended import Mode
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("rayfed", "algorithms")
@@ -42,7 +43,7 @@ RUNTIME = {
 """Functions of torch.cuda that need a GPU."""
 
 
-class FakeCuda(TorchDispatchMode):
+class FakeCuda(Mode):
     """Sends operations of CUDA to FakeTensorMode, and computes the others.
 
     Attributes:

@@ -270,7 +270,15 @@ class OnDevice(torch.Tensor):
         return _run(func, args, kwargs or {})
 
 
-class _Operations(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """Sees each operation, without torch's compiler, which torch imports and calls for other modes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Operations(Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 

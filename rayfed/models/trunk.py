@@ -83,6 +83,8 @@ def use_compile(model: Backbone, device: str) -> None:
     """
     check_compiler(device)
     os.environ.setdefault(WORKERS, str(torch.get_num_threads()))
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True)  # imports the compiler, and tells it too
     model.net.compile()
 
 

@@ -153,7 +153,7 @@ def settings_of_bits():
     before = torch.are_deterministic_algorithms_enabled()
     attention, filled = torch.backends.cuda.cudnn_sdp_enabled(), DETERMINISTIC.fill_uninitialized_memory
     yield
-    torch.use_deterministic_algorithms(before)
+    torch.set_deterministic_debug_mode("error" if before else "default")
     torch.backends.cuda.enable_cudnn_sdp(attention)
     DETERMINISTIC.fill_uninitialized_memory = filled
 

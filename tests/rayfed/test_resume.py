@@ -243,7 +243,7 @@ def test_a_folder_that_does_not_exist_is_named_in_resume(tmp_path, capsys):
     assert f"holds a sweep; python -m tune.run resume={tmp_path} continues it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [(), ("rounds=+1",)])
+@pytest.mark.parametrize("more", [(), pytest.param(("rounds=+1",), marks=STEADY)])
 def test_a_damaged_line_of_rounds_is_written_anew_from_the_history(more, cache, tmp_path):
     run = tmp_path / "run"
     rayfed.simulate([*SMALL, "rounds=2", f"data.cache={cache}", "cluster.executor=inline", f"output={run}"])

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_check import dropping_as_devices
 from rayfed.config.schema import load_config
@@ -20,7 +19,7 @@ from rayfed.tuning.base import TUNINGS
 from tests.conftest import ROOT, STEADY, quickly
 from tests.conftest import SMALL as SMALL_OF_RUN
 from tests.matrix import KINDS, TINY, TUNINGS_OF, fitting, of_kind, with_dropout
-from tests.pretended import COUNTS, TYPE, pretended
+from tests.pretended import COUNTS, TYPE, Mode, pretended
 from tests.rounding import equally_near, exact_play
 
 OPTIONS = {
@@ -45,14 +44,14 @@ OPTIONS = {
 }
 """Options that keep state, or that mix what a client has with what it receives."""
 
-QUICK_OPTIONS = ("Adam kept", "augmented, in parts")
-"""Moments of an optimizer in stores, and random changes of images."""
+QUICK_OPTIONS = ("Adam kept",)
+"""Moments of an optimizer in stores."""
 
 NOT_TRAINED = {"fedkseed", "local", "zero_shot"}
 """Methods that send nothing back or train without dropout, which then changes no tensor of the run."""
 
-QUICK_KINDS = (*(("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"), ("resnet", "full")),)
-"""Several exits, prompts by image, dropout, and batch norm."""
+QUICK_KINDS = (("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"))
+"""Several exits, prompts by image, and dropout."""
 
 
 def played(overrides, tmp_path, cache, device=None, draws_as_cpu=False, **options):
@@ -89,7 +88,7 @@ def agree(overrides, tmp_path, cache):
     return there
 
 
-@pytest.mark.parametrize("name", quickly(METHODS.names(), ["ditto", "fedgcr", "fedra", "fft_gp", "scaffold"]))
+@pytest.mark.parametrize("name", quickly(METHODS.names(), ["fedgcr", "fedra", "scaffold"]))
 def test_a_method_plays_on_a_device_as_on_the_cpu(name, tmp_path, cache):
     agree([*TINY, f"algorithm={name}"], tmp_path, cache)
 
@@ -245,7 +244,7 @@ def test_the_device_draws_from_another_generator():
         assert torch.rand(4, device=device.name).tolist() == here
 
 
-class Products(TorchDispatchMode):
+class Products(Mode):
     """Notes the workspace that cuBLAS would have at each product of matrices on a device."""
 
     def __init__(self):

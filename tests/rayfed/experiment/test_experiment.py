@@ -12,6 +12,7 @@ from torch import nn
 import rayfed
 from rayfed.errors import ConfigError, RayFedError, ServerError
 from rayfed.tuning.lora import Lora
+from tests.conftest import STEADY, quickly
 from tests.rounding import near
 
 SMALL = {
@@ -62,7 +63,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quickly(METHODS, ["fedavg", "ditto"]))
 def test_names_and_objects_give_the_same_digest_as_the_command_line(name, tmp_path):
     from rayfed.federation.method_registry import METHODS as FILES
 
@@ -126,7 +127,7 @@ def test_a_run_knows_its_scores_clients_model_and_figures(tmp_path):
         run.model(merged=True)
 
 
-@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("block", [pytest.param(torch.no_grad, marks=STEADY), torch.inference_mode])
 def test_a_run_in_a_block_without_gradients_is_the_same_run(block):
     same = own()
     wanted = same.run(quiet=True).sha256

@@ -41,6 +41,8 @@ THEIRS = {"annotated_types", "pydantic_core", "typing_inspection", "triton"}
 """What pydantic and the formulas of torch for operations import."""
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_small_runs_import_what_they_use(cache, monkeypatch):
     """The modules that build, share and prompt a network need none of the heavy libraries either."""
     monkeypatch.setenv("RAYFED_CACHE", str(cache))

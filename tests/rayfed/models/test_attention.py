@@ -10,11 +10,11 @@ import torch
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.executors.worker import adjust_trunk
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.attention import DirectAttention, use_direct_attention
+from tests.pretended import Mode
 
 
 def both(**options):
@@ -87,7 +87,7 @@ def test_a_layer_whose_steps_are_computed_one_by_one_stays_so():
     assert torch.equal(quick(x), layer(x))
 
 
-class Copies(TorchDispatchMode):
+class Copies(Mode):
     """Counts the copies of whole tensors."""
 
     def __init__(self):

@@ -5,7 +5,6 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.engine.memory import step_operations
 from rayfed.errors import ConfigError
@@ -26,7 +25,7 @@ from rayfed.models.lora_layer import (
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing import small_setup
 from rayfed.tuning.base import held, load
-from tests.pretended import pretended
+from tests.pretended import Mode, pretended
 from tests.pretended_autocast import mixed_precision
 from tests.rounding import near
 
@@ -54,7 +53,7 @@ def outputs_and_gradients(model, x, leaves):
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), leaves)]
 
 
-class Operations(TorchDispatchMode):
+class Operations(Mode):
     """Notes the names of operations, but for views, and those with a large result in float32."""
 
     def __init__(self, large):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.models import trunk
 from rayfed.testing import small_setup
-from tests.conftest import STEADY
+from tests.conftest import ROOT, STEADY
 from tests.rayfed.models.small import images, small
 from tests.rounding import equally_near, exactly_trained
 
@@ -38,7 +40,7 @@ def check_alike(plain, other, *overrides):
         pytest.param(("algorithm=fedgcr",), marks=STEADY),
         ("algorithm=fedra", "capacity=[2,1]"),
         pytest.param(("algorithm=fedmix", "local.lam=0.2"), marks=STEADY),
-        ("algorithm=bgp", "local.meta_update=second_order"),
+        pytest.param(("algorithm=bgp", "local.meta_update=second_order"), marks=STEADY),
         pytest.param(("algorithm=depthfl", "capacity=[3,2]"), marks=STEADY),
         pytest.param(("algorithm=promptfl", "model=clip_mini"), marks=STEADY),
         pytest.param(("algorithm=fedavg", "model=clip_mini", "tuning=full", "compare=[]"), marks=STEADY),
@@ -135,6 +137,32 @@ def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
     worker = InlineExecutor(setup.world, setup.weights).worker
     assert compiled == [worker._model.net]
     assert worker.start_params().keys() == setup.start.keys()
+
+
+KNOWS = """
+import sys, torch
+from rayfed.devices import set_deterministic, settings_restored
+from rayfed.models import trunk
+from tests.rayfed.models.small import small
+
+with settings_restored():
+    set_deterministic(torch.device("cpu"), True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert "torch._inductor" not in sys.modules
+    trunk.use_compile(small("vit"), "cpu")
+    from torch._inductor import config
+    assert config.deterministic
+assert not config.deterministic
+with settings_restored():
+    set_deterministic(torch.device("cpu"), True)
+    assert config.deterministic
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_the_compiler_knows_of_deterministic_kernels_and_is_not_imported_for_them():
+    subprocess.run([sys.executable, "-c", KNOWS], cwd=ROOT, check=True)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ FEW = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_every_number_of_shots_is_run_and_a_lost_run_is_done_again(small):
     run = small(*FEW, "data.val=0")
     table = [row for row in rows_of(run.path / "report.md") if "shots" in row]

@@ -65,6 +65,8 @@ def rows_of(report):
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.steady
 def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
     """Without being asked for, where the model is a CLIP model."""
 

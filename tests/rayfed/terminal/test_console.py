@@ -10,7 +10,7 @@ from rayfed import resume, run
 from rayfed.engine.record_rounds import slowest
 from rayfed.federation.executor import Visit
 from rayfed.terminal.console import headline, line, showing
-from tests.conftest import SMALL
+from tests.conftest import SMALL, STEADY
 
 ROW = {
     "round": 3,
@@ -30,7 +30,7 @@ def objects(text):
     return [json.loads(text) for text in text.splitlines()]
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=STEADY)])
 def test_json_has_an_object_a_round_and_nothing_else_on_standard_output(quiet, cache, tmp_path, capsys):
     path = tmp_path / "mine"
     extra = ["--quiet"] if quiet else []

@@ -45,7 +45,7 @@ def ended(body):
     return command.returncode, out, err
 
 
-@pytest.mark.parametrize("code", quickly([0, 1, 2, 130], [0, 130]))
+@pytest.mark.parametrize("code", quickly([0, 1, 2, 130], [130]))
 def test_an_exit_code_passes_through(code):
     assert ended(f"print('done'); return {code}") == (code, "done\n", "")
     assert ended(f"raise SystemExit({code})")[0] == code
