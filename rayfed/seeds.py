@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,15 +54,17 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
 
 
 def _seed_torch(seed: int) -> None:
-    """Seed torch's global streams.
+    """Seed torch's global streams of the CPU and of all devices of the machine.
 
-    Without a device, `torch.manual_seed` would note the stack of the caller for each type of device that
-    might be found later, which takes about a millisecond.
+    `torch.manual_seed` would also note the stack of the caller for each type of device that is not there,
+    which takes about a millisecond.
     """
+    torch.default_generator.manual_seed(seed)
     if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+        device: Any = torch.accelerator.current_accelerator()
+        module = getattr(torch, device.type)
+        everywhere = getattr(module, "manual_seed_all", None) or module.manual_seed  # Apple has one device
+        everywhere(seed)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import random
+import traceback
 
 import numpy as np
 import pytest
@@ -50,13 +51,28 @@ def test_generator_is_private():
     assert generator(0, "sample", 1).integers(1000) == generator(0, "sample", 1).integers(1000)
 
 
+class Seeds:
+    """A module of torch for a type of device, which has the functions of `names` and keeps their seeds."""
+
+    def __init__(self, *names):
+        self.of = {name: [] for name in names}
+        for name in names:
+            setattr(self, name, self.of[name].append)
+
+
+@pytest.mark.parametrize(
+    ("names", "called"),
+    [(("manual_seed", "manual_seed_all"), "manual_seed_all"), (("manual_seed",), "manual_seed")],
+)
 @pytest.mark.parametrize("there", [False, True])
-def test_devices_are_seeded_where_there_are_any(there, monkeypatch):
-    seeds = []
-    everywhere = torch.manual_seed
+def test_devices_are_seeded_where_there_are_any(there, names, called, monkeypatch):
+    module = Seeds(*names)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: there)
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), everywhere(seed)))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch, "xpu", module)
+    monkeypatch.setattr(traceback, "format_stack", None)  # called for each type of device that is not there
     with seeded(5):
         inside = torch.rand(1)
-    assert seeds == [5] * there
+    assert module.of[called] == [5] * there
+    assert sum(map(len, module.of.values())) == there
     assert torch.equal(inside, torch.rand(1, generator=torch.Generator().manual_seed(5)))
