@@ -105,7 +105,7 @@ class BlockServer(Server):
         for cid in cohort.ids:
             kept = caches.get(cid, [])
             frozen[cid] = sum(sizes[j] for j in blocks[cid] if j not in kept)
-            caches[cid] = self._cached(kept, blocks[cid])
+            caches[cid] = self._cache_after(kept, blocks[cid])
         if self.frozen_cache == "preinstalled":
             frozen = dict.fromkeys(cohort.ids, 0)
         for cid in cohort.ids:
@@ -135,7 +135,7 @@ class BlockServer(Server):
         last = [cohort.round if n else r for n, r in zip(holders, last, strict=True)]
         return state.remember(visits=visits, last_round=last)
 
-    def _cached(self, kept: list[int], used: Sequence[int]) -> list[int]:
+    def _cache_after(self, kept: list[int], used: Sequence[int]) -> list[int]:
         """Content of a client's cache after it used these blocks, least recently used first."""
         if self.frozen_cache == "all":
             return sorted({*kept, *used})

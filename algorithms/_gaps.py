@@ -140,7 +140,7 @@ def all_known(gaps: Vector, who: Sequence[str] = ()) -> bool:
     return not unknown.size
 
 
-def clipped(weights: Vector, fallback: Vector) -> Vector:
+def clip_to_simplex(weights: Vector, fallback: Vector) -> Vector:
     """Weights clipped to [0, 1] and scaled to sum 1; `fallback` where all clipped weights are 0."""
     inside = np.clip(weights, 0, 1)
     total = inside.sum()
@@ -148,7 +148,7 @@ def clipped(weights: Vector, fallback: Vector) -> Vector:
 
 
 def outside(weights: Vector) -> float:
-    """Number of weights outside [0, 1], which `clipped` changes."""
+    """Number of weights outside [0, 1], which `clip_to_simplex` changes."""
     return float(((weights < 0) | (weights > 1)).sum())
 
 

@@ -116,7 +116,7 @@ class GroupingServer(LossWeighted):
         """
         new = {u.client: u.extra[REPRESENTATION].clone() for u in updates}
         known: dict[str, Tensor] = {**state.memory.get(REPRESENTATION, {}), **new}
-        ordered = cohort.clients.ordered(known)
+        ordered = cohort.clients.in_order(known)
         h: Matrix = torch.stack([known[cid] for cid in ordered]).double().numpy()
         domains = [cohort.clients[cid].domain for cid in ordered]
         wanted = self.num_groups or len(cohort.clients.domains)

@@ -119,7 +119,7 @@ def last_epoch_sum(values: Sequence[float], sizes: Sequence[int], num_examples: 
     return summed
 
 
-def checked(losses: Array) -> npt.NDArray[np.float64]:
+def check_losses(losses: Array) -> npt.NDArray[np.float64]:
     """Losses as float64, at least SMALLEST.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
-from algorithms._gaps import Vector, all_known, clipped, outside
+from algorithms._gaps import Vector, all_known, clip_to_simplex, outside
 from algorithms.afl import project_to_simplex
 from algorithms.ga import GeneralizationAdjustment, record_gaps
 from rayfed import Cohort, Local, Method, ServerState, Update
@@ -132,7 +132,7 @@ def fairness_aware_weights(
     a, g, b, h = map(to_numpy, given)
     if not (all_known(g) and all_known(h)):
         return like(a, *given)
-    return like(balanced(a, g, b, slopes_of(a, g, b, h, negative), off_simplex), *given)
+    return like(balance(a, g, b, slopes_of(a, g, b, h, negative), off_simplex), *given)
 
 
 def slopes_of(a: Vector, g: Vector, b: Vector, h: Vector, negative: NegativeSlope = "zero") -> Vector:
@@ -156,18 +156,18 @@ def slopes_of(a: Vector, g: Vector, b: Vector, h: Vector, negative: NegativeSlop
     return np.abs(slopes) if negative == "abs" else np.maximum(slopes, 0.0)
 
 
-def balanced(a: Vector, g: Vector, b: Vector, slopes: Vector, off_simplex: Repair = "clip") -> Vector:
+def balance(a: Vector, g: Vector, b: Vector, slopes: Vector, off_simplex: Repair = "clip") -> Vector:
     """Weights that make all gaps equal if they are linear in the weights, Eq. 9 and 10, within the simplex.
 
     Where the slopes sum to zero, the perturbed weights b are returned.
     """
-    moved = unclipped(a, g, slopes)
+    moved = weights_before_clipping(a, g, slopes)
     if moved is None:
         return b
-    return project_to_simplex(moved) if off_simplex == "project" else clipped(moved, b)
+    return project_to_simplex(moved) if off_simplex == "project" else clip_to_simplex(moved, b)
 
 
-def unclipped(a: Vector, g: Vector, slopes: Vector) -> Vector | None:
+def weights_before_clipping(a: Vector, g: Vector, slopes: Vector) -> Vector | None:
     """Weights of Eq. 10 before clipping; None where the slopes sum to zero, so that no common gap exists."""
     total = slopes.sum()
     if abs(total) < FLAT:
@@ -183,7 +183,7 @@ def guards(a: Vector, g: Vector, b: Vector, h: Vector, slopes: Vector) -> dict[s
         weights_clipped: weights outside [0, 1]; fell_back: 1 where all slopes are zero and GA's weights are
         used.
     """
-    moved = unclipped(a, g, slopes)
+    moved = weights_before_clipping(a, g, slopes)
     return {
         "slopes_flat": float((np.abs(g - h) < FLAT).sum()),
         "slopes_negative": float((slopes_of(a, g, b, h, "keep") < 0).sum()),

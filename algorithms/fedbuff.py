@@ -78,7 +78,7 @@ class FedBuff(Server):
         cohort.measure(training=float(len(training)), versions=float(len(needed)))
         _record(cohort, [(u, sent[u.client]) for u in updates])
         if updates:
-            present = [self.rebased(state, sent[u.client], u) for u in updates]
+            present = [self.rebase(state, sent[u.client], u) for u in updates]
             state = self.aggregate(state, cohort, present)
         return state.remember(training=training, versions=needed)
 
@@ -112,7 +112,7 @@ class FedBuff(Server):
             now = max(now, first["arrival"])
         return arrived, training
 
-    def rebased(self, state: ServerState, sent: Broadcast, update: Update) -> Update:
+    def rebase(self, state: ServerState, sent: Broadcast, update: Update) -> Update:
         """An answer as if its client had begun with the present model; its change counts by its staleness."""
         late = state.round - sent.round
         if not late:

@@ -19,7 +19,7 @@ from annotated_types import Ge
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._grouping import GroupingServer
-from algorithms._losses import checked
+from algorithms._losses import check_losses
 from rayfed import Cohort, Method, Update
 from rayfed.types import Fraction
 
@@ -56,7 +56,7 @@ class GroupReweighting(GroupingServer):
         if self.first_losses == "ones" and cohort.round == 0:
             losses = [1.0] * len(losses)
         elif self.quantize:
-            losses = [quantized(loss) for loss in losses]
+            losses = [quantize_loss(loss) for loss in losses]
         counts = [1.0 if self.weighting == "uniform" else float(u.num_examples) for u in updates]
         cohort.measure(beta=share)
         weights: list[float] = group_weights(counts, losses, groups, share, self.q, self.group_mean).tolist()
@@ -90,7 +90,7 @@ def group_weights(
         ValueError: A loss is NaN, infinite or negative.
     """
     n = to_numpy(num_examples)
-    own = checked(losses)
+    own = check_losses(losses)
     labels = to_numpy(clusters)
     own = own / own.max()  # avoids overflow of large losses; the weights do not depend on the scale
     count = n if group_mean == "data" else np.ones_like(n)
@@ -102,7 +102,7 @@ def group_weights(
     return like(raw / raw.sum(), num_examples, losses, clusters)
 
 
-def quantized(loss: float) -> float:
+def quantize_loss(loss: float) -> float:
     """100 / int(100 / loss). A loss above 100 gives 100; the authors' code divides by zero there."""
     return 100 / max(int(100 / loss), 1)
 

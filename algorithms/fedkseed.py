@@ -21,7 +21,7 @@ from torch import Tensor
 
 from algorithms._lora import check_own_rule
 from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
-from rayfed.devices import HOST, moved, numbers
+from rayfed.devices import HOST, move, numbers
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.params import without_statistics
 from rayfed.seeds import derive
@@ -62,7 +62,7 @@ def moved_by(start: Params, seed: int, steps: Mapping[int, float], rank: int | N
     now = {name: value.clone() for name, value in start.items()}
     device = next((value.device for value in start.values()), HOST)
     for number, length in steps.items():
-        towards = moved(cut_to_rank(direction(seed, number, start), rank), device)
+        towards = move(cut_to_rank(direction(seed, number, start), rank), device)
         for name, z in towards.items():
             now[name].add_(z, alpha=length)
     return now
@@ -107,7 +107,7 @@ class Replay(Server):
             sums = memory[SUMS].clone()
             for update, weight in zip(updates, weights, strict=True):
                 sums.index_add_(0, update.extra[SEEDS], update.extra[STEPS] * weight)
-            params = {**state.params, **rebuilt(memory[START], seed, sums)}
+            params = {**state.params, **rebuild(memory[START], seed, sums)}
             return replace(state, params=params, memory={**memory, SUMS: sums})
         ends = []
         for update in updates:
@@ -119,7 +119,7 @@ class Replay(Server):
         return replace(state, params={**state.params, **mean_by_name(ends, weights)}, memory=memory)
 
 
-def rebuilt(start: Params, seed: int, sums: Tensor) -> Params:
+def rebuild(start: Params, seed: int, sums: Tensor) -> Params:
     """The values after all steps, from the start values and the sums of the steps by seed, shape (K,)."""
     steps = enumerate(sums.tolist())
     return moved_by(start, seed, {number: length for number, length in steps if length})
@@ -148,7 +148,7 @@ class ZerothOrder(Local):
         seed, live = sent.shared[SEED], client.trainable()
         if SUMS in sent.shared:
             start = cut_to_rank({n: p.detach().clone() for n, p in live.items()}, client.rank)
-            client.load(cut_to_rank(rebuilt(start, seed, sent.shared[SUMS]), client.rank))
+            client.load(cut_to_rank(rebuild(start, seed, sent.shared[SUMS]), client.rank))
         client.model.eval()  # a difference of losses says nothing if both have their own dropout
         seeds, steps = [], []
         for batch in client.batches():
@@ -162,7 +162,7 @@ class ZerothOrder(Local):
     def move(self, client: Client, sent: Broadcast, batch: Batch, z: Params) -> float:
         """One step along a direction; returns its length, -lr g."""
         live = client.trainable()
-        z = moved(cut_to_rank(z, client.rank), client.device)
+        z = move(cut_to_rank(z, client.rank), client.device)
         now = {name: parameter.detach().clone() for name, parameter in live.items()}
         losses = []
         for sign in (1, -1):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
-from algorithms._gaps import GapServer, Vector, all_known, clipped, outside, variance
+from algorithms._gaps import GapServer, Vector, all_known, clip_to_simplex, outside, variance
 from rayfed import Cohort, Local, Method, ServerState, Update
 from rayfed.types import Positive
 
@@ -50,7 +50,7 @@ class GeneralizationAdjustment(GapServer):
         if not all_known(gaps, [u.client for u in updates]):
             return weights
         step = max(step_at(cohort.round + 1, cohort.rounds, self.step), floor)
-        moved = unclipped(weights, gaps, step, self.center)
+        moved = weights_before_clipping(weights, gaps, step, self.center)
         cohort.measure(weights_clipped=0.0 if moved is None else outside(moved))
         adjusted: Vector = adjusted_weights(weights, gaps, step, self.center)
         return adjusted
@@ -81,11 +81,11 @@ def adjusted_weights(weights: Array, gaps: Array, step: float, center: bool = Fa
     """
     a = to_numpy(weights)
     g = to_numpy(gaps)
-    moved = unclipped(a, g, step, center) if all_known(g) else None
-    return like(a if moved is None else clipped(moved, a), weights, gaps)
+    moved = weights_before_clipping(a, g, step, center) if all_known(g) else None
+    return like(a if moved is None else clip_to_simplex(moved, a), weights, gaps)
 
 
-def unclipped(a: Vector, g: Vector, step: float, center: bool) -> Vector | None:
+def weights_before_clipping(a: Vector, g: Vector, step: float, center: bool) -> Vector | None:
     """Weights after one step, before clipping; None where all (centred) gaps are zero."""
     g = g - g.mean() if center else g
     largest = np.abs(g).max()

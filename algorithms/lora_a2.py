@@ -23,7 +23,7 @@ from torch import Tensor
 from algorithms._lora import LoraServer
 from algorithms.rolora import at_rest
 from rayfed import Broadcast, Client, Local, Method, ServerState, Update
-from rayfed.devices import moved, numbers
+from rayfed.devices import move, numbers
 from rayfed.federation.aggregation import A, B
 from rayfed.types import Batch, Count, Params, rank_axes
 
@@ -68,7 +68,7 @@ class AlternatingSelection(Local):
         chosen = {n: torch.arange(before[n].shape[rank_axes(n)[0]]) for n in factors}
         if self.budget * len(factors) < sum(map(len, chosen.values())):
             chosen = self.most_important(client, sent, before, factors)
-        masks = moved(
+        masks = move(
             {name: mask_of(name, before[name], rows) for name, rows in chosen.items()}, client.device
         )
         optimizer = client.optimizer()
@@ -76,7 +76,7 @@ class AlternatingSelection(Local):
             self.masked_step(client, sent, batch, optimizer, before, masks)
         after = client.params()
         places = {name: rows for name, rows in chosen.items() if len(rows)}
-        there = moved(places, client.device)
+        there = move(places, client.device)
         values = {n: after[n].index_select(rank_axes(n)[0], there[n]) for n in places}
         rest = {name: value for name, value in after.items() if not rank_axes(name)}
         return client.update(params=rest, extra={PLACES: places, VALUES: values})

@@ -37,13 +37,13 @@ class LoraFair(LoraServer):
         for layer, (factors, shares) in by_layer(updates, weights).items():
             b, a = stack(factors, shares)
             name = f"{layer}.{B}"
-            params[name] = corrected(
+            params[name] = correct(
                 params[name], params[f"{layer}.{A}"], b.double() @ a.double(), self.lam, self.steps
             )
         return replace(averaged, params=params)
 
 
-def corrected(b: Tensor, a: Tensor, product: Tensor, lam: float, steps: int) -> Tensor:
+def correct(b: Tensor, a: Tensor, product: Tensor, lam: float, steps: int) -> Tensor:
     """B + D with the D of Eq. 8; B itself where D = 0 is a minimum, or where a product is zero.
 
     Args:

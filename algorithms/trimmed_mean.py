@@ -28,11 +28,13 @@ class TrimmedMeanServer(Server):
     beta: Annotated[float, Ge(0), Lt(0.5)] = 0.1
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
-        mean = {name: trimmed(torch.stack(values), self.beta) for name, values in by_name(updates).items()}
+        mean = {
+            name: trimmed_mean(torch.stack(values), self.beta) for name, values in by_name(updates).items()
+        }
         return replace(state, params={**state.params, **mean})
 
 
-def trimmed(values: Tensor, beta: float) -> Tensor:
+def trimmed_mean(values: Tensor, beta: float) -> Tensor:
     """Mean over the first dimension without the floor(beta x n) largest and smallest values of each entry.
 
     Args:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.glyph_pool import Captioner, GlyphPool, PoolStyle
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
-from rayfed.seeds import derive, generator, seeded
+from rayfed.seeds import derive, generator, use_seed
 from rayfed.terminal.console import say
 from rayfed.types import Params
 from rayfed.user_files import check_own
@@ -212,7 +212,7 @@ def pretrain(
     Returns:
         The tensors of the backbone by name, and the loss of every step.
     """
-    with seeded(derive(seed, "pretrain", "init")):
+    with use_seed(derive(seed, "pretrain", "init")):
         learner = recipe.learner(len(pool.classes), generator(seed, "pretrain", "learner")).train()
     optimizer = torch.optim.AdamW(_decay_groups(learner, recipe.weight_decay), lr=recipe.lr)
     rng = generator(seed, "pretrain", "batches")

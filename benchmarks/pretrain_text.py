@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.seeds import derive, generator, seeded
+from rayfed.seeds import derive, generator, use_seed
 from rayfed.terminal.console import say
 
 WORDS = 4096
@@ -359,7 +359,7 @@ def train_encoder(
         classes=len(names),
         pairs=len(asked) + len(plain) + 2 * np.arange(len(pairs)),
     )
-    with seeded(derive(seed, "text_mini")):
+    with use_seed(derive(seed, "text_mini")):
         model = Encoder(data.classes)
         with torch.no_grad():
             start = start_values(data.rows, model.config.hidden_size)
@@ -426,7 +426,7 @@ def probed(model: Encoder, pieces: Any, path: Path) -> None:
     model.train()
     held = torch.arange(len(rows)) % 5 == 0
     x, y, x_held, y_held = x[~held], y[~held], x[held], y[held]
-    with seeded(0):
+    with use_seed(0):
         head = nn.Linear(x.shape[1], len(names))
         nn.init.normal_(head.weight, std=0.02)
         optimizer = torch.optim.AdamW(head.parameters(), lr=0.001, weight_decay=0.0)
@@ -452,7 +452,7 @@ def train_decoder(root: Path, folder: Path, steps: int, seed: int) -> None:
     joined = [f"{question}\n{answer}" for question, answer in pairs]
     rows = [[*one.ids, end] for one in pieces.encode_batch(joined)]
     stream = np.array([token for row in rows for token in row], dtype=np.int64)
-    with seeded(derive(seed, "lm_mini")):
+    with use_seed(derive(seed, "lm_mini")):
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=BYTES,

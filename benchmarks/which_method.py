@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rayfed.config.catalog import listed
+from rayfed.config.catalog import choices_of
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
@@ -85,7 +85,7 @@ def configs(
     fixed = [text.format(**given) for text in SETTINGS[setting]]
     found, refused = {}, {}
     plans = Plans()
-    own = {each.name: each.brings["tuning"] for each in listed("algorithm") if "tuning" in each.brings}
+    own = {each.name: each.brings["tuning"] for each in choices_of("algorithm") if "tuning" in each.brings}
     for name in methods:
         try:
             config = load_config([*COMMON, *fixed, f"algorithm={name}", *overrides])

@@ -10,7 +10,7 @@ from rayfed import __version__
 from rayfed.errors import unknown
 from rayfed.terminal.arguments import called_as
 from rayfed.terminal.console import say
-from rayfed.terminal.supervisor import supervised
+from rayfed.terminal.supervisor import run_supervised
 
 VERBS = {
     "run": ("rayfed.run", "run one experiment"),
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = {module.removesuffix(".__main__"): f"rayfed {verb}" for verb, (module, _) in VERBS.items()}
     with called_as(names):
         if argv is None and verb in SUPERVISED:
-            return supervised(lambda: command(rest))
+            return run_supervised(lambda: command(rest))
         return command(rest)
 
 

@@ -75,7 +75,7 @@ def _bits(flags: NDArray[Any]) -> NDArray[np.uint8]:
     return np.packbits(flags.astype(bool), bitorder="little")
 
 
-def repeated(names: Sequence[str], places: NDArray[Any]) -> pa.Array:
+def column_of_few(names: Sequence[str], places: NDArray[Any]) -> pa.Array:
     """A column of texts, each of which is one of few.
 
     Args:

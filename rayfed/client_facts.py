@@ -144,7 +144,7 @@ class ClientTable(Mapping[str, ClientInfo]):
         ends = np.searchsorted(self.domain, np.arange(len(self.domains)), side="right").tolist()
         return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
-    def ordered(self, clients: Iterable[str]) -> list[str]:
+    def in_order(self, clients: Iterable[str]) -> list[str]:
         """These clients in the order of the table."""
         return sorted(clients, key=self.names.position)
 

@@ -37,7 +37,7 @@ HOST = torch.device("cpu")
 """Where messages between processes, stores of clients and the state of the server are."""
 
 
-def moved(value: T, device: torch.device) -> T:
+def move(value: T, device: torch.device) -> T:
     """A nested value with its tensors on a device; the value itself where they are there already.
 
     All tensors of a data type travel as one packed tensor, and are views of it afterwards. Those that go to a
@@ -56,7 +56,7 @@ def moved(value: T, device: torch.device) -> T:
     there: dict[int, Tensor] = {}
     for tensors in waiting.values():
         there |= _moved_together(tensors, device)
-    result: T = _replaced(value, there) if there else value
+    result: T = _replace(value, there) if there else value
     return result
 
 
@@ -64,18 +64,18 @@ def _moved_together(tensors: Mapping[int, Tensor], device: torch.device) -> dict
     """The tensors on the device, by the same keys; all have one data type."""
     flat = [tensor.detach().reshape(-1) for tensor in tensors.values()]
     if any(part.device != HOST for part in flat) or not can_pin(device):
-        return _unpacked(torch.cat(flat).to(device), tensors)
+        return _unpack(torch.cat(flat).to(device), tensors)
     staging = torch.empty(sum(map(len, flat)), dtype=flat[0].dtype, pin_memory=True)
-    return _unpacked(torch.cat(flat, out=staging).to(device, non_blocking=True), tensors)
+    return _unpack(torch.cat(flat, out=staging).to(device, non_blocking=True), tensors)
 
 
-def _unpacked(packed: Tensor, tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+def _unpack(packed: Tensor, tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Views of a packed tensor in the shapes of the tensors, by the same keys."""
     parts = packed.split([tensor.numel() for tensor in tensors.values()])
     return {key: part.view(tensor.shape) for (key, tensor), part in zip(tensors.items(), parts, strict=True)}
 
 
-def cloned(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+def clone_all(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Detached copies of tensors, by the same keys, where the tensors are.
 
     On a device those of a data type are made in one operation, and are views of one packed tensor.
@@ -86,7 +86,7 @@ def cloned(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
         if key not in copies:
             alike.setdefault((value.device, value.dtype), {})[key] = value.detach()
     for some in alike.values():
-        copies |= _unpacked(torch.cat([value.reshape(-1) for value in some.values()]), some)
+        copies |= _unpack(torch.cat([value.reshape(-1) for value in some.values()]), some)
     return {key: copies[key] for key in tensors}
 
 
@@ -114,13 +114,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _replaced(value: Any, there: Mapping[int, Tensor]) -> Any:
+def _replace(value: Any, there: Mapping[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return there.get(id(value), value)
     if isinstance(value, Mapping):
-        return {key: _replaced(item, there) for key, item in value.items()}
+        return {key: _replace(item, there) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, there) for item in value)
+        return type(value)(_replace(item, there) for item in value)
     return value
 
 
@@ -174,7 +174,7 @@ class CountedDraws:
         if len(new) == 1:
             new[0]._there = torch.full((1,), new[0]._seed, dtype=torch.int64, device=device)
         elif new:
-            every = moved(torch.tensor([client._seed for client in new]), device)
+            every = move(torch.tensor([client._seed for client in new]), device)
             for client, own in zip(new, every.split(1), strict=True):
                 client._there = own
         return [client._there for client in clients if client._there is not None]
@@ -312,7 +312,7 @@ def set_random_state(device: torch.device, state: Tensor | None) -> None:
 
 
 def seeded_state(device: torch.device, seed: int) -> Tensor | None:
-    """The state with which `rayfed.seeds.seeded` begins the stream of a device, which is left as it was."""
+    """The state with which `rayfed.seeds.use_seed` begins the stream of a device, which is left as it was."""
     before = random_state(device)
     if before is None:
         return None
@@ -447,7 +447,7 @@ def _module(device: torch.device) -> Any:
     return getattr(torch, device.type, None)
 
 
-def _started(device: torch.device) -> Any:
+def _start_once(device: torch.device) -> Any:
     """As `_module`, once the device has started in this process.
 
     Before its first tensor CUDA refuses to reset statistics ("Invalid device argument") and reports zeros.
@@ -458,7 +458,7 @@ def _started(device: torch.device) -> Any:
 
 def kind_of(device: torch.device) -> str:
     """Name of the hardware of a device, as far as results depend on it, such as `NVIDIA H100 80GB HBM3`."""
-    query = getattr(_started(device), "get_device_name", None)
+    query = getattr(_start_once(device), "get_device_name", None)
     return device.type if query is None else str(query(device))
 
 
@@ -470,7 +470,7 @@ def finish(device: torch.device) -> None:
 
 def free_memory(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where torch cannot say."""
-    query = getattr(_started(device), "mem_get_info", None)
+    query = getattr(_start_once(device), "mem_get_info", None)
     return None if query is None else int(query(device)[0])
 
 
@@ -489,14 +489,14 @@ def limit_memory(device: torch.device, share: float) -> None:
     """
     if not os.environ.keys() & ALLOCATION:
         os.environ[ALLOCATION[-1]] = "expandable_segments:True"
-    set_fraction = getattr(_started(device), "set_per_process_memory_fraction", None)
+    set_fraction = getattr(_start_once(device), "set_per_process_memory_fraction", None)
     if set_fraction is not None and device != HOST:
         set_fraction(USABLE * share if share < 1 else 1.0, device)
 
 
 def reserved_memory(device: torch.device) -> int:
     """Bytes that torch has taken of a device for tensors; 0 where it cannot say."""
-    query = getattr(_started(device), "memory_reserved", None)
+    query = getattr(_start_once(device), "memory_reserved", None)
     return 0 if query is None else int(query(device))
 
 
@@ -522,7 +522,7 @@ def give_back(device: torch.device) -> None:
 
 def reset_peak(device: torch.device) -> None:
     """Give unused memory of a device back, and begin anew to note the largest one (`peak_memory`)."""
-    if hasattr(module := _started(device), "empty_cache"):
+    if hasattr(module := _start_once(device), "empty_cache"):
         module.empty_cache()
     if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
@@ -533,13 +533,13 @@ def peak_memory(device: torch.device) -> int | None:
 
     What the driver of the device itself needs in each process is not included.
     """
-    query = getattr(_started(device), "max_memory_reserved", None)
+    query = getattr(_start_once(device), "max_memory_reserved", None)
     return None if query is None else int(query(device))
 
 
 def total_memory(device: torch.device) -> int | None:
     """All memory of a device in bytes; None where torch cannot say."""
-    query = getattr(_started(device), "mem_get_info", None)
+    query = getattr(_start_once(device), "mem_get_info", None)
     return None if query is None else int(query(device)[1])
 
 

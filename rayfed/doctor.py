@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError, count_of
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on, size, stage
-from rayfed.terminal.exit_code import guarded
-from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.terminal.console import say, screen_of, size, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.table_formats import fit_width, terminal_width
 from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ def shape_report(sentence: str, ways: Sequence[ShapePlan], width: int | None = N
             ("advice", "scoring takes more than training; a smaller train.eval_batch_size needs less")
         )
     lines.append(("", "activations as float32, so that bf16 may need less; nothing was computed"))
-    return "\n".join(fitted(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
+    return "\n".join(fit_width(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
 
 
 def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
@@ -531,7 +531,7 @@ def report(found: Diagnosis, width: int | None = None) -> str:
         ("verdict", "does not fit" if found.problems else "fits"),
         *(("advice", text) for text in found.advice),
     ]
-    return "\n".join(fitted(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
+    return "\n".join(fit_width(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
 
 
 def _gpu_plan(found: Diagnosis) -> str:
@@ -644,7 +644,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--shapes", action="store_true", help="only plan memory, from shapes alone")
     args = parser.parse_args(argv)
-    return guarded(lambda: work(args), args.debug)
+    return run_guarded(lambda: work(args), args.debug)
 
 
 def work(args: argparse.Namespace) -> int:
@@ -664,7 +664,7 @@ def work(args: argparse.Namespace) -> int:
         told = {"model": plans[0], "ways": [asdict(plan) | {"actor": plan.actor} for plan in plans[1]]}
         say(to_json(told, indent=1) if args.json else shape_report(*plans, terminal_width()))
         return 0
-    with shown_on(screen_of(as_json=True)):  # standard output has the report alone
+    with use_screen(screen_of(as_json=True)):  # standard output has the report alone
         found = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
     say(to_json(asdict(found), indent=1) if args.json else report(found, terminal_width()))
     for problem in found.problems:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.user_objects import find, imported, is_own
+from rayfed.user_objects import find, import_or_none, is_own
 
 if TYPE_CHECKING:  # data and reports import this module without loading torch
     from torch import Tensor
@@ -543,7 +543,7 @@ def objective(task: str) -> Objective:
         ConfigError: No task has this name, or what it names is no `Task`.
     """
     known = find(task)
-    value = known.value if known is not None else imported(task) if ":" in task else None
+    value = known.value if known is not None else import_or_none(task) if ":" in task else None
     if isinstance(value, Task):
         return OwnObjective(value)
     if value is not None or ":" in task:

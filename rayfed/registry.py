@@ -111,7 +111,7 @@ class Registry:
                 raise ConfigError(unknown(key, name, self.names()) + hint)
             module_name = f"{self.files.package}.{name}"
             attribute = self.attribute
-        module = _imported(key, name, module_name)
+        module = _import_module(key, name, module_name)
         if not hasattr(module, attribute):
             classes = {
                 n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ != module_name
@@ -140,7 +140,7 @@ class Registry:
         return found
 
 
-def imported(key: str, name: str) -> Any:
+def import_object(key: str, name: str) -> Any:
     """The object that `package.module:NAME` names.
 
     Args:
@@ -152,13 +152,13 @@ def imported(key: str, name: str) -> Any:
     """
     check_name(key, name)
     module_name, _, attribute = name.partition(":")
-    module = _imported(key, name, module_name)
+    module = _import_module(key, name, module_name)
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}: {name!r}: the module {module_name} has no {attribute}")
     return getattr(module, attribute)
 
 
-def _imported(key: str, name: str, module: str) -> ModuleType:
+def _import_module(key: str, name: str, module: str) -> ModuleType:
     """The module of an entry.
 
     Raises:

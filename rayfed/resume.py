@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import screen_of, shown_on, stage
-from rayfed.terminal.exit_code import guarded
-from rayfed.terminal.supervisor import supervised
+from rayfed.terminal.console import screen_of, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.supervisor import run_supervised
 from rayfed.user_files import check_run_folder, user_folder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ where clients run and what is saved, for example
 """
 
 
-def continued(path: Path, overrides: Sequence[str] = ()) -> Config:
+def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config with which a run is continued.
 
     Args:
@@ -105,15 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rayfed.record.claim import claim_again
 
         check_run_folder(args.run)
-        with shown_on(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
+        with use_screen(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
             stage("reading the config", passing=True)
-            config = continued(args.run, args.overrides)
+            config = config_to_continue(args.run, args.overrides)
             if is_finished(config, args.run):
                 stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
             Runner(show=Show(args.quiet, args.json)).start(config, claim)
 
-    return guarded(work, args.debug, "what was finished is kept")
+    return run_guarded(work, args.debug, "what was finished is kept")
 
 
 if __name__ == "__main__":
-    sys.exit(supervised(main))
+    sys.exit(run_supervised(main))

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on, stage
+from rayfed.terminal.console import say, screen_of, stage, use_screen
 from rayfed.terminal.exit_code import ending
-from rayfed.terminal.supervisor import supervised
+from rayfed.terminal.supervisor import run_supervised
 
 USAGE = """\
 python -m rayfed.run [overrides] [--config FILE] [--print-config]
@@ -76,7 +76,7 @@ def work(args: argparse.Namespace) -> None:
             check(Experiment.from_overrides(args.overrides, args.config).config())
             say("checked: config, data, model and folder of the run, as before its start")
         return
-    with shown_on(screen_of(args.quiet or args.print_config, args.json)):
+    with use_screen(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)
         from rayfed.experiment.experiment import Experiment
 
@@ -96,4 +96,4 @@ def work(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(supervised(main))
+    sys.exit(run_supervised(main))

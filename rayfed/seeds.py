@@ -31,7 +31,7 @@ def generator(seed: int, *labels: object) -> np.random.Generator:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[torch.Generator]:
+def use_seed(seed: int) -> Iterator[torch.Generator]:
     """Seed all global random states for the length of a block, and restore them afterwards.
 
     Dropout and library code use the global states; code of RayFed uses the generator.

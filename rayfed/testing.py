@@ -310,11 +310,11 @@ def check_tuning(name: str, overrides: Sequence[str] = (), actors: bool = False)
 def starts_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None:
     """Building the model twice with one seed gives the same values; a model without values can share them."""
     model, tuning = _config(name, overrides)
-    first, second = _tuned(model, tuning), _tuned(model, tuning)
+    first, second = _tune(model, tuning), _tune(model, tuning)
     assert digest(export(first)) == digest(export(second)), f"{name}: the start values change"
     assert pickle.loads(pickle.dumps(tuning)) == tuning, f"{name}: the scheme must survive pickling"
     shared = dump(first)
-    bare = skeleton(lambda: _tuned(model, tuning))
+    bare = skeleton(lambda: _tune(model, tuning))
     attach(bare, shared)
     assert digest(export(bare)) == digest(export(first)), f"{name}: apply() differs on the meta device"
 
@@ -322,7 +322,7 @@ def starts_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> None
 def trains_some_parameters_and_only_those(name: str, overrides: Sequence[str] = ()) -> None:
     """Some tensors train, a training step changes them, and the rest of the model does not change."""
     model, tuning = _config(name, overrides)
-    tuned = _tuned(model, tuning)
+    tuned = _tune(model, tuning)
     live = trainable(tuned)
     assert live, f"{name}: nothing requires gradients; call requires_grad_(True) on what shall train"
     frozen, before = checksum(tuned), export(tuned)
@@ -339,7 +339,7 @@ def trains_some_parameters_and_only_those(name: str, overrides: Sequence[str] = 
 def travels_completely(name: str, overrides: Sequence[str] = ()) -> None:
     """A model that loads the tensors that are sent gives the same output: training changes no others."""
     model, tuning = _config(name, overrides)
-    sender, receiver = _tuned(model, tuning), _tuned(model, tuning)
+    sender, receiver = _tune(model, tuning), _tune(model, tuning)
     for value in trainable(sender).values():
         value.add_(0.01)
     load(receiver, export(sender))
@@ -361,7 +361,7 @@ def _config(name: str, overrides: Sequence[str]) -> tuple[ModelConfig, Tuning]:
     return config.model, build_parts(config).tuning
 
 
-def _tuned(model: ModelConfig, tuning: Tuning) -> Backbone:
+def _tune(model: ModelConfig, tuning: Tuning) -> Backbone:
     classes = tuple(f"class {i}" for i in range(CLASSES))
     return apply_tuning(build_backbone(model, classes, SEED), tuning, SEED)
 

@@ -92,7 +92,7 @@ def import_path(value: Any) -> str:
     return f"{module}:{name}" if name.isidentifier() and getattr(found, name, None) is value else ""
 
 
-def imported(name: str) -> Any:
+def import_or_none(name: str) -> Any:
     """The object that `package.module:NAME` names; None where it cannot be imported."""
     module, _, attribute = name.partition(":")
     try:
@@ -155,7 +155,7 @@ def records(names: dict[str, object]) -> dict[str, dict[str, str]]:
     for key, name in names.items():
         known = find(name) if isinstance(name, str) else None
         if known is None and isinstance(name, str) and ":" in name:
-            value = imported(name)
+            value = import_or_none(name)
             known = None if value is None else Known(value, shown(value), source_digest(value))
         if known is not None and isinstance(name, str) and not name.startswith(("rayfed.", "algorithms.")):
             found[key] = {"name": name, "repr": known.text, "digest": known.digest}

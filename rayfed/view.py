@@ -13,7 +13,7 @@ from rayfed.record.ownership import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.terminal.table_formats import terminal_width
 from rayfed.user_files import check_run_folder, user_folder
 
@@ -46,7 +46,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     """
     from rayfed.report.final_table import final_table, last_evaluated
 
-    rounds = planned(path)
+    rounds = planned_rounds(path)
     with reading(path):
         json_of = path if as_json else None
         seen = []
@@ -61,7 +61,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
         teller(as_json=as_json)(f"{path}: {len(seen)} of {rounds} rounds{ended}")
 
 
-def planned(path: Path) -> int:
+def planned_rounds(path: Path) -> int:
     """Number of planned rounds of the run in a folder.
 
     Raises:
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--follow", action="store_true", help="show rounds as they finish")
     parser.add_argument("--json", action="store_true", help="one JSON object a round on standard output")
     args = parser.parse_args(argv)
-    return guarded(lambda: view(args.run, args.follow, args.json), args.debug)
+    return run_guarded(lambda: view(args.run, args.follow, args.json), args.debug)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class PretendedRecorder:
         self.fails = fails or {}
         self._asked = 0
 
-    def beside(self, work: Callable[[], object]) -> None:
+    def run_unrecorded(self, work: Callable[[], object]) -> None:
         work()
 
     def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:

@@ -13,7 +13,7 @@ import rayfed
 from docs.generate import api, bibliography, commands, hook, keys, measured, methods, papers, tunings
 from rayfed.__main__ import VERBS
 from rayfed.config import check_keys
-from rayfed.config.catalog import listed
+from rayfed.config.catalog import choices_of
 from rayfed.config.compose import folder
 from rayfed.config.papers import tables
 from rayfed.config.schema import Config
@@ -73,7 +73,7 @@ def test_the_page_of_keys_has_every_key_its_type_default_and_meaning():
 
 def test_the_page_of_tunings_has_every_scheme_with_its_keys():
     text = tunings.page()
-    for choice in listed("tuning"):
+    for choice in choices_of("tuning"):
         assert f"\n## {choice.name}\n" in text
     assert "| `tuning.rank` | `8` |" in text
     assert "houlsby2019adapter" in text
@@ -99,7 +99,7 @@ def test_the_page_of_commands_shows_the_help_of_each():
 
 @pytest.mark.parametrize("name", ["fedgcr", "fedprox", "fedsa_lora"])
 def test_the_page_of_a_method_has_its_keys_values_papers_and_references(name):
-    (choice,) = [each for each in listed("algorithm") if each.name == name]
+    (choice,) = [each for each in choices_of("algorithm") if each.name == name]
     text = methods.page(choice)
     assert f"python -m rayfed.run algorithm={name}" in text
     assert "::: algorithms." in text
@@ -220,7 +220,7 @@ def test_the_site_builds_without_a_warning_and_without_a_request_to_other_hosts(
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    for choice in listed("algorithm"):
+    for choice in choices_of("algorithm"):
         assert (tmp_path / "site" / "methods" / f"{choice.name}.html").is_file()
     loaded = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(?:https?:)?//")
     for page in Path(tmp_path / "site").rglob("*.html"):

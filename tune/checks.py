@@ -141,7 +141,7 @@ def new_folder(sweep: Sweep) -> Path:
     return path
 
 
-def continued(path: Path, trials: Any = None) -> tuple[Search, Path]:
+def open_sweep(path: Path, trials: Any = None) -> tuple[Search, Path]:
     """The sweep in a folder, and the working folder that it was started in.
 
     Args:
@@ -176,7 +176,7 @@ def _with_more(sweep: Sweep, before: int) -> Sweep:
     return sweep
 
 
-def planned(path: Path) -> int:
+def planned_trials(path: Path) -> int:
     """Number of trials that the manifest in the folder of a sweep names."""
     return make_sweep(read_yaml(path / MANIFEST)["sweep"]).trials
 

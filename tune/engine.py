@@ -26,7 +26,7 @@ from rayfed.experiment.single_run import last_words
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import claim, claim_again
 from rayfed.terminal.console import say, stage
-from tune.checks import Search, check_sweep, continued, describe, new_folder, planned
+from tune.checks import Search, check_sweep, describe, new_folder, open_sweep, planned_trials
 from tune.figures import draw_figures
 from tune.progress import Progress
 from tune.report import report, write
@@ -90,7 +90,7 @@ def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> r
     Raises:
         ConfigError: The folder holds no sweep, or one that cannot have so many trials.
     """
-    found, here = continued(Path(path), trials)
+    found, here = open_sweep(Path(path), trials)
     with contextlib.chdir(here):
         return run_sweep(found, quiet, again=True)[0]
 
@@ -110,7 +110,7 @@ def run_sweep(
         if again:
             held.enter_context(claim_again(found.path, "sweep")).take_over()
         setups = [prepare(replace(found.config, seed=seed)) for seed in found.seeds]
-        url = held.enter_context(_connected(found.config))
+        url = held.enter_context(_connect(found.config))
         most, size = _room(found, setups[0], tell)
         if url:
             tell(f"Ray dashboard: http://{url}")
@@ -118,7 +118,7 @@ def run_sweep(
             held.enter_context(claim(found.path, "", kind="sweep"))
             found = _at_home(found)
             describe(found)
-        elif found.sweep.trials > planned(found.path):
+        elif found.sweep.trials > planned_trials(found.path):
             forget_snapshots(found.path)  # they hold the former number
             describe(found)
         unlock(found.path)
@@ -153,7 +153,7 @@ def _at_home(found: Search) -> Search:
 
 
 @contextlib.contextmanager
-def _connected(config: Config) -> Iterator[str]:
+def _connect(config: Config) -> Iterator[str]:
     cluster = config.cluster
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)

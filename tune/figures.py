@@ -126,7 +126,7 @@ def parallel(outcomes: Outcomes, name: str, file: str) -> style.Drawing | None:
     scales = [_scale(trials, key) for key in keys]
     for trial in trials:
         heights = [
-            s[0][_word(trial.values[key])] if key in trial.values else math.nan
+            s[0][_text(trial.values[key])] if key in trial.values else math.nan
             for key, s in zip(keys, scales, strict=True)
         ]
         width = 3.0 if trial is trials[-1] else 1.2
@@ -151,10 +151,10 @@ def _halo() -> dict[str, Any]:
 
 
 def _differs(trials: Sequence[Outcome], key: str) -> bool:
-    return len({_word(trial.values.get(key, "")) for trial in trials}) > 1
+    return len({_text(trial.values.get(key, "")) for trial in trials}) > 1
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as it is written at a scale."""
     if value is None:
         return "null"
@@ -175,12 +175,12 @@ def _scale(trials: Sequence[Outcome], key: str) -> tuple[dict[str, float], list[
         low, high = min(found), max(found)
         turn = math.log if low > 0 and high / low > 30 else float
         width = (turn(high) - turn(low)) or 1.0
-        heights = {_word(v): (turn(v) - turn(low)) / width for v in found}
-        return heights, [(0.0, _word(low)), (1.0, _word(high))]
+        heights = {_text(v): (turn(v) - turn(low)) / width for v in found}
+        return heights, [(0.0, _text(low)), (1.0, _text(high))]
     ordered = sorted(
         found, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else 0)
     )
-    words = list(dict.fromkeys(_word(v) for v in ordered))
+    words = list(dict.fromkeys(_text(v) for v in ordered))
     heights = {word: place / max(len(words) - 1, 1) for place, word in enumerate(words)}
     return heights, [(height, word) for word, height in heights.items()]
 

@@ -13,7 +13,7 @@ from rayfed.federation.executor import Executor
 from rayfed.record.atomic_files import write_bytes
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look
-from rayfed.record.folder import finished
+from rayfed.record.folder import digest_if_finished
 from rayfed.record.history import History
 from rayfed.record.readers import ROWS, read_rows
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
@@ -35,7 +35,7 @@ def rows_of(
 
     Rounds that are on disk are read; the run continues after its last checkpoint.
     """
-    digest = finished(path, config.rounds)
+    digest = digest_if_finished(path, config.rounds)
     if digest:
         yield from read_rows(path)
         yield {"sha256": digest}

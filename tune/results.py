@@ -11,7 +11,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from rayfed.record.folder import finished
+from rayfed.record.folder import digest_if_finished
 from rayfed.record.readers import rows_so_far
 from rayfed.types import Row
 from tune.experiment import Base
@@ -152,7 +152,7 @@ def _outcome(
         state=state,
         values=decode(trial, space),
         row=(full or scored or [{}])[-1],
-        sha256=finished(next(iter(seed_folders(folder, seeds))), whole[0]) if state == "finished" else "",
+        sha256=digest_if_finished(seed_folders(folder, seeds)[0], whole[0]) if state == "finished" else "",
         error=error.read_text().strip().splitlines()[0] if state == "failed" and error.exists() else "",
     )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on
-from rayfed.terminal.exit_code import guarded
-from rayfed.terminal.supervisor import note_advice, supervised
+from rayfed.terminal.console import say, screen_of, use_screen
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.supervisor import note_advice, run_supervised
 from rayfed.terminal.table_formats import terminal_width
 from rayfed.user_files import to_json, user_path
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show every sweep")
     args = parser.parse_args(argv)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    return guarded(lambda: work(args), args.debug, "finished rounds of all trials are kept")
+    return run_guarded(lambda: work(args), args.debug, "finished rounds of all trials are kept")
 
 
 def work(args: argparse.Namespace) -> None:
@@ -65,14 +65,14 @@ def work(args: argparse.Namespace) -> None:
             raise ConfigError("resume: takes no other override than trials=N; a sweep continues as it began")
         folder = user_path(again[0].removeprefix("resume="), "resume")
         trials = [int(text) if text.isdecimal() else text for text in more]
-        found, here = checks.continued(folder, *trials[:1])
+        found, here = checks.open_sweep(folder, *trials[:1])
     else:
         sweep, overrides = load_sweep(args.overrides)
         found, here = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep)), Path.cwd()
     advice = f"continue with: python -m tune.run resume={found.path}"
     note_advice(advice)
     try:
-        with contextlib.chdir(here), shown_on(screen_of(args.quiet or args.json)):
+        with contextlib.chdir(here), use_screen(screen_of(args.quiet or args.json)):
             _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
     except KeyboardInterrupt as err:
         err.add_note(f"finished rounds of all trials are kept; {advice}")
@@ -85,4 +85,4 @@ def work(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(supervised(main))
+    sys.exit(run_supervised(main))

@@ -85,7 +85,7 @@ class RoundAwareOptuna(OptunaSearch):
         """The values of the next trial and its number."""
         with quiet_optuna():
             for _ in range(MOST_REFUSED):
-                trial = self._forgotten() or self._ot_study.ask()
+                trial = self._lost_trial() or self._ot_study.ask()
                 values = self._parameters.suggest(trial)
                 try:
                     check_parts(self._base.config(values))
@@ -98,7 +98,7 @@ class RoundAwareOptuna(OptunaSearch):
                     return {NUMBER: trial.number, VALUES: values}
         raise ConfigError(f"space: {MOST_REFUSED} proposals in a row are invalid; the last one: {reason}")
 
-    def _forgotten(self) -> Any:
+    def _lost_trial(self) -> Any:
         """A trial in the study that Ray's snapshot lacks, because it was proposed just before a crash."""
         known = {trial.number for trial in self._ot_trials.values()}
         for trial in self._ot_study.get_trials(deepcopy=False):

@@ -120,7 +120,7 @@ class JoinedWeights(Mapping[str, Array]):
         return len(self._own) + len(self._names)
 
 
-def joined(weights: Mapping[str, Array], frozen: Frozen | None) -> Mapping[str, Array]:
+def join(weights: Mapping[str, Array], frozen: Frozen | None) -> Mapping[str, Array]:
     """The weights of a tuned model, with references instead of tensors that are in the object store.
 
     Args:

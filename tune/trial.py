@@ -31,7 +31,7 @@ from rayfed.types import Row
 from tune.experiment import Base
 from tune.folder import ERROR, restore, resumable, rows_of, trial_folder
 from tune.lanes import Lanes, Stage
-from tune.shared import FrozenWeights, joined, sharing_features
+from tune.shared import FrozenWeights, join, sharing_features
 
 REACHED = "reached.json"
 NUMBER = "number"
@@ -155,7 +155,7 @@ class Trial(ray.tune.Trainable):
         stages = [
             Stage(
                 world=world,
-                weights=joined(setup.weights, backbone),
+                weights=join(setup.weights, backbone),
                 labels=self._labels(seed) if config.cluster.metrics else None,
             )
             for world, setup, backbone, seed in zip(worlds, setups, frozen, self._common.seeds, strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 from docs.generate import api, bibliography, commands, keys, methods, papers, tunings
-from rayfed.config.catalog import SECTIONS, listed
+from rayfed.config.catalog import SECTIONS, choices_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOVED = {
@@ -71,7 +71,7 @@ def catalog() -> str:
     parts = ["# Everything that has a name\n", "`rayfed list` prints the same list.\n"]
     for title, group in SECTIONS.items():
         rows = [
-            f"| `{choice.name}` | {choice.text.replace('|', chr(92) + '|')} |" for choice in listed(group)
+            f"| `{choice.name}` | {choice.text.replace('|', chr(92) + '|')} |" for choice in choices_of(group)
         ]
         parts += [
             f"## {title.capitalize()}\n",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generate import bibliography, measured
-from rayfed.config.catalog import Choice, listed
+from rayfed.config.catalog import Choice, choices_of
 from rayfed.config.compose import folder
 from rayfed.config.papers import MINI, PaperTable, tables
 from rayfed.config.schema import load_config
@@ -23,7 +23,7 @@ ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 def pages() -> dict[str, str]:
     """Text of the page of every method and of the list of them, by its path in the site."""
-    choices = listed("algorithm")
+    choices = choices_of("algorithm")
     rows = [f"| [`{choice.name}`]({choice.name}.md) | {choice.description} |" for choice in choices]
     first = "# Methods\n\n`algorithm=NAME` chooses one; a page says what it needs and what can be set."
     index = "\n".join([first, "", "| name | what it is |", "|---|---|", *rows, ""])

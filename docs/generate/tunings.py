@@ -7,7 +7,7 @@ import inspect
 
 from docs.generate.keys import default
 from docs.generate.methods import attributes
-from rayfed.config.catalog import listed
+from rayfed.config.catalog import choices_of
 from rayfed.config.compose import folder
 from rayfed.tuning.base import TUNINGS
 from rayfed.user_files import read_file
@@ -24,8 +24,10 @@ combinations are refused before anything starts.
 def page() -> str:
     """The text of the page."""
     parts = [INTRODUCTION, "", "| name | description |", "|---|---|"]
-    parts += [f"| [`{choice.name}`](#{choice.name}) | {choice.description} |" for choice in listed("tuning")]
-    for choice in listed("tuning"):
+    parts += [
+        f"| [`{choice.name}`](#{choice.name}) | {choice.description} |" for choice in choices_of("tuning")
+    ]
+    for choice in choices_of("tuning"):
         scheme = TUNINGS.load(choice.name)
         about = (inspect.getdoc(inspect.getmodule(scheme)) or "").partition("\n")[2].strip()
         texts = attributes(scheme)

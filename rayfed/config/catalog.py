@@ -19,8 +19,8 @@ from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.errors import ConfigError, unknown
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
-from rayfed.terminal.exit_code import guarded
-from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.table_formats import fit_width, terminal_width
 from rayfed.user_files import read_file
 
 USAGE = """\
@@ -71,19 +71,19 @@ class Choice:
         return f"{self.description} [{brings}]" if brings else self.description
 
 
-def listed(group: str) -> list[Choice]:
+def choices_of(group: str) -> list[Choice]:
     """Every choice of a config group, sorted by name."""
     return [_choice(group, name) for name in choices(group)]
 
 
 def algorithms() -> list[tuple[str, str]]:
     """Name and description of every method and preset that ships."""
-    return [(choice.name, choice.description) for choice in listed("algorithm")]
+    return [(choice.name, choice.description) for choice in choices_of("algorithm")]
 
 
 def tunings() -> list[tuple[str, str]]:
     """Name and description of every tuning scheme that ships."""
-    return [(choice.name, choice.description) for choice in listed("tuning")]
+    return [(choice.name, choice.description) for choice in choices_of("tuning")]
 
 
 def catalog(terminal: int | None = None, section: str | None = None) -> str:
@@ -95,10 +95,10 @@ def catalog(terminal: int | None = None, section: str | None = None) -> str:
     """
     parts = []
     for group in SECTIONS.values() if section is None else [SECTIONS[section]]:
-        found = listed(group)
+        found = choices_of(group)
         width = max(len(choice.name) for choice in found)
         lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
-        parts.append("\n".join([f"{group}=", *(fitted(line, terminal, width + 2) for line in lines)]))
+        parts.append("\n".join([f"{group}=", *(fit_width(line, terminal, width + 2) for line in lines)]))
     return "\n\n".join(parts)
 
 
@@ -109,7 +109,7 @@ def as_json(section: str | None = None) -> dict[str, list[dict[str, Any]]]:
         section: The only title of `SECTIONS` that is listed; None: all.
     """
     titles = SECTIONS if section is None else [section]
-    return {title: [asdict(choice) for choice in listed(SECTIONS[title])] for title in titles}
+    return {title: [asdict(choice) for choice in choices_of(SECTIONS[title])] for title in titles}
 
 
 def show(as_object: bool, section: str | None = None) -> None:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; all if left out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    return guarded(lambda: show(args.json, args.section), args.debug)
+    return run_guarded(lambda: show(args.json, args.section), args.debug)
 
 
 def _choice(group: str, name: str) -> Choice:

@@ -274,7 +274,7 @@ def advice(key: str, message: str, whole: type[Any], tree: Mapping[str, Any]) ->
     leaf = key.rpartition(".")[2]
     if leaf in SENTENCES:
         return f"{key}: no such key; {SENTENCES[leaf]}"
-    every = [*keys_of(whole), *_chosen(tree)]
+    every = [*keys_of(whole), *_keys_of_halves(tree)]
     if leaf in MEANINGS:
         found = [MEANINGS[leaf]]
     else:
@@ -340,7 +340,7 @@ def keys_of(cls: type[Any], where: str = "") -> Iterator[str]:
             yield from keys_of(section, f"{where}{field.name}.")
 
 
-def _chosen(tree: Mapping[str, Any]) -> Iterator[str]:
+def _keys_of_halves(tree: Mapping[str, Any]) -> Iterator[str]:
     """The keys of the halves of the chosen algorithm and of the chosen tuning scheme."""
     with suppress(ConfigError, KeyError, TypeError):
         method = METHODS.load(tree["algorithm"])

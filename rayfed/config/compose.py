@@ -9,7 +9,7 @@ A method, a tuning scheme and a reader need no YAML file: the name of the Python
 A tuning scheme's file brings the optimizer and the learning rate that train it, from its paper or code. Those
 that a method's file brings count more, then those of an experiment, then those of the command line.
 
-`listed` reads the methods of `compare` for a command on which nothing else chooses an algorithm.
+`methods_to_compare` reads the methods of `compare` for a command on which nothing else chooses an algorithm.
 
 A file of `configs/` may build on others, in its list `defaults`:
 
@@ -38,13 +38,13 @@ from rayfed.config import papers
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
 from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
 from rayfed.user_files import is_folder, parse_value, read_file
-from rayfed.user_objects import find, imported
+from rayfed.user_objects import find, import_or_none
 
 CHOOSES = ("algorithm", "experiment")
 """Groups that choose the method of a command."""
 
 
-def listed(overrides: Sequence[str]) -> tuple[str, ...]:
+def methods_to_compare(overrides: Sequence[str]) -> tuple[str, ...]:
     """The methods that a command compares where nothing but `compare` names one.
 
     Args:
@@ -262,13 +262,13 @@ def compose(
     Raises:
         ConfigError: One line: the override, what is allowed.
     """
-    pairs = [_split(text) for text in overrides]
+    pairs = [_split_override(text) for text in overrides]
     known = config_groups()
     groups = {key: value for key, value in pairs if key in known}
     values = [(key, value) for key, value in pairs if key not in groups]
-    chosen = {**_brought(groups, has_method=base is not None or "experiment" in groups), **groups}
+    chosen = {**_added_choices(groups, has_method=base is not None or "experiment" in groups), **groups}
     if base is not None:
-        tree = _replaced(base, chosen)
+        tree = _replace_sections(base, chosen)
     elif table := papers.find(folder(), groups.get("experiment", "")):
         tree = _cell(table, chosen, dict(values))
         values = [(key, value) for key, value in values if key not in papers.CHOICE]
@@ -347,7 +347,7 @@ def config_groups() -> set[str]:
     return folders.union(NAMED)
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_override(text: str) -> tuple[str, str]:
     key, sep, value = text.partition("=")
     if not sep or not all(part.strip() for part in key.split(".")):
         groups = [group for group in sorted(config_groups()) if text in choices(group)]
@@ -357,7 +357,7 @@ def _split(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _brought(groups: Mapping[str, str], has_method: bool) -> dict[str, str]:
+def _added_choices(groups: Mapping[str, str], has_method: bool) -> dict[str, str]:
     """The choices that the data set of the command line brings.
 
     Args:
@@ -370,13 +370,13 @@ def _brought(groups: Mapping[str, str], has_method: bool) -> dict[str, str]:
     return {group: name for group, name in brings.items() if not (has_method and group == "algorithm")}
 
 
-def _replaced(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
+def _replace_sections(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
     """A resolved config with the sections that the choices fill, and what a tuning brings to `train`."""
     tree = deepcopy(dict(base))
     plain = {"algorithm": "fedavg"}
     before = _compose(plain)
     if "tuning" in groups:
-        tree["train"] = _retrained(base, groups["tuning"])
+        tree["train"] = _exchange_training(base, groups["tuning"])
     for group, name in groups.items():
         composed = _compose({**plain, group: name})
         changed = {key for key in composed if composed[key] != before.get(key)}
@@ -387,7 +387,7 @@ def _replaced(base: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, A
     return tree
 
 
-def _retrained(base: Mapping[str, Any], tuning: str) -> dict[str, Any]:
+def _exchange_training(base: Mapping[str, Any], tuning: str) -> dict[str, Any]:
     """The section `train` of a resolved config, with the values in which two tunings differ exchanged."""
     train = dict(base.get("train", {}))
     method = {"algorithm": str(base.get("algorithm", "fedavg"))}
@@ -404,11 +404,11 @@ def _retrained(base: Mapping[str, Any], tuning: str) -> dict[str, Any]:
 
 def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
     """The choices put together, as new nested mappings."""
-    return deepcopy(_composed(folder(), tuple(groups.items())))
+    return deepcopy(_compose_cached(folder(), tuple(groups.items())))
 
 
 @cache
-def _composed(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+def _compose_cached(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     groups = dict(chosen)
     for group, name in groups.items():
         _check_choice(group, name)
@@ -437,11 +437,11 @@ def _by_name(group: str, name: str) -> dict[str, Any]:
 
 def _of_examples(name: str) -> dict[str, Any]:
     """Keys that examples of a user have by default; none for readers of data sets."""
-    from rayfed.data.user_data import made
+    from rayfed.data.user_data import make_reader
 
     known = find(name)
-    value = known.value if known is not None else imported(name)
-    return {} if value is None or isinstance(value, type) else dict(made(value).section)
+    value = known.value if known is not None else import_or_none(name)
+    return {} if value is None or isinstance(value, type) else dict(make_reader(value).section)
 
 
 def _check_choice(group: str, name: str) -> None:

@@ -17,7 +17,7 @@ import yaml
 from annotated_types import Ge, Le
 
 from rayfed.config.check_keys import UnknownKeyError, advice, parse, plain, whole
-from rayfed.config.compose import CHOOSES, check_listed_once, compose, listed
+from rayfed.config.compose import CHOOSES, check_listed_once, compose, methods_to_compare
 from rayfed.data.data_config import DataConfig
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
@@ -252,7 +252,7 @@ def load_config(
     """
     if file is not None:
         return resolve(whole(compose(overrides, read_file(file, "--config"), more), file))
-    if names := listed(overrides):
+    if names := methods_to_compare(overrides):
         return _comparison(names, overrides, more)
     config = resolve(compose(overrides, more=more))
     has_method = any(text.partition("=")[0].strip() in CHOOSES for text in overrides)
@@ -339,9 +339,9 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         raise ConfigError(advice(err.key, str(err), Config, tree)) from err
     return dataclasses.replace(
         config,
-        server=_named(config.server.get("name", config.algorithm), parts.server),
-        local=_named(config.local.get("name", config.algorithm), parts.local),
-        tuning=_named(config.tuning["name"], parts.tuning),
+        server=_with_name(config.server.get("name", config.algorithm), parts.server),
+        local=_with_name(config.local.get("name", config.algorithm), parts.local),
+        tuning=_with_name(config.tuning["name"], parts.tuning),
     )
 
 
@@ -400,7 +400,7 @@ def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, 
     if not isinstance(inner, Mapping):
         raise ConfigError(f"{where}.inner: {shown(inner)} is not a section; write {where}.inner.name=lora")
     inner = {"name": "lora", **inner, **{key: value for key, value in values.items() if key not in own}}
-    scheme = _named(inner["name"], _tuning(inner, f"{where}.inner"))
+    scheme = _with_name(inner["name"], _tuning(inner, f"{where}.inner"))
     return {**{key: value for key, value in values.items() if key in own}, "inner": scheme}
 
 
@@ -414,7 +414,7 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
-def _named(name: str, part: object) -> dict[str, Any]:
+def _with_name(name: str, part: object) -> dict[str, Any]:
     return {"name": name, **plain(part)}
 
 

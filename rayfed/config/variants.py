@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rayfed.config.catalog import listed
+from rayfed.config.catalog import choices_of
 from rayfed.config.check_keys import parse, plain
 from rayfed.config.compose import compose, folder
 from rayfed.config.schema import Config, compatible_parts, with_method
@@ -126,14 +126,14 @@ def new_classes(wanted: Sequence[str] | int | None, classes: Sequence[str]) -> l
     if isinstance(wanted, int):
         if not 1 <= wanted < len(classes):
             raise ConfigError(
-                f"data.new_classes: {wanted} of {len(classes)} classes; {_allowed(len(classes))}"
+                f"data.new_classes: {wanted} of {len(classes)} classes; {_range_of_classes(len(classes))}"
             )
         return list(classes[-wanted:])
     chosen = choose_classes(wanted, classes, "data.new_classes")
     return [name for name in classes if name in chosen]
 
 
-def _allowed(classes: int) -> str:
+def _range_of_classes(classes: int) -> str:
     if classes < 4:
         return "the base and the new classes are two or more each; choose data with four classes or more"
     return f"use a number of 2..{classes - 2}"
@@ -253,7 +253,7 @@ def trained_otherwise(methods: Mapping[str, tuple[str, str]]) -> str:
     """
     if len(methods) < 2:
         return ""
-    own = {choice.name: choice.brings.get("tuning") for choice in listed("algorithm")}
+    own = {choice.name: choice.brings.get("tuning") for choice in choices_of("algorithm")}
     differing = []
     for name, (tuning, optimizer) in methods.items():
         if name not in own or not METHODS.load(name).server.trains:

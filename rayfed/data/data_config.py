@@ -332,7 +332,7 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
                 raise ConfigError(f"{key}: {name!r} is listed twice; list each domain once")
     owners = [name for name in chosen if name not in held_out]
     if config.partition.scheme == "imbalanced" and config.partition.order is not None:
-        owners = _ordered(owners, config.partition.order)
+        owners = _in_order(owners, config.partition.order)
     if not chosen:
         raise ConfigError(f"data.domains: [] is empty; list one or more of {', '.join(domains)}")
     if not owners:
@@ -343,7 +343,7 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
     return owners, list(held_out)
 
 
-def _ordered(owners: list[str], order: list[str]) -> list[str]:
+def _in_order(owners: list[str], order: list[str]) -> list[str]:
     if sorted(order) != sorted(owners):
         raise ConfigError(
             f"data.partition.order: {order} must list each domain that has clients once: {', '.join(owners)}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayfed.client_facts import Indices, RowTable, Splits
 from rayfed.data.text import Inputs
-from rayfed.devices import HOST, can_pin, free_memory, moved
+from rayfed.devices import HOST, can_pin, free_memory, move
 from rayfed.types import Batch
 
 Array: TypeAlias = Any
@@ -94,8 +94,8 @@ class OnDevice:
         """Copy all examples of the splits to the device. Args: as of `choose`."""
         used = rows_of(splits)
         self.device = device
-        self._inputs = _copied(inputs, used, device)
-        self._targets = _copied(targets, used, device)
+        self._inputs = _copy_rows(inputs, used, device)
+        self._targets = _copy_rows(targets, used, device)
         listed = splits.listed() if isinstance(splits, RowTable) else splits
         names = [(owner, split) for owner in listed for split in splits[owner]]
         rows = [splits[owner][split] for owner, split in names]
@@ -117,7 +117,7 @@ class OnDevice:
 
     def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
         every = self._places_of(owner, split)
-        chosen = every if order is None else every[moved(order, self.device)]
+        chosen = every if order is None else every[move(order, self.device)]
         for rows in chosen.split(size):
             yield self.at(rows)
 
@@ -156,12 +156,12 @@ class Streamed(Mapped):
         rows = self.rows(owner, split, order, size)
         if not rows:
             return
-        ready = self._sent(*self._collect(rows[0]))
+        ready = self._send(*self._collect(rows[0]))
         for following in rows[1:]:
             ahead = self._thread.submit(self._collect, following)
-            yield self._arrived(ready)
-            ready = self._sent(*ahead.result())
-        yield self._arrived(ready)
+            yield self._receive(ready)
+            ready = self._send(*ahead.result())
+        yield self._receive(ready)
 
     def _collect(self, rows: Indices) -> tuple[Tensor, Tensor, Tensor]:
         """Bytes of a batch, targets first, and empty tensors that show types and shapes of both parts."""
@@ -173,7 +173,7 @@ class Streamed(Mapped):
         flat[targets.nbytes :] = inputs.reshape(-1).view(np.uint8)
         return together, torch.from_numpy(inputs).to("meta"), torch.from_numpy(targets).to("meta")
 
-    def _sent(self, together: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Stored]:
+    def _send(self, together: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Stored]:
         if self._module is None:
             there = together.to(self.device, non_blocking=self._pinned)
         else:
@@ -183,7 +183,7 @@ class Streamed(Mapped):
         labels = first.view(targets.dtype).view(targets.shape)
         return there, (rest.view(inputs.dtype).view(inputs.shape), labels)
 
-    def _arrived(self, sent: tuple[Tensor, Stored]) -> Stored:
+    def _receive(self, sent: tuple[Tensor, Stored]) -> Stored:
         if self._module is not None:  # whatever reads the batch waits for its copy
             current = self._module.current_stream(self.device)
             current.wait_stream(self._stream)
@@ -236,7 +236,7 @@ def rows_of(splits: Mapping[str, Splits]) -> Indices:
     return np.unique(np.concatenate([np.empty(0, np.int64), *every]))
 
 
-def _copied(values: Array, rows: Indices, device: torch.device) -> Tensor:
+def _copy_rows(values: Array, rows: Indices, device: torch.device) -> Tensor:
     """Rows of an array on a device; they pass through memory of the CPU in parts of about `PART` bytes."""
     kind = torch.from_numpy(np.empty(0, values.dtype)).dtype
     there = torch.empty((len(rows), *values.shape[1:]), dtype=kind, device=device)
@@ -370,7 +370,7 @@ class JointBatches:
                 rows[k] = slice(end, end := end + len(own))
             self._rows.append(rows)
         every = [own for batch in parts for _, own in batch]
-        self._places = moved(torch.cat(every), examples.device)
+        self._places = move(torch.cat(every), examples.device)
         self._kept: tuple[int, int, Batch] | None = None
 
     def batch(self, client: int, number: int) -> Batch:

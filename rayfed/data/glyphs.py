@@ -377,9 +377,9 @@ def build() -> Embedded:
     parts = []
     for domain in DOMAINS:
         if domain in HANDWRITTEN:
-            parts.append(_handwritten(domain, masks, labels, shares[domain], photos))
+            parts.append(_handwriting(domain, masks, labels, shares[domain], photos))
         else:
-            parts.append(_rendered(domain, photos))
+            parts.append(_print(domain, photos))
     sizes = [len(part.labels) for part in parts]
     return Embedded(
         name=NAME,
@@ -415,7 +415,7 @@ def share_handwriting(labels: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndar
     return {d: (np.sort(np.concatenate(train[d])), np.sort(np.concatenate(test[d]))) for d in HANDWRITTEN}
 
 
-def _handwritten(
+def _handwriting(
     domain: str,
     masks: Tensor,
     labels: np.ndarray,
@@ -433,7 +433,7 @@ def _handwritten(
     )
 
 
-def _rendered(domain: str, photos: Photos) -> _Part:
+def _print(domain: str, photos: Photos) -> _Part:
     rng = generator(_SEED, NAME, domain)
     num_test = TEST_PER_CLASS * len(CLASSES)
     num_train = RENDERED_PER_CLASS * len(CLASSES) - num_test

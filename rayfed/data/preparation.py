@@ -33,7 +33,7 @@ from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.data.text import Text, Tokens
 from rayfed.errors import ConfigError, DataError, ResourceError
 from rayfed.objective import objective
-from rayfed.terminal.console import counted
+from rayfed.terminal.console import count_up
 from rayfed.user_files import user_path
 
 
@@ -311,7 +311,7 @@ class _Preparation:
             layout = self.layout
             for index, decoded in self.decoded():
                 assert not isinstance(decoded, Text | Tokens)
-                yield (index,), arrow_file.packed(decoded, layout)
+                yield (index,), arrow_file.pack_row(decoded, layout)
             return
         first = 0
         for part in rows(self.size):
@@ -322,14 +322,14 @@ class _Preparation:
         """Write texts as tokens, which are in memory until all are there, in order and by one thread."""
         what = f"preparing {self.source.name}, texts made tokens"
         rows: list[Any] = []
-        with counted(what, len(self.listing.labels)) as advance:
+        with count_up(what, len(self.listing.labels)) as advance:
             for index in range(len(self.listing.labels)):
                 advance()
                 rows.append(self.source.decode(self.listing, index, self.size))
                 if self.watch:
                     self.watch(index, None)
         self.check_kept(len(rows))
-        parts = arrow_file.joined(rows)
+        parts = arrow_file.join_texts(rows)
         cut = Counter(kind for row in rows for kind in row.cut)
         about, columns = self.about() | {"cut": dict(cut)}, self.columns(list(range(len(rows))))
         content = hashlib.sha256()
@@ -361,7 +361,7 @@ class _Preparation:
             "task": task_of(self.source),
             "grouped": self.listing.grouped,
             **({"test_name": self.listing.test_name} if self.listing.test_name else {}),
-            **({"layout": _described(self.layout)} if hasattr(self.source, "layout") else {}),
+            **({"layout": _describe(self.layout)} if hasattr(self.source, "layout") else {}),
         }
 
     def check_kept(self, num_kept: int) -> None:
@@ -377,7 +377,7 @@ class _Preparation:
         """Index and arrays of each image that can be decoded, in order."""
         skipped = 0
         what = f"preparing {self.source.name}, {objective(task_of(self.source)).examples} decoded"
-        counting = counted(what, len(self.listing.labels))
+        counting = count_up(what, len(self.listing.labels))
         with contextlib.closing(self.decoding()) as pending, counting as advance:
             for index, future in pending:
                 advance()
@@ -438,7 +438,7 @@ def _add_columns(content: Any, about: dict[str, Any], columns: dict[str, Any]) -
         content.update(json.dumps(about["layout"]).encode())
 
 
-def _described(layout: np.dtype[Any]) -> list[list[Any]]:
+def _describe(layout: np.dtype[Any]) -> list[list[Any]]:
     """A structured type as JSON: name, type and shape of each field."""
     assert layout.names is not None
     assert layout.fields is not None

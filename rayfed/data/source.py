@@ -17,7 +17,7 @@ from rayfed.data.listing import ONE_DOMAIN as ONE_DOMAIN
 from rayfed.data.listing import BadImageError as BadImageError
 from rayfed.data.listing import Decoded as Decoded
 from rayfed.data.listing import Listing as Listing
-from rayfed.data.user_data import OwnData, made
+from rayfed.data.user_data import OwnData, make_reader
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSES, CLASSIFICATION
 from rayfed.registry import READER_FILES, Registry
@@ -180,7 +180,7 @@ READERS = Registry(
     key="data.reader",
     accepts=lambda value: isinstance(value, OwnData) or (isinstance(value, type) and is_dataclass(value)),
     expected="a reader, which is a dataclass, or examples by client",
-    made=made,
+    made=make_reader,
 )
 
 

@@ -117,7 +117,7 @@ class Tokenized:
         if not isinstance(found, Text):
             raise TypeError(f"the reader of {self.name!r} returned {type(found).__name__} instead of a Text")
         if self.task == LANGUAGE_MODELING:
-            return self._learned(found, size)
+            return self._learning_tokens(found, size)
         pieces = self._tokenizer.backend_tokenizer
         pieces.enable_truncation(size, direction=self._side)
         made = pieces.encode(found.text, found.pair)
@@ -137,7 +137,7 @@ class Tokenized:
         """End at which texts are cut: of a prompt the beginning, of a text to classify the end."""
         return self.truncate or ("left" if self.task == LANGUAGE_MODELING else "right")
 
-    def _learned(self, text: Text, size: int) -> Tokens:
+    def _learning_tokens(self, text: Text, size: int) -> Tokens:
         """Tokens of a prompt and an answer, of a conversation, or of a text that is learned as a whole."""
         parts = list(self._parts(text))
         ids = [token for own, _ in parts for token in own]
@@ -186,8 +186,8 @@ class Tokenized:
         before = ""
         for place, (role, _) in enumerate(messages):
             if role == ANSWERING:
-                prompt = self._rendered(told[:place], add=True)
-                whole = self._rendered(told[: place + 1], add=False)
+                prompt = self._render(told[:place], add=True)
+                whole = self._render(told[: place + 1], add=False)
                 if not prompt.startswith(before) or not whole.startswith(prompt):
                     raise ConfigError(
                         f"data.columns.messages: the template of {self.tokenizer!r} changes earlier messages "
@@ -198,9 +198,9 @@ class Tokenized:
                 yield self._ids(whole[len(prompt) :]), 1
                 before = whole
         if not before:
-            yield self._ids(self._rendered(told, add=False)), 0
+            yield self._ids(self._render(told, add=False)), 0
 
-    def _rendered(self, messages: list[dict[str, str]], add: bool) -> str:
+    def _render(self, messages: list[dict[str, str]], add: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add)
         return text
 

@@ -544,7 +544,7 @@ _MADE: dict[int, tuple[Any, OwnData]] = {}
 """Readers made of functions of modules, by identity, so that each is called once."""
 
 
-def made(value: Any, name: str = "own_data") -> Any:
+def make_reader(value: Any, name: str = "own_data") -> Any:
     """Make a reader of what a module names as data; a class of readers stays as it is.
 
     Args:

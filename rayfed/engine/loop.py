@@ -206,7 +206,7 @@ def run_rounds(
                 after = checked_state(
                     experiment.server, experiment.server.round(state, cohort, experiment.local)
                 )
-        state = closed(experiment, state, cohort, after)
+        state = close_round(experiment, state, cohort, after)
         trained = time.perf_counter()
         scores = scores_of(experiment, cohort, state)
         if own := personal(own, cohort.ledger.scores, experiment.clients):
@@ -279,7 +279,7 @@ def server_errors(server: Server, round: int) -> Iterator[None]:
         raise ServerError(f"{who} failed: {cause_of(err)}") from err
 
 
-def closed(
+def close_round(
     experiment: Training, state: ServerState, cohort: Cohort, after: ServerState | None
 ) -> ServerState:
     """The state after a round, with its virtual time.
@@ -429,13 +429,13 @@ def score_on(
         with suppress(NobodyAnsweredError):
             together = cohort.for_reporting(tuple(packed))
             for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
-                answers += unpacked(packed[answer.client], answer)
+                answers += unpack(packed[answer.client], answer)
     if len(answers) < len(ids):
         cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
     return {answer.client: answer for answer in answers}
 
 
-def unpacked(pack: Pack, answer: Update) -> Iterator[Update]:
+def unpack(pack: Pack, answer: Update) -> Iterator[Update]:
     """The answers of the sets of a pack."""
     columns = {name: values.tolist() for name, values in answer.extra[SETS].items()}
     for place, (name, num) in enumerate(pack.sizes.items()):

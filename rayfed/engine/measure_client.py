@@ -663,9 +663,9 @@ def measured_on_gpu(
     """
     import ray
 
-    from rayfed.executors.cluster import FINEST, ActorPlan, reserved
+    from rayfed.executors.cluster import FINEST, ActorPlan, reserve
 
-    with reserved(ActorPlan(actors=1, cpus=1 / FINEST, gpus=1.0), cluster.connect_timeout, health) as (
+    with reserve(ActorPlan(actors=1, cpus=1 / FINEST, gpus=1.0), cluster.connect_timeout, health) as (
         options,
     ):
         task = ray.remote(max_calls=1)(_visit).options(**options, max_retries=0)

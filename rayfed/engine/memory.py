@@ -62,10 +62,10 @@ def step_operations(model: Backbone, keeps_features: bool) -> tuple[int, int]:
 
 
 def _step(model: Backbone, keeps_features: bool) -> tuple[int, int]:
-    few = _counted(model, ROWS[0], keeps_features)
+    few = _count_bytes(model, ROWS[0], keeps_features)
     if not model.text_is_live:
         return 0, few // ROWS[0]
-    each = (_counted(model, ROWS[1], keeps_features) - few) // (ROWS[1] - ROWS[0])
+    each = (_count_bytes(model, ROWS[1], keeps_features) - few) // (ROWS[1] - ROWS[0])
     return few - ROWS[0] * each, each
 
 
@@ -80,7 +80,7 @@ def _with_zeros(model: Backbone) -> Backbone:
     return copy.deepcopy(model, zeros)
 
 
-def _counted(model: Backbone, rows: int, keeps_features: bool) -> int:
+def _count_bytes(model: Backbone, rows: int, keeps_features: bool) -> int:
     model.train()
     x = _batch(model, rows)
     if keeps_features and (model.has_frozen_features or model.gc_net is not None):

@@ -170,7 +170,7 @@ def record_rounds(
             watch.event(event)
 
     executor.on_event = note
-    with folder.locked():
+    with folder.lock():
         resume = keeping.resume
         every = keeping.every or experiment.rounds
         for _ in range(1 + MOST_RESTARTS):
@@ -185,7 +185,7 @@ def record_rounds(
                 with _saved_early(keeper, folder):
                     for done in run_rounds(experiment, executor, start, state, personal):
                         with finishing():  # else a row could have no checkpoint
-                            done, row = _recorded(done, keeper, folder, visits, watch)
+                            done, row = _record(done, keeper, folder, visits, watch)
                             state = done.state
                             keeper.finished(done, is_due(every, state.round, experiment.rounds))
                         yield row
@@ -204,7 +204,7 @@ def record_rounds(
         raise ClusterError(f"the stores of clients were lost {1 + MOST_RESTARTS} times; giving up")
 
 
-def _recorded(
+def _record(
     done: Round, keeper: _Keeper, folder: RunFolder, visits: list[Visit], watch: Watch | None
 ) -> tuple[Round, Row]:
     """Write a finished round into the folder.
@@ -213,7 +213,7 @@ def _recorded(
         The round as it was written, and its row with what is only shown: the slowest client.
     """
     executor = keeper.executor
-    found, done = _checked(done, keeper.keeping.on_nonfinite, executor.on_event)
+    found, done = _find_nonfinite(done, keeper.keeping.on_nonfinite, executor.on_event)
     done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
     seen = slowest(visits)
     folder.add(done)
@@ -237,7 +237,7 @@ def _saved_early(keeper: _Keeper, folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _checked(
+def _find_nonfinite(
     done: Round, policy: OnNonFinite, note: Callable[[Event], None]
 ) -> tuple[list[NonFinite], Round]:
     """Find the values of a round that are NaN or infinite, and record them as events.

@@ -106,12 +106,14 @@ def personal_params(folder: Path, client: str, setup: Setup) -> Params:
     file = saved.stores.get(client)
     if file is None and (local.stays or local.deploys == "personal"):
         raise ConfigError(f"client: {client!r} never trained in {folder}, so that nothing stayed at it")
-    call = Call(client=client, task=partial(deployed, local), tag="personal", sent=saved.state.broadcast())
+    call = Call(
+        client=client, task=partial(deployed_model, local), tag="personal", sent=saved.state.broadcast()
+    )
     update, _ = Worker(setup.world, setup.weights).call(call, {} if file is None else from_file(file))
     return dict(update.extra)
 
 
-def deployed(local: Local, client: Client, sent: Broadcast) -> Update:
+def deployed_model(local: Local, client: Client, sent: Broadcast) -> Update:
     """The model that a client would deploy, as the `extra` tensors of its answer.
 
     Args:

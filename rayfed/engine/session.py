@@ -24,7 +24,7 @@ from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.executor import Policy
-from rayfed.terminal.console import counted, stage
+from rayfed.terminal.console import count_up, stage
 from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
 
@@ -181,11 +181,11 @@ class Session:
         """
         if cluster.executor != "ray":
             return
-        from rayfed.executors.cluster import reserved
+        from rayfed.executors.cluster import reserve
 
-        link = self._connected(cluster)
+        link = self._connect(cluster)
         plan = self._gpus.plan(setup, cluster, lambda: self._reference(setup), link.health)
-        with reserved(plan, cluster.connect_timeout, link.health):
+        with reserve(plan, cluster.connect_timeout, link.health):
             pass
 
     def rows(
@@ -212,7 +212,7 @@ class Session:
         from rayfed.executors.prometheus import labels_of
         from rayfed.executors.wire import pack
 
-        link = self._connected(config.cluster)
+        link = self._connect(config.cluster)
         name = keeping.path.name
         labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
         with self._ended_by_errors(link.health):
@@ -227,7 +227,7 @@ class Session:
                 if not again:
                     notify(f"actors ready after {time.perf_counter() - began:.1f} s")
                 rows = self._driver.rounds.options(num_returns="streaming")
-                yield from _streamed(rows.remote(pack(setup.start), keeping), link.health)
+                yield from _stream(rows.remote(pack(setup.start), keeping), link.health)
 
     @contextmanager
     def _ended_by_errors(self, health: Health) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Session:
                 health.wait(self._driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
             raise
 
-    def _connected(self, cluster: ClusterConfig) -> Connection:
+    def _connect(self, cluster: ClusterConfig) -> Connection:
         """Start or join Ray, unless an earlier run did."""
         from rayfed.executors.connection import connection
 
@@ -263,7 +263,7 @@ class Session:
 
     def _place(self, setup: Setup, config: Config, name: str, notify: Notify, link: Connection) -> bool:
         """Reserve resources and start a driver on them; returns whether those of an earlier run fit."""
-        from rayfed.executors.cluster import reserved
+        from rayfed.executors.cluster import reserve
 
         plan = self._gpus.plan(setup, config.cluster, lambda: self._reference(setup), link.health)
         per_client = config.cluster.actors == "per_client"
@@ -276,7 +276,7 @@ class Session:
         _announce(plan, link, notify)
         if plan.gpus and (hint := cheaper_products(config)):
             notify(hint)
-        options = self._actors.enter_context(reserved(plan, config.cluster.connect_timeout, link.health))
+        options = self._actors.enter_context(reserve(plan, config.cluster.connect_timeout, link.health))
         space = namespace()
         prefix = f"rayfed:clients:{name}"
         self._named = {
@@ -322,16 +322,16 @@ def _wait_for_actors(results: Any, total: int, again: bool, health: Health) -> N
     """Wait until all actors are ready, and count them; those that run already are ready at once."""
     if again:
         stage("loading the model of this run into the actors", passing=True)
-        for _ in _streamed(results, health):
+        for _ in _stream(results, health):
             pass
         return
     stage(f"starting {'1 actor' if total == 1 else f'{total} actors'}", passing=True)
-    with counted("actors started", total) as advance:
-        for _ in _streamed(results, health):
+    with count_up("actors started", total) as advance:
+        for _ in _stream(results, health):
             advance()
 
 
-def _streamed(results: Any, health: Health) -> Iterator[Any]:
+def _stream(results: Any, health: Health) -> Iterator[Any]:
     """The values of a streaming call, as they arrive."""
     import ray
 

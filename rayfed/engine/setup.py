@@ -66,7 +66,7 @@ from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array, skeleton
 from rayfed.models.trunk import check_compiler
-from rayfed.models.user_model import first_pass, fitted, network_of
+from rayfed.models.user_model import first_pass, fit, network_of
 from rayfed.objective import (
     CLASSES,
     CLASSIFICATION,
@@ -76,7 +76,7 @@ from rayfed.objective import (
     Objective,
     objective,
 )
-from rayfed.seeds import derive, generator, seeded
+from rayfed.seeds import derive, generator, use_seed
 from rayfed.terminal.console import stage
 from rayfed.tuning.lora import Lora, core_sites
 from rayfed.types import Broadcast, Head, Params, Update
@@ -338,7 +338,7 @@ def prepare(
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _built(config, world, partition, build(world)))
+    model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
     _check_graphs(config.train, parts, bare)
@@ -433,7 +433,7 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     return goal
 
 
-def _built(config: Config, world: World, partition: Partition, model: Backbone) -> Built:
+def _build(config: Config, world: World, partition: Partition, model: Backbone) -> Built:
     dataset = open_dataset(world.shard)
     if dataset.own or world.network is not None:
         _check_pass(config, world, partition, model)
@@ -472,7 +472,7 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
     try:
         # Also where the user switched gradients off around the whole call.
-        with torch.enable_grad(), seeded(derive(world.seed, "first pass")):
+        with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
             first_pass(model, world.objective, batch, counted, where)
     finally:
         with torch.no_grad():
@@ -508,7 +508,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition,
     )
     if network is None:
         return world
-    return replace(world, network=fitted(network, first_batch(world, partition)[0], config.seed))
+    return replace(world, network=fit(network, first_batch(world, partition)[0], config.seed))
 
 
 def _check_device(cluster: ClusterConfig) -> None:

@@ -304,7 +304,7 @@ def personal(
             known[answer.client] = _score(own, int(own["personal/num"]), "personal/")
     if not known:
         return None
-    ordered = {cid: known[cid] for cid in clients.ordered(known)}
+    ordered = {cid: known[cid] for cid in clients.in_order(known)}
     groups: dict[str, list[Score]] = {}
     for cid, score in ordered.items():
         groups.setdefault(clients[cid].domain, []).append(score)

@@ -76,13 +76,13 @@ def sentence(found: Sequence[NonFinite]) -> str:
     parts = []
     if clients:
         more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
-        parts.append(f"{_listed(mine)} of {', '.join(clients[:MOST_NAMED])}{more}")
+        parts.append(f"{_list(mine)} of {', '.join(clients[:MOST_NAMED])}{more}")
     if others:
-        parts.append(_listed(others))
+        parts.append(_list(others))
     return f"not finite: {'; '.join(parts)}"
 
 
-def _listed(found: Sequence[NonFinite]) -> str:
+def _list(found: Sequence[NonFinite]) -> str:
     return ", ".join(list(dict.fromkeys(each.what for each in found))[:MOST_NAMED])
 
 

@@ -125,7 +125,7 @@ def evaluation_sets(
             others = 0 if listed else len(places)
             sets.append(EvaluationSet(id=PREFIX + domain, domain=domain, others=others, **own))
     else:
-        names = _chosen(partition, wanted, seed)
+        names = _choose_clients(partition, wanted, seed)
         sets += [EvaluationSet(id=name, domain=table[name].domain, clients=(name,)) for name in names]
         sets += unseen_sets(partition, wanted, seed)
     return (*sets, *(EvaluationSet(id=PREFIX + d, domain=d, clients=()) for d in partition.held_out))
@@ -142,11 +142,13 @@ def unseen_sets(partition: Partition, wanted: Literal["all"] | int, seed: int) -
     table = partition.table
     return tuple(
         EvaluationSet(id=name, domain=table[name].domain, clients=(), unseen=(name,))
-        for name in _chosen(partition, wanted, seed, unseen=True)
+        for name in _choose_clients(partition, wanted, seed, unseen=True)
     )
 
 
-def _chosen(partition: Partition, wanted: Literal["all"] | int, seed: int, unseen: bool = False) -> list[str]:
+def _choose_clients(
+    partition: Partition, wanted: Literal["all"] | int, seed: int, unseen: bool = False
+) -> list[str]:
     """The clients that train, or those that never do, whose test sets are scored, in their order."""
     names = partition.table.names
     places: Sequence[int] = range(0 if unseen else len(names))

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
 from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
-from rayfed.executors.cluster import has_lost_its_node, reserved_again
+from rayfed.executors.cluster import has_lost_its_node, reserve_again
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call, Event, Kept, Policy, Task, Visit, action_for, event_of, units
@@ -698,7 +698,7 @@ class RayExecutor(LaneExecutor):
 
     def _start(self, lane: Lane) -> None:
         if lane.started:
-            lane.options = reserved_again(lane.options)
+            lane.options = reserve_again(lane.options)
         lane.begin(start_client(lane, self._world, self._weights, self._labels))
 
     def set_aside(self, lane: Lane) -> None:

@@ -212,7 +212,7 @@ class ClientActor:
                 yield from [(err, None), *[(None, None)] * (len(unit) - 1)]
                 return
         if done is not None:
-            yield from self._encoded(done, (time.perf_counter() - began) / len(unit))
+            yield from self._encode(done, (time.perf_counter() - began) / len(unit))
             return
         failed = False
         for wire, call in zip(unit, calls, strict=True):
@@ -226,10 +226,10 @@ class ClientActor:
                 failed = isinstance(err, DeviceError)
                 yield err, None
             else:
-                yield from self._encoded([(update, store)], time.perf_counter() - began)
+                yield from self._encode([(update, store)], time.perf_counter() - began)
 
     @staticmethod
-    def _encoded(
+    def _encode(
         done: Sequence[tuple[Update, Mapping[str, Any]]], seconds: float
     ) -> Iterator[tuple[Any, Any]]:
         updates = encode_updates([update for update, _ in done])

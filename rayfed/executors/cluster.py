@@ -134,7 +134,7 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
 
 
 @contextmanager
-def reserved(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
+def reserve(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
     """Reserve the resources of all actors while the block runs; yields the Ray options of each actor.
 
     Inside a placement group (a trial of Ray Tune) the actors use its resources instead. The resources are
@@ -223,10 +223,10 @@ def has_lost_its_node(options: Mapping[str, Any]) -> bool:
     return placement_group_table(strategy.placement_group).get("state") not in ("CREATED", "PENDING")
 
 
-def reserved_again(options: Mapping[str, Any]) -> dict[str, Any]:
+def reserve_again(options: Mapping[str, Any]) -> dict[str, Any]:
     """Ray options for the next actor of a lane, with a new reservation if the former one lost its node.
 
-    The new one waits until a node has room, and is released with all others of its `reserved`.
+    The new one waits until a node has room, and is released with all others of its `reserve`.
     """
     if not has_lost_its_node(options):
         return dict(options)

@@ -148,7 +148,7 @@ class Health:
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_EVERY):
-            gone = self._gone()
+            gone = self._ended_process()
             if gone and not self._ended.is_set():
                 self.lost = (
                     f"Ray's {gone} ended, without which nothing can go on (a raylet also ends when one "
@@ -157,7 +157,7 @@ class Health:
                 note_ending(self.lost, lost=True)
                 return
 
-    def _gone(self) -> str:
+    def _ended_process(self) -> str:
         """Name of the first of these processes that has ended; empty if none has."""
         for child in psutil.Process().children() if len(self._seen) < len(PILLARS) else ():
             with suppress(psutil.Error):
@@ -293,7 +293,7 @@ def own_sigterm_handler() -> Iterator[None]:
 
 
 def _ending(err: BaseException) -> tuple[str, int]:
-    """The message and the exit code of a command that ends with this error, as in `guarded`."""
+    """The message and the exit code of a command that ends with this error, as in `run_guarded`."""
     if isinstance(err, KeyboardInterrupt | GeneratorExit):
         return "interrupted", 130
     return one_line(err) or type(err).__name__, 2 if isinstance(err, ConfigError) else 1

@@ -175,7 +175,7 @@ class Metrics:
         if weights:
             self._round.set("rayfed_weight_min", min(weights))
             self._round.set("rayfed_weight_max", max(weights))
-        for (split, domain), (value, loss) in (score_gauges(scores) | validated(row)).items():
+        for (split, domain), (value, loss) in (score_gauges(scores) | validation_scores(row)).items():
             self._scores.set("rayfed_score", value, split=split, domain=domain)
             self._scores.set("rayfed_loss", loss, split=split, domain=domain)
         self._add("rayfed_retries", 0)
@@ -246,7 +246,7 @@ def score_gauges(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tupl
     return found
 
 
-def validated(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
+def validation_scores(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
     """Score and loss on the validation splits, if the run computes them."""
     metric = metric_of(row, "val_")
     if metric is None or None in (row[f"val_{metric}"], row["val_loss"]):  # None: the value was not finite

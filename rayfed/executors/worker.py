@@ -33,7 +33,7 @@ from rayfed.devices import (
     Deterministic,
     counting,
     give_back,
-    moved,
+    move,
     mps_runs,
     set_deterministic,
     set_products,
@@ -70,8 +70,8 @@ from rayfed.models.trunk import (
 )
 from rayfed.models.user_model import Network
 from rayfed.objective import Objective, symbols
-from rayfed.seeds import derive, seeded
-from rayfed.tuning.base import Tuning, apply_tuning, copies, held, load, train_mode
+from rayfed.seeds import derive, use_seed
+from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
 
 CHANNELS = (1, 3)
@@ -156,7 +156,7 @@ def receive(
     """
     if device == HOST:
         return [(sent, dict(store)) for sent, store in messages]
-    parts = moved([(sent.params, sent.shared, dict(store)) for sent, store in messages], device)
+    parts = move([(sent.params, sent.shared, dict(store)) for sent, store in messages], device)
     pairs = zip(messages, parts, strict=True)
     return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
 
@@ -173,7 +173,7 @@ def send_back(
     """
     parts = [(params, extra, one.store) for one, (_, params, extra) in zip(clients, answers, strict=True)]
     if device != HOST:
-        parts = moved(parts, HOST)
+        parts = move(parts, HOST)
     sent = []
     for one, (answer, _, _), (params, extra, store) in zip(clients, answers, parts, strict=True):
         metrics = {**answer.metrics, **one.metrics()}
@@ -485,7 +485,7 @@ class Worker:
         self._all_blocks = model.active
         self._start = copies(self._model)
         self._stays = names_that_stay(self._model, world.stays)
-        buffers = self._start.keys() - held(model, buffers=False).keys()
+        buffers = self._start.keys() - sent_tensors(model, buffers=False).keys()
         self._float_buffers = {name for name in buffers if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
         examples = dataset.images, dataset.targets, world.splits
@@ -519,7 +519,7 @@ class Worker:
         """The tensors that are sent and trained, with their initial values, on the CPU."""
         local = self._world.train.batch_norm == "local"
         own = self._stays | self._float_buffers if local else self._stays
-        return moved({n: v for n, v in self._start.items() if n not in own}, HOST)
+        return move({n: v for n, v in self._start.items() if n not in own}, HOST)
 
     def checksum(self) -> str:
         """Digest of the frozen weights: they must never change."""
@@ -582,7 +582,7 @@ class Worker:
 
     def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
         seed = derive(self._world.seed, call.tag, call.sent.round, call.client)
-        with seeded(seed) as rng, counting([CountedDraws(seed)]):
+        with use_seed(seed) as rng, counting([CountedDraws(seed)]):
             ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
             client = self._client(call, self._model, own, rng)
@@ -682,7 +682,7 @@ class Worker:
             for call, (sent, own), known, model, streams in members
         ]
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
-        with seeded(seeds[0]):  # so that the global streams are put back afterwards
+        with use_seed(seeds[0]):  # so that the global streams are put back afterwards
             answers = group.run(tasks)
         done = send_back([client for client, _ in players], answers, self._device)
         check_finite([update for update, _ in done])

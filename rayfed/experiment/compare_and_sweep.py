@@ -155,7 +155,7 @@ def compare(
             holds other files or runs of other experiments; what is wrong in an experiment is found before the
             first run.
     """
-    named = dict(experiments) if isinstance(experiments, Mapping) else _named(experiments)
+    named = dict(experiments) if isinstance(experiments, Mapping) else _by_method(experiments)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if len(named) < 2 or not chosen:
         what = f"{len(named)} experiments and {len(chosen)} seeds"
@@ -174,7 +174,7 @@ def compare(
     return Comparison(runs=runs, seeds=chosen, path=folder)
 
 
-def _named(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
+def _by_method(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """The experiments by the names of their methods, with a number where two have the same."""
     if isinstance(experiments, Experiment):
         raise ConfigError("compare: one experiment cannot be compared; give a list of two or more")
@@ -314,7 +314,7 @@ def _search(
         study.enqueue_trial(places)
     for _ in range(trials):
         trial = study.ask()
-        study.tell(trial, score({key: _drawn(trial, key, choices) for key, choices in space.items()}))
+        study.tell(trial, score({key: _draw_value(trial, key, choices) for key, choices in space.items()}))
 
 
 def _own_values(experiment: Experiment, space: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -354,7 +354,7 @@ def _check_range(key: str, values: Any) -> None:
         )
 
 
-def _drawn(trial: Any, key: str, values: Any) -> Any:
+def _draw_value(trial: Any, key: str, values: Any) -> Any:
     if isinstance(values, list):
         return values[trial.suggest_int(key, 0, len(values) - 1)]
     kind = trial.suggest_int if all(isinstance(value, int) for value in values) else trial.suggest_float

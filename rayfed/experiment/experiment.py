@@ -18,7 +18,7 @@ from rayfed.config.schema import Config, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
-from rayfed.terminal.console import screen_of, shown_on
+from rayfed.terminal.console import screen_of, use_screen
 from rayfed.user_objects import is_own
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ class _Shown:
     def __init__(self, quiet: bool | None) -> None:
         seen = sys.stdout.isatty() or "ipykernel" in sys.modules
         self._quiet = not seen if quiet is None else quiet
-        self._shown = shown_on(screen_of(self._quiet))
+        self._shown = use_screen(screen_of(self._quiet))
 
     def __enter__(self) -> bool:
         self._shown.__enter__()

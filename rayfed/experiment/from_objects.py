@@ -39,7 +39,7 @@ def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         else:
             made = OBJECTS[key](value) if key in OBJECTS else {key: value}
         for own, each in made.items():
-            name, rest = _chosen(own, each)
+            name, rest = _choose(own, each)
             overrides += [f"{own}={name}"] if name else []
             if isinstance(rest, Mapping) and isinstance(values.get(own), Mapping):
                 values[own] = {**values[own], **rest}
@@ -48,7 +48,7 @@ def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     return overrides, values
 
 
-def _chosen(key: str, value: Any) -> tuple[str, Any]:
+def _choose(key: str, value: Any) -> tuple[str, Any]:
     """The name that chooses a section, and what else is set; empty and None: nothing of it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = plain(value)
@@ -217,11 +217,11 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
         ConfigError: The examples have none of the forms, or a column does not exist.
     """
     from rayfed.data.data_config import DataConfig
-    from rayfed.data.user_data import is_own, made, own_data
+    from rayfed.data.user_data import is_own, make_reader, own_data
 
     if isinstance(value, str | DataConfig) or not is_own(value):
         return {"data": value, **({"data.columns": columns} if columns else {})}
-    found = own_data(value, columns) if columns else made(value)
+    found = own_data(value, columns) if columns else make_reader(value)
     name = user_objects.import_path(value) if callable(value) else ""
     name = name or user_objects.register(found, type(found), found.fingerprint(), "own_data")
     return {"data": name, "data.name": "own_data"}

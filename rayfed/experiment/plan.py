@@ -18,7 +18,7 @@ from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, factors_beside, with_passes
 from rayfed.experiment.single_run import Show
 from rayfed.federation.method_registry import METHODS
-from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.terminal.table_formats import fit_width, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.data.partition.partition import ClientSplit
@@ -197,7 +197,7 @@ def _tell_unseen(plan: Plan, show: Show) -> None:
 
     for name, setup in zip(plan.parts, plan.setups, strict=True):
         if setup.partition.unseen:
-            show.tell(fitted(f"{name}: {never_train(setup.partition)}", terminal_width()))
+            show.tell(fit_width(f"{name}: {never_train(setup.partition)}", terminal_width()))
 
 
 def _examples(client: ClientSplit) -> tuple[object, ...]:

@@ -66,7 +66,7 @@ class Runner:
             plan = make_plan(config, claim.path)
             with self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
-        path, seen, plan = _prepared(config)
+        path, seen, plan = _prepare(config)
         with self._ray():
             for setup in plan.setups if seen else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
@@ -235,10 +235,10 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: Something in the input is wrong, or the folder holds an earlier run or files of others.
     """
-    _prepared(config)
+    _prepare(config)
 
 
-def _prepared(config: Config) -> tuple[Path, str, Plan]:
+def _prepare(config: Config) -> tuple[Path, str, Plan]:
     """Folder of a new run, token of the run that is in it, and the experiment with all that it runs."""
     check_trackers(config.trackers)
     path = Path(config.output) if config.output else _new_folder(config)

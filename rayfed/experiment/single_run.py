@@ -24,13 +24,19 @@ from rayfed.objective import score_facts
 from rayfed.record.atomic_files import write_table, write_text
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
-from rayfed.record.folder import check_same_inputs, describe_run, finished, how_to_go_on, rounds_on_disk
+from rayfed.record.folder import (
+    check_same_inputs,
+    describe_run,
+    digest_if_finished,
+    how_to_go_on,
+    rounds_on_disk,
+)
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import showing, teller
 from rayfed.terminal.exit_code import STOP
 from rayfed.terminal.supervisor import note_advice
-from rayfed.terminal.table_formats import fitted, terminal_width
+from rayfed.terminal.table_formats import fit_width, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.engine.session import Session
@@ -108,9 +114,9 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
     tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
     if setup.world.network is not None:
-        tell(fitted(trained_in_words(setup), terminal_width()))
+        tell(fit_width(trained_in_words(setup), terminal_width()))
     if setup.group.sentence:
-        tell(fitted(setup.group.sentence, terminal_width()))
+        tell(fit_width(setup.group.sentence, terminal_width()))
     if skipped := setup.dataset.skipped:
         tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
 
@@ -203,7 +209,7 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
     path = claim.path
     if (trained := config.evaluation.model_of) is not None:
         setup = score_model_of(trained, setup)
-    digest = finished(path, config.rounds) if resume else ""
+    digest = digest_if_finished(path, config.rounds) if resume else ""
     if digest:
         check_continuable(config, setup, path)
         claim.take_over()
@@ -270,7 +276,7 @@ def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> No
         tables = [final_table(path)] if RunTables(path).rounds or not others else []
         if others:
             tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
-        text = document(path, tables, _drawn(path, figures), inside)
+        text = document(path, tables, _draw_figures(path, figures), inside)
     write_text(path / "report.md", text)
     tell("\n" + tables[0].text(terminal_width()))
 
@@ -291,7 +297,7 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
     inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
     with reading(path):
         tables = TABLES[config.protocol](config, folds)
-        text = document(path, tables.parts, _drawn(path, config.figures), inside)
+        text = document(path, tables.parts, _draw_figures(path, config.figures), inside)
     write_text(path / "report.md", text)
     tell("\n" + tables.text(terminal_width()))
 
@@ -321,7 +327,7 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
         tell(f"everything on one page: {command(path)}")
 
 
-def _drawn(path: Path, figures: bool) -> Mapping[str, Path]:
+def _draw_figures(path: Path, figures: bool) -> Mapping[str, Path]:
     """Draw the figures of a run if they are wanted; returns their files by title."""
     from rayfed.report.figures import draw_figures
 

@@ -201,7 +201,7 @@ def product_mean(updates: Sequence[Update], weights: Sequence[float], old: Mappi
         old: Values at the beginning of the round.
     """
     result: Params = {}
-    for layer, (b, a) in _stacked(updates, weights).items():
+    for layer, (b, a) in _stack_factors(updates, weights).items():
         result[f"{layer}.{B}"], result[f"{layer}.{A}"] = refactor(b, a, old[f"{layer}.{A}"])
     return result
 
@@ -219,7 +219,7 @@ def exact_mean(
     """
     mean = mean_by_name(updates, weights)
     result: Params = {}
-    for layer, (b, a) in _stacked(updates, weights).items():
+    for layer, (b, a) in _stack_factors(updates, weights).items():
         product = b.double() @ a.double()
         if rule == "residual":
             product -= mean[f"{layer}.{B}"].double() @ mean[f"{layer}.{A}"].double()
@@ -251,6 +251,6 @@ def by_layer(
     return layers
 
 
-def _stacked(updates: Sequence[Update], weights: Sequence[float]) -> dict[str, tuple[Tensor, Tensor]]:
+def _stack_factors(updates: Sequence[Update], weights: Sequence[float]) -> dict[str, tuple[Tensor, Tensor]]:
     """Stacked factors (`stack`) of the clients that hold a layer, by layer."""
     return {layer: stack(factors, own) for layer, (factors, own) in by_layer(updates, weights).items()}

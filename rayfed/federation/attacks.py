@@ -27,11 +27,11 @@ def with_attack(task: Task, attack: Attack, scale: float) -> tuple[Task, tuple[L
     if attack == HONEST:
         return task, ()
     if attack == "labels":
-        return partial(_relabelled, task=task), ()
+        return partial(_relabel, task=task), ()
     return task, (partial(_attack, attack, scale),)
 
 
-def _relabelled(client: Client, sent: Broadcast, task: Task) -> Update:
+def _relabel(client: Client, sent: Broadcast, task: Task) -> Update:
     """Task: run another task on labels that are counted from the other end."""
     last = client.model.num_classes - 1
     client.data = replace(client.data, relabel=lambda y: last - y)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rayfed.data.examples import ClientData
 from rayfed.data.text import PAD
-from rayfed.devices import moved, numbers, total
+from rayfed.devices import move, numbers, total
 from rayfed.errors import ConfigError
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
@@ -247,7 +247,7 @@ class Client:
 
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor made on the CPU, such as random numbers of `rng`, on the device of the client."""
-        return moved(value, self.device)
+        return move(value, self.device)
 
     def batches(self, split: str = "train", shuffle: bool = True) -> Iterator[Batch]:
         """Batches of a split.

@@ -158,15 +158,15 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
     metrics: dict[str, float] = {}
     local.prepare(client, sent)
     if start:
-        metrics |= _named("start", score(client, start))
+        metrics |= _with_prefix("start", score(client, start))
     update = local.train(client, sent)
     client.end_training()
     if end:
         client.load(update.params)
-        metrics |= _named("end", score(client, end))
+        metrics |= _with_prefix("end", score(client, end))
     if client.personal_split:
         local.personalize(client, sent, update)
-        metrics |= _named("personal", score(client, client.personal_split))
+        metrics |= _with_prefix("personal", score(client, client.personal_split))
     return replace(update, metrics={**update.metrics, **metrics}) if metrics else update
 
 
@@ -199,5 +199,5 @@ def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:
     return Update(client=client.id, num_examples=client.data.size("test"), metrics=metrics)
 
 
-def _named(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+def _with_prefix(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

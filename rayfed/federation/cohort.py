@@ -194,7 +194,7 @@ class Cohort(Federation):
         Args:
             ids: Any clients of the experiment, such as some whose answers to an earlier message arrive now.
         """
-        return replace(self, ids=tuple(self.clients.ordered(ids)))
+        return replace(self, ids=tuple(self.clients.in_order(ids)))
 
     def for_reporting(self, ids: tuple[str, ...] | None = None) -> Cohort:
         """This cohort for exchanges that only measure: traffic is not counted, faults and ranks are off.

@@ -222,7 +222,7 @@ class Channel:
         first = next(iter(answers))
         noise = self._draw(sent[first].round, held[first])
         return {
-            cid: replace(update, params=_moved(held[cid] | update.params, held[cid], factor, noise))
+            cid: replace(update, params=_move(held[cid] | update.params, held[cid], factor, noise))
             for cid, update in answers.items()
         }
 
@@ -234,9 +234,7 @@ class Channel:
             params: Parameters before the round.
         """
         return (
-            {**params, **_moved(params, params, 1.0, self._draw(round, params))}
-            if self.noisy_mean
-            else params
+            {**params, **_move(params, params, 1.0, self._draw(round, params))} if self.noisy_mean else params
         )
 
     def _draw(self, round: int, like: Params) -> Params:
@@ -295,9 +293,9 @@ def leave(
         size = change_norm(params, start)
         client.measure(change_norm=size)
         if not math.isfinite(size):
-            params = _unchanged(params, start)
+            params = _without_change(params, start)
         elif size > channel.clip:
-            params = _moved(params, start, channel.clip / size, {})
+            params = _move(params, start, channel.clip / size, {})
         if channel.noise and channel.at_client:
             scale = channel.noise * channel.clip
             trained = sorted(name for name in params if not is_statistic(name))
@@ -305,8 +303,8 @@ def leave(
                 n: client.to_device(torch.randn(params[n].shape, generator=client.rng) * scale)
                 for n in trained
             }
-            params = _moved(params, start, 1.0, noise)
-    return _compressed(channel, client, sent, params, extra) if channel.codes else (params, extra)
+            params = _move(params, start, 1.0, noise)
+    return _compress(channel, client, sent, params, extra) if channel.codes else (params, extra)
 
 
 def change_norm(params: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
@@ -320,7 +318,7 @@ def _change(value: Tensor, name: str, start: Mapping[str, Tensor]) -> Tensor:
     return value - start[name] if name in start else value
 
 
-def _unchanged(params: Params, start: Mapping[str, Tensor]) -> Params:
+def _without_change(params: Params, start: Mapping[str, Tensor]) -> Params:
     """Values as they were sent, and zero where none was sent; statistics are kept."""
     return {
         name: value if is_statistic(name) else start.get(name, torch.zeros_like(value)).clone()
@@ -328,7 +326,7 @@ def _unchanged(params: Params, start: Mapping[str, Tensor]) -> Params:
     }
 
 
-def _moved(
+def _move(
     params: Mapping[str, Tensor], start: Mapping[str, Tensor], factor: float, noise: Mapping[str, Tensor]
 ) -> Params:
     """Values whose change is multiplied by a factor, plus noise; with factor 1 the values keep their bits."""
@@ -344,7 +342,7 @@ def _moved(
     return moved
 
 
-def _compressed(
+def _compress(
     channel: Channel, client: Client, sent: Broadcast, params: Params, extra: Mapping[str, Any]
 ) -> Content:
     start = sent.params

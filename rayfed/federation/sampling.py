@@ -41,12 +41,12 @@ def sample(
     if faults is not None and faults.limits_availability:
         is_open = partial(_is_available, clients, faults, round)
     if sampling == "one_per_domain":
-        groups = [_open(places, 1, is_open, rng) for places in clients.places_by_domain()]
+        groups = [_available(places, 1, is_open, rng) for places in clients.places_by_domain()]
         chosen = [group[int(rng.integers(len(group)))] for group in groups if len(group)]
     elif sampling == "poisson":
         chosen = _independent(range(len(clients)), wanted / len(clients), is_open, rng)
     else:
-        places = _open(range(len(clients)), wanted, is_open, rng)
+        places = _available(range(len(clients)), wanted, is_open, rng)
         few = wanted >= len(places)
         drawn = () if few else rng.choice(len(places), size=wanted, replace=False).tolist()
         chosen = list(places) if few else [places[i] for i in drawn]
@@ -81,7 +81,7 @@ def _is_available(clients: ClientTable, faults: Faults, round: int, place: int) 
     return faults.is_available(round, clients.names[place])
 
 
-def _open(
+def _available(
     places: range, wanted: int, is_open: Callable[[int], bool] | None, rng: np.random.Generator
 ) -> Sequence[int]:
     """The available ones among these clients; of very many, the first `wanted` ones in a random order."""

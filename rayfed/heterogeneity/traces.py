@@ -242,7 +242,7 @@ def read_devices(file: str, clients: ClientTable, seed: int) -> Devices:
         raise ConfigError(f"{key}: {file!r} has a number that is not above 0")
     return Devices(
         clients=clients.names,
-        which=_assigned(key, file, list(entries), clients, seed),
+        which=_assign_devices(key, file, list(entries), clients, seed),
         speed=np.median(numbers[:, 0]) / numbers[:, 0],
         bandwidth=numbers[:, 1] * BYTES_PER_KILOBIT,
     )
@@ -281,7 +281,7 @@ def read_sessions(file: str, clients: ClientTable, seed: int) -> Sessions:
         )
     return Sessions(
         clients=clients.names,
-        which=_assigned(key, file, list(entries), clients, seed),
+        which=_assign_devices(key, file, list(entries), clients, seed),
         first=np.cumsum([0, *counts]),
         start=start,
         end=end,
@@ -304,7 +304,7 @@ def _floats(key: str, file: str, values: Sequence[Any]) -> Numbers:
     return numbers
 
 
-def _assigned(key: str, file: str, devices: Sequence[str], clients: ClientTable, seed: int) -> Integers:
+def _assign_devices(key: str, file: str, devices: Sequence[str], clients: ClientTable, seed: int) -> Integers:
     """Index of the device of each client: that of its name, or a random one if no client is named."""
     if not any(device in clients for device in devices):
         return generator(seed, key).integers(len(devices), size=len(clients))
@@ -318,7 +318,7 @@ def _entries(key: str, file: str, columns: Sequence[str]) -> Mapping[str, Mappin
     """The values of each device by its name; of a table with several rows of a device, lists of them."""
     readers: Mapping[str, Callable[[Path], Mapping[Any, Any]]] = {".csv": _table, ".parquet": _table}
     try:
-        found = readers.get(Path(file).suffix, _pickled)(Path(file))
+        found = readers.get(Path(file).suffix, _read_pickle)(Path(file))
         entries = {str(name): {column: own[column] for column in columns} for name, own in found.items()}
     except OSError as err:
         raise ConfigError(f"{key}: cannot read {file!r}: {err.strerror or 'it has another format'}") from err
@@ -360,7 +360,7 @@ class _Plain(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _pickled(path: Path) -> Mapping[Any, Any]:
+def _read_pickle(path: Path) -> Mapping[Any, Any]:
     with path.open("rb") as file:
         found: Mapping[Any, Any] = _Plain(file).load()
     return found

@@ -48,7 +48,7 @@ class DirectAttention(Attention):
         masked = any(given is not None and given is not False for given in (*args, *kwargs.values()))
         if masked or not self.is_direct:
             return super().forward(x, *args, **kwargs)
-        return self.proj_drop(self.proj(self.norm(self._mixed(self._split(x), x.shape[1]))))
+        return self.proj_drop(self.proj(self.norm(self._mix(self._split(x), x.shape[1]))))
 
     def first(self, x: Tensor) -> Tensor:
         """Output for the first token alone, shape (B, 1, d_out).
@@ -56,14 +56,14 @@ class DirectAttention(Attention):
         Args:
             x: Tokens, shape (B, N, d_in).
         """
-        return self.proj_drop(self.proj(self.norm(self._mixed(self._split(x), 1))))
+        return self.proj_drop(self.proj(self.norm(self._mix(self._split(x), 1))))
 
     def _split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of all tokens, shape (B, N, 3, H, D)."""
         qkv: Tensor = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
         return qkv
 
-    def _mixed(self, qkv: Tensor, queries: int) -> Tensor:
+    def _mix(self, qkv: Tensor, queries: int) -> Tensor:
         """Output of all heads for the first tokens, as many as `queries`, shape (B, queries, H D)."""
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         dropped = self.attn_drop.p if self.training else 0.0

@@ -25,7 +25,7 @@ from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 T = TypeVar("T", Tensor, list[Tensor])
 
 
-def computed(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
+def compute_part(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
     """The result of a part of a model, in float32.
 
     Args:
@@ -139,19 +139,19 @@ class Backbone(nn.Module):
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
             net = getattr(self.net, "untuned", self.net) if self.untuned else self.net
-            features = self.frozen_features(x) if reusable else self._passed(net, x)
+            features = self.frozen_features(x) if reusable else self._pass(net, x)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
         h = self.gc_net(self.frozen_features(x))
         prompt = self.stack.prompt
-        with self.stack.prompted(self.gc_net.prompts(prompt, h) if customize else prompt):
-            return self.gc_net.dropout(computed(self.net, x, self.mixed)), h
+        with self.stack.use_prompt(self.gc_net.prompts(prompt, h) if customize else prompt):
+            return self.gc_net.dropout(compute_part(self.net, x, self.mixed)), h
 
-    def _passed(self, net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _pass(self, net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Output of the network, from a graph where there is one for this pass."""
         found = None if self.graphs is None or self.gc_net is not None else self.graphs(net, x, self.mixed)
-        return computed(net, x, self.mixed) if found is None else found
+        return compute_part(net, x, self.mixed) if found is None else found
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ class Backbone(nn.Module):
         """
         if (known := self.remembered_features(x)) is not None:
             return known
-        with self.stack.prompted(None) if self.num_blocks else nullcontext():
-            features = self._passed(self.net, x)
+        with self.stack.use_prompt(None) if self.num_blocks else nullcontext():
+            features = self._pass(self.net, x)
         self.remember_frozen_features(x, features)
         return features
 
@@ -199,7 +199,7 @@ class Backbone(nn.Module):
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)
-        read = computed(partial(self.exits.features, self.net), x, self.mixed)
+        read = compute_part(partial(self.exits.features, self.net), x, self.mixed)
         return self.exits.logits(read, self.head, self.active)
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
@@ -238,7 +238,7 @@ class Backbone(nn.Module):
                 f"model.name: {self.label!r} has no text tower; use clip_mini or open_clip/<name>"
             )
         features = partial(self.text.features, images=images, context=context)
-        return computed(features, self.head.weight, self.mixed) if self.text_is_live else self.head.weight
+        return compute_part(features, self.head.weight, self.mixed) if self.text_is_live else self.head.weight
 
     @property
     def is_own(self) -> bool:

@@ -53,7 +53,7 @@ class BlockStack(nn.Sequential):
         return self.prompt if self._instead is None else self._instead[0]
 
     @contextmanager
-    def prompted(self, tokens: Tensor | None) -> Iterator[None]:
+    def use_prompt(self, tokens: Tensor | None) -> Iterator[None]:
         """Use these prompt tokens instead of `prompt` in forward passes within the context.
 
         Args:
@@ -84,13 +84,13 @@ class BlockStack(nn.Sequential):
         given = (self._taps, self._change, self._result)
         return self.tokens is not self.prompt or any(each is not None for each in given)
 
-    def _given(self, *_: Any, **__: Any) -> Tensor:
+    def _output(self, *_: Any, **__: Any) -> Tensor:
         assert self._result is not None
         return self._result
 
     def __iter__(self) -> Iterator[Any]:
         if self._result is not None:
-            yield self._given
+            yield self._output
             return
         if self.tokens is not None:
             yield self._append_prompt
@@ -99,8 +99,8 @@ class BlockStack(nn.Sequential):
             block = self._modules[str(j)]
             step = partial(last, block) if last is not None and j == self.active[-1] else block
             forgets = self.checkpointing and torch.is_grad_enabled()
-            run = partial(_checkpointed, step) if forgets else step
-            yield run if self._change is None else partial(self._changed, block, run, j)
+            run = partial(_run_checkpointed, step) if forgets else step
+            yield run if self._change is None else partial(self._change, block, run, j)
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
         if self.tokens is not None and last is None:
@@ -123,7 +123,7 @@ class BlockStack(nn.Sequential):
         return super().__getitem__(index)
 
     @contextmanager
-    def wrapped(self, change: Change) -> Iterator[None]:
+    def use_change(self, change: Change) -> Iterator[None]:
         """Let a function run the blocks in forward passes within the context.
 
         Args:
@@ -136,13 +136,13 @@ class BlockStack(nn.Sequential):
         finally:
             self._change = None
 
-    def _changed(self, block: Any, run: Any, j: int, x: Tensor, **options: Any) -> Tensor:
+    def _change(self, block: Any, run: Any, j: int, x: Tensor, **options: Any) -> Tensor:
         assert self._change is not None
         ends = j == self.active[0], j == self.active[-1]
         return self._change(block, partial(run, **options), j, x, *ends)
 
     @contextmanager
-    def tapped(self, blocks: Collection[int]) -> Iterator[Mapping[int, Tensor]]:
+    def record_tokens(self, blocks: Collection[int]) -> Iterator[Mapping[int, Tensor]]:
         """Record the tokens after some blocks in forward passes within the context.
 
         Args:
@@ -172,7 +172,7 @@ class BlockStack(nn.Sequential):
         return x[:, : -self.tokens.shape[-2]]  # (B, N, D)
 
 
-def _checkpointed(block: Any, x: Tensor, **options: Any) -> Tensor:
+def _run_checkpointed(block: Any, x: Tensor, **options: Any) -> Tensor:
     """Output of a block, whose activations are computed again in the backward pass, with the same dropout."""
     if counted() and not torch.compiler.is_compiling():
         options["context_fn"] = lambda: (nullcontext(), RepeatedDraws())
@@ -257,7 +257,7 @@ class ExitHeads(nn.ModuleDict):
             x: A batch of images.
         """
         places = self.places(net.blocks.active)
-        with net.blocks.tapped(set(places.values())) as tokens:
+        with net.blocks.record_tokens(set(places.values())) as tokens:
             features = net(x)
         return [*(_after_blocks(net, x, tokens[j]) for j in places.values()), features]
 

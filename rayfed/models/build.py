@@ -17,7 +17,7 @@ from rayfed.models.networks import BareNetwork, construct_network
 from rayfed.models.user_model import Network, network_of
 from rayfed.models.weight_files import load_into, locate
 from rayfed.objective import SEGMENTATION
-from rayfed.seeds import derive, seeded
+from rayfed.seeds import derive, use_seed
 
 
 def build_backbone(
@@ -56,7 +56,7 @@ def build_backbone(
         handed.size = config.size or handed.size
         return handed
     names = [""] * classes if isinstance(classes, int) else list(classes)
-    with seeded(derive(seed, "model")):
+    with use_seed(derive(seed, "model")):
         bare = construct_network(config, task)
     if torch.empty(0).device.type != "meta":
         if bare.words is None:
@@ -78,7 +78,7 @@ def _assemble(config: ModelConfig, bare: BareNetwork, names: Sequence[str], seed
     if bare.tokenizer is not None:
         tower, scores, text = clip.take_apart(bare.net, names, config.template, bare.tokenizer)
         return Backbone(tower, scores, config.name, text)
-    with seeded(derive(seed, "model", "head")):
+    with use_seed(derive(seed, "model", "head")):
         if bare.words is not None:
             return Backbone(bare.net, bare.words.make_head(len(names)), config.name)
         # Not timm's own classifiers: they start at zero or from a truncated normal, depending on the family.

@@ -102,7 +102,7 @@ class TextSide(nn.Module):
         """
         if self.context is not None or self.prompter is not None:
             vectors = self._vectors(frozen, images) if context is None else context
-            encoded = self._encoded(vectors)
+            encoded = self._encode(vectors)
         elif self.paired is not None:
             encoded = self._tower_features(self.tokens)
         elif frozen is None or any(p.requires_grad for p in self.tower.parameters()):
@@ -125,7 +125,7 @@ class TextSide(nn.Module):
             )
         return parts
 
-    def _encoded(self, vectors: Tensor) -> Tensor:
+    def _encode(self, vectors: Tensor) -> Tensor:
         """Features of the class names with learned vectors, not normalized.
 
         Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022, section 3.2.
@@ -150,7 +150,7 @@ class TextSide(nn.Module):
         x = parts.token_embedding(tokens)
         ends = tokens.argmax(-1)
         if learned is not None:
-            x = self._joined(x, learned)
+            x = self._join(x, learned)
             ends = ends + learned.shape[1]
         x = self._through_blocks(x + parts.positional_embedding)
         x = parts.ln_final(x)[torch.arange(len(x), device=x.device), ends]
@@ -169,7 +169,7 @@ class TextSide(nn.Module):
             x = self.paired.text_block(block, partial(run, attn_mask=parts.attn_mask), j, x)
         return x
 
-    def _joined(self, words: Tensor, learned: Tensor) -> Tensor:
+    def _join(self, words: Tensor, learned: Tensor) -> Tensor:
         """Embeddings of the class names and the learned vectors in the order of `position`.
 
         Args:

@@ -104,7 +104,7 @@ class CountedDropout(nn.Dropout):
         return torch.cat([cast(Tensor, Dropped.apply(*part)) for part in parts])
 
 
-def dropped(layer: nn.Module, x: Tensor, apart: bool) -> tuple[Tensor, Draw | None]:
+def drop(layer: nn.Module, x: Tensor, apart: bool) -> tuple[Tensor, Draw | None]:
     """The output of a dropout layer, or x itself and the draw, with which the caller drops.
 
     Args:

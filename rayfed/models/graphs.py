@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from rayfed.devices import (
     CountedDraws,
-    cloned,
+    clone_all,
     counted,
     counted_seeds,
     counting,
-    moved,
+    move,
     random_state,
     same_draws,
 )
-from rayfed.models.backbone import Backbone, computed
+from rayfed.models.backbone import Backbone, compute_part
 from rayfed.models.blocks import BlockStack
 from rayfed.models.dropout import CountedDropout
 from rayfed.models.lora_layer import is_twice_differentiable
@@ -53,7 +53,7 @@ PLAIN_FIRST = 1
 class Recorder(Protocol):
     """Records operations of a device, so that they can be repeated at once."""
 
-    def beside(self, work: Callable[[], object]) -> None:
+    def run_unrecorded(self, work: Callable[[], object]) -> None:
         """Run operations in the way in which they are recorded, without recording them."""
         ...
 
@@ -82,7 +82,7 @@ class CudaRecorder:
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
 
-    def beside(self, work: Callable[[], object]) -> None:
+    def run_unrecorded(self, work: Callable[[], object]) -> None:
         """Run operations on the stream of the graphs."""
         before = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(before)
@@ -147,7 +147,7 @@ class Recorded:
     grad: Tensor | None
     grads: Sequence[Tensor | None]
 
-    def computed(self, inputs: Sequence[Tensor]) -> Tensor:
+    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         """A copy of the output for these inputs; dropout draws for the clients of `counted`."""
         self.inputs[0].detach().copy_(inputs[0])
         if len(inputs) > 1:
@@ -160,7 +160,7 @@ class Recorded:
             if len(numbers) == 1:
                 self.counts.fill_(numbers.pop())
             else:
-                self.counts.copy_(moved(torch.tensor(counts), self.counts.device))
+                self.counts.copy_(move(torch.tensor(counts), self.counts.device))
             for client in clients:
                 client.advance(self.drawn)
         self.forward()
@@ -172,7 +172,7 @@ class Recorded:
         assert self.backward is not None
         self.grad.copy_(grad)
         self.backward()
-        copies = cloned({i: found for i, found in enumerate(self.grads) if found is not None})
+        copies = clone_all({i: found for i, found in enumerate(self.grads) if found is not None})
         return [copies.get(i) for i in range(len(self.grads))]
 
 
@@ -182,7 +182,7 @@ class Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recorded: Recorded, own: Open, *inputs: Tensor) -> Tensor:
         ctx.recorded, ctx.own = recorded, own
-        return recorded.computed(inputs)
+        return recorded.replay(inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -246,7 +246,7 @@ class Graphs:
         Args:
             net: The network, or a way to run it.
             x: Its input.
-            mixed: As of `rayfed.models.backbone.computed`.
+            mixed: As of `rayfed.models.backbone.compute_part`.
 
         Raises:
             OutOfMemoryError: The device has too little memory for the graph.
@@ -331,7 +331,7 @@ class Graphs:
         slots: Sequence[NamedTensor],
         held: Sequence[Any],
     ) -> Recorded:
-        fixed = [_fixed(value) for value in held]
+        fixed = [_fixed_copy(value) for value in held]
         rows = x.detach().clone().requires_grad_(x.requires_grad)
         inputs = [rows, *(value.value if isinstance(value, Stacked) else value for value in fixed)]
         learned = [each for each in inputs if each.requires_grad] if torch.is_grad_enabled() else []
@@ -342,7 +342,7 @@ class Graphs:
 
         def forward() -> Tensor:
             with counting(clients, seeds, counts):
-                return computed(net, rows, mixed)
+                return compute_part(net, rows, mixed)
 
         def gradients(output: Tensor, grad: Tensor) -> Sequence[Tensor | None]:
             found: Sequence[Tensor | None] = torch.autograd.grad(output, learned, grad, allow_unused=True)
@@ -353,10 +353,10 @@ class Graphs:
             if learned:
                 gradients(output, torch.zeros_like(output))
 
-        with _placed(slots, fixed), torch.autograd.set_multithreading_enabled(False):
+        with _put_values(slots, fixed), torch.autograd.set_multithreading_enabled(False):
             with same_draws(x.device):
                 before = _states(x.device)
-                self._recorder.beside(both)
+                self._recorder.run_unrecorded(both)
                 if not all(map(torch.equal, before, _states(x.device))):
                     raise NotRepeatableError("it draws random numbers that are not counted")
             for client in clients:
@@ -386,7 +386,7 @@ def _holder(slot: NamedTensor) -> dict[str, Any]:
     return cast(dict[str, Any], held)
 
 
-def _fixed(value: Any) -> Any:
+def _fixed_copy(value: Any) -> Any:
     """A copy of a tensor or of the values of several clients, for which a graph reads it."""
     own = value.value if isinstance(value, Stacked) else value
     copy = own.detach().clone().requires_grad_(own.requires_grad)
@@ -400,7 +400,7 @@ def _states(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def _placed(slots: Sequence[NamedTensor], values: Sequence[Any]) -> Iterator[None]:
+def _put_values(slots: Sequence[NamedTensor], values: Sequence[Any]) -> Iterator[None]:
     """Put values in the places of tensors, and the former ones back afterwards."""
     before = [_holder(slot)[slot.leaf] for slot in slots]
     try:

@@ -54,7 +54,7 @@ def philox(key: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple
     return a, b, c, d
 
 
-def kept(
+def keep_mask(
     shape: torch.Size, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
 ) -> Tensor:
     """Whether dropout keeps each element, bool, of this shape.
@@ -84,9 +84,11 @@ def kept(
 def plain_dropout(
     x: Tensor, seeds: Tensor, layer: int, call: int, p: float, counts: Tensor | None = None
 ) -> Tensor:
-    """X / (1 - p) where `kept`, else 0; rounded once from float32, or from float64 where x is that."""
+    """X / (1 - p) where `keep_mask`, else 0; rounded once from float32, or from float64 where x is that."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return torch.where(kept(x.shape, seeds, layer, call, p, counts), wide * (1 / (1 - p)), 0.0).to(x.dtype)
+    return torch.where(keep_mask(x.shape, seeds, layer, call, p, counts), wide * (1 / (1 - p)), 0.0).to(
+        x.dtype
+    )
 
 
 def plain_dropout_add_(

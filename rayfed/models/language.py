@@ -269,7 +269,7 @@ def build(config: ModelConfig, task: str | None) -> TextModel:
             f"model.name: {config.name!r} reads texts, and the data set is for {task}; choose a model that "
             f"`rayfed list models` shows, or a data set of texts"
         )
-    whole = _made("AutoModelForSequenceClassification", config, settings)
+    whole = _random_model("AutoModelForSequenceClassification", config, settings)
     base = getattr(whole, whole.base_model_prefix)
     plan = _plan(whole, is_decoder)
     pools = "last" if is_decoder else ("pooler" if getattr(base, "pooler", None) is not None else "first")
@@ -302,7 +302,7 @@ def _language_model(config: ModelConfig, settings: Any, is_decoder: bool) -> Tex
                 f"model.name: {config.name!r} changes the output of its head ({name}), which is not "
                 f"supported; choose another model"
             )
-    whole = _made("AutoModelForCausalLM", config, settings)
+    whole = _random_model("AutoModelForCausalLM", config, settings)
     head: nn.Linear = whole.get_output_embeddings()
     net = TextNet(whole, "all")
 
@@ -361,7 +361,7 @@ def _is_decoder(settings: Any) -> bool:
     )
 
 
-def _made(kind: str, config: ModelConfig, settings: Any) -> Any:
+def _random_model(kind: str, config: ModelConfig, settings: Any) -> Any:
     """A model with random values, in float32."""
     import transformers
 
@@ -563,7 +563,7 @@ class LibraryNames:
         return f"{self.blocks}.{name.removeprefix('blocks.')}"
 
     @property
-    def saved(self) -> list[str]:
+    def modules_to_save(self) -> list[str]:
         """Modules that PEFT is to replace by those that were trained."""
         return sorted({name.partition(".")[0] for name in self.head.values()})
 

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.dropout import Draw, dropped
+from rayfed.models.dropout import Draw, drop
 from rayfed.models.named_tensors import RESIDUAL_LEAF
 from rayfed.models.stacked import Stacked
 
@@ -171,19 +171,19 @@ def _back(grad: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The gradient of A x for each client, shape (K, r, m), and that of its rows, shape (K, m, d_out)."""
     own = grad.reshape(len(b), -1, grad.shape[-1])
     if grad.device.type not in EXACT:
-        return _scaled(torch.bmm(own, b), scale).mT, own
+        return _scale(torch.bmm(own, b), scale).mT, own
     # (K, r, m), and with a copy of b.mT: other layouts take up to five times as long.
-    return _scaled(torch.bmm(b.mT.contiguous(), own.mT), scale), own
+    return _scale(torch.bmm(b.mT.contiguous(), own.mT), scale), own
 
 
 def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
     """The gradient of B, shape (K, d_out, r), contiguous: autograd copies that of each client otherwise."""
     if own.device.type not in EXACT:
-        return _scaled(torch.bmm(own.mT, low), scale)
-    return _scaled(torch.bmm(low.mT, own), scale).mT.contiguous()
+        return _scale(torch.bmm(own.mT, low), scale)
+    return _scale(torch.bmm(low.mT, own), scale).mT.contiguous()
 
 
-def _scaled(value: Tensor, scale: float) -> Tensor:
+def _scale(value: Tensor, scale: float) -> Tensor:
     """A new tensor times a number, in place."""
     return value if scale == 1 else value.mul_(scale)
 
@@ -310,7 +310,7 @@ class AdaptedLinear(_Multiplied):
         frozen = _is_frozen(layer)
         on_device = x.device.type not in EXACT
         together = on_device and frozen and not _twice.get()
-        low, draw = dropped(self.lora_dropout[ADAPTER], x, apart=not together)
+        low, draw = drop(self.lora_dropout[ADAPTER], x, apart=not together)
         b: Any = second.weight
         stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
         result: Tensor

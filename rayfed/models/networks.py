@@ -453,7 +453,7 @@ def _timm(config: ModelConfig) -> BareNetwork:
         mean=known.mean,
         std=known.std,
         classifiers=(names,) if isinstance(names, str) else tuple(names),
-        published=_published(known),
+        published=_published_weights(known),
         # timm keeps a margin around the centre (crop_pct), which is not cut off here.
         resize="crop" if known.crop_mode == "center" else "squash",
     )
@@ -484,7 +484,7 @@ def _timm_config(name: str) -> Any:
     return timm.get_pretrained_cfg(name)
 
 
-def _published(known: Any) -> PublishedWeights | None:
+def _published_weights(known: Any) -> PublishedWeights | None:
     if known.hf_hub_id:
         named = known.hf_hub_filename or "pytorch_model.bin"
         safe = {

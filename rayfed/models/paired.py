@@ -1,6 +1,6 @@
 """Modules that change what blocks of both towers of a CLIP model do, and are registered in both.
 
-`BlockStack.wrapped` calls `image_block` instead of each block of the image tower, and `TextSide` calls
+`BlockStack.use_change` calls `image_block` instead of each block of the image tower, and `TextSide` calls
 `text_block` instead of those of the text tower. Letters in shapes: B images or texts, N tokens.
 """
 

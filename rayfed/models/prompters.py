@@ -49,7 +49,7 @@ class SecondContext(nn.Module):
 
     def forward(self, context: Tensor, names: Tensor, images: Tensor | None) -> Tensor:
         """Vectors of both prompts, shape (2, 1, M, W)."""
-        _given(images)
+        _require_images(images)
         return torch.stack((context, self.own))[:, None]
 
 
@@ -69,7 +69,7 @@ class ImageToken(nn.Module):
 
     def forward(self, context: Tensor, names: Tensor, images: Tensor | None) -> Tensor:
         """Vectors of the prompts of each image, shape (B, 1, M, W)."""
-        token = self.outer(torch.relu(self.inner(F.normalize(_given(images), dim=-1))))  # (B, W)
+        token = self.outer(torch.relu(self.inner(F.normalize(_require_images(images), dim=-1))))  # (B, W)
         return (context + token[:, None])[:, None]
 
 
@@ -102,7 +102,7 @@ class PromptNetwork(nn.Module):
         return attended + self.outer(values * F.gelu(gates))
 
 
-def _given(images: Tensor | None) -> Tensor:
+def _require_images(images: Tensor | None) -> Tensor:
     """The features of images, for prompts that not every method can use: some want one for each class.
 
     Raises:
@@ -152,9 +152,9 @@ class GCNet(nn.Module):
         assert prompt is not None
         if self.mix == "own" or not self.training:
             return prompt + h[:, None, :]
-        return prompt + h[scrambled(len(h), len(prompt), h.device)]
+        return prompt + h[scramble_index(len(h), len(prompt), h.device)]
 
 
-def scrambled(batch: int, num_prompts: int, device: torch.device | str = "cpu") -> Tensor:
+def scramble_index(batch: int, num_prompts: int, device: torch.device | str = "cpu") -> Tensor:
     """Index of the sample whose h each prompt gets under `scramble`, shape (B, P)."""
     return torch.arange(batch * num_prompts, device=device).view(batch, num_prompts) % batch

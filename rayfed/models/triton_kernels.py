@@ -22,7 +22,7 @@ OPTIONS = {"enable_fp_fusion": False}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rounded(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+def _round_to(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """A float32 in another type, rounded to the nearest; Triton's interpreter cuts bfloat16 off instead."""
     if kind == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
@@ -68,10 +68,10 @@ def _dropout(
         channel = lane * quads + quad
         held = inside & (channel < width)
         value = tl.load(x + first + channel, mask=held, other=0).to(tl.float32) * scale
-        value = _rounded(tl.where(number.to(tl.int64) >= threshold, value, 0.0), y.dtype.element_ty)
+        value = _round_to(tl.where(number.to(tl.int64) >= threshold, value, 0.0), y.dtype.element_ty)
         if ADD:
             before = tl.load(y + first + channel, mask=held, other=0)
-            value = _rounded(before.to(tl.float32) + value.to(tl.float32), y.dtype.element_ty)
+            value = _round_to(before.to(tl.float32) + value.to(tl.float32), y.dtype.element_ty)
         tl.store(y + first + channel, value, mask=held)
 
 
@@ -102,7 +102,7 @@ def _add_norm(
     apart = tl.where(held, value - middle, 0.0)
     spread = 1 / tl.sqrt(tl.sum(apart * apart, 0) / width + eps)
     scaled = apart * spread * tl.load(weight + i, mask=held, other=0) + tl.load(bias + i, mask=held, other=0)
-    tl.store(normed + first + i, _rounded(scaled, normed.dtype.element_ty), mask=held)
+    tl.store(normed + first + i, _round_to(scaled, normed.dtype.element_ty), mask=held)
     tl.store(mean + row, middle)
     tl.store(rstd + row, spread)
 
@@ -136,7 +136,7 @@ def _add_norm_backward(
         found += tl.load(through + first + i, mask=held, other=0)
     tl.store(of_x + first + i, found, mask=held)
     if ADD:
-        tl.store(of_branch + first + i, _rounded(found, of_branch.dtype.element_ty), mask=held)
+        tl.store(of_branch + first + i, _round_to(found, of_branch.dtype.element_ty), mask=held)
 
 
 def dropout(

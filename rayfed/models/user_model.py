@@ -24,8 +24,8 @@ from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.objective import Objective
-from rayfed.registry import imported
-from rayfed.seeds import derive, seeded
+from rayfed.registry import import_object
+from rayfed.seeds import derive, use_seed
 
 FIND: Literal["auto"] = "auto"
 """The head is the last layer, if its output is that of the network."""
@@ -111,10 +111,10 @@ def _call_adapted_layers(body: nn.Module) -> None:
         elif isinstance(module, nn.TransformerEncoderLayer):
             parts = (module.linear1, module.linear2)
             if any(type(part) is not nn.Linear for part in parts):
-                module.register_forward_pre_hook(_unchanged)  # a layer with a hook has no fused form
+                module.register_forward_pre_hook(_leave)  # a layer with a hook has no fused form
 
 
-def _unchanged(module: nn.Module, args: Any) -> None:
+def _leave(module: nn.Module, args: Any) -> None:
     """Leave the inputs as they are."""
 
 
@@ -266,9 +266,9 @@ class Network:
             bare = torch.empty(0).device.type == "meta" or self.values is None
             original = self.shape if bare else self.values
             assert original is not None
-            return copied(original, share=not bare)
+            return copy_network(original, share=not bare)
         try:
-            with seeded(derive(seed, "model")):
+            with use_seed(derive(seed, "model")):
                 net = self.make()
         except Exception as err:
             if isinstance(err, RuntimeError) and torch.empty(0).device.type == "meta":
@@ -337,7 +337,7 @@ def output_of(output: Any) -> Tensor:
     raise TypeError(f"returns {kind}, in which there is no tensor of outputs; return a tensor")
 
 
-def copied(net: nn.Module, share: bool) -> nn.Module:
+def copy_network(net: nn.Module, share: bool) -> nn.Module:
     """A copy of a network.
 
     Args:
@@ -402,7 +402,7 @@ def _of_module(net: nn.Module) -> Network:
                     f"their own (train.optimizer), remove it from the network"
                 )
     try:
-        shape = copied(net, share=False)
+        shape = copy_network(net, share=False)
         import cloudpickle
 
         cloudpickle.dumps(shape)
@@ -440,7 +440,7 @@ def network_of(name: str) -> Network | None:
             f"rayfed.Experiment(...).run(), or .resume(FOLDER) for a run that has begun"
         )
     if value is None and ":" in name:
-        value = _imported(name)
+        value = _import(name)
     if value is None:
         return None
     if not isinstance(value, Network):
@@ -452,8 +452,8 @@ def network_of(name: str) -> Network | None:
     return replace(value, label=name)
 
 
-def _imported(name: str) -> Any:
-    value = imported("model.name", name)
+def _import(name: str) -> Any:
+    value = import_object("model.name", name)
     if not (isinstance(value, Model | nn.Module) or callable(value)):
         raise ConfigError(
             f"model.name: {name!r} is {shown(value)}, neither a network nor a function that makes one"
@@ -461,7 +461,7 @@ def _imported(name: str) -> Any:
     return value
 
 
-def fitted(network: Network, x: Tensor, seed: int) -> Network:
+def fit(network: Network, x: Tensor, seed: int) -> Network:
     """The network with its head found and its blocks checked, by a pass of one or two examples.
 
     Args:

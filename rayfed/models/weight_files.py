@@ -64,7 +64,7 @@ def locate(label: str, source: PublishedWeights) -> Path:
     Raises:
         ConfigError: The file is not cached and cannot be downloaded; names the model, the file and the key.
     """
-    cached = _cached(source)
+    cached = _find_cached(source)
     if cached is not None:
         return cached
     try:
@@ -143,14 +143,14 @@ def load_into(net: nn.Module, path: Path, classifiers: Sequence[str], key: str =
     state = _without(read_state_dict(path, key), classifiers)
     problem = _mismatch(net, state)
     if problem and _only_tables_differ(net, state):
-        state, problem = _converted(net, state, classifiers, problem)
+        state, problem = _convert(net, state, classifiers, problem)
     if problem:
         raise ConfigError(f"{key}: {str(path)!r} does not fit the model: {problem}")
     # Not strict, because `_mismatch` allows that BatchNorm's batch counters are missing.
     net.load_state_dict(state, strict=False)
 
 
-def _cached(source: PublishedWeights) -> Path | None:
+def _find_cached(source: PublishedWeights) -> Path | None:
     if not source.repository:
         path = Path(torch.hub.get_dir()) / "checkpoints" / source.files[0]
         return path if path.is_file() else None
@@ -252,7 +252,7 @@ def _only_tables_differ(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
     )
 
 
-def _converted(
+def _convert(
     net: nn.Module, state: dict[str, Tensor], classifiers: Sequence[str], problem: str
 ) -> tuple[dict[str, Tensor], str]:
     """Convert a state dict with timm's function for this family of models.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError, shown
 from rayfed.terminal.arguments import Arguments, parser_of
-from rayfed.terminal.console import say, screen_of, shown_on
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import say, screen_of, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.user_files import is_folder, user_folder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        return guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
+        return run_guarded(lambda: work(args), args.debug, "no incomplete file is left in the cache")
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
@@ -92,11 +92,11 @@ def _text(path: Path | None) -> str | None:
 def _clean_all(args: argparse.Namespace) -> int:
     from rayfed.data.data_config import DataConfig
     from rayfed.data.preparation import cache_folder, clean
-    from rayfed.prepare.examination import cleaned
+    from rayfed.prepare.examination import cleaning_text
 
     if not args.clean:
         raise ConfigError("NAME: missing; write the name of a data set first; rayfed list data shows all")
-    say(cleaned(*clean(cache_folder(DataConfig(name="", reader="", cache=_text(args.cache))))))
+    say(cleaning_text(*clean(cache_folder(DataConfig(name="", reader="", cache=_text(args.cache))))))
     return 0
 
 
@@ -120,7 +120,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
     model = without_values(whole)
     size = args.image_size or model.size
-    with shown_on(screen_of(quiet=args.json)):
+    with use_screen(screen_of(quiet=args.json)):
         found = examine(args.name, config, size, model.resize, model.tokenizer)
     name = "" if args.image_size else whole.model.name
     examination.tell(found, published, name, size, as_json=args.json)
@@ -133,7 +133,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     if args.clean:
         removed = clean(found.shard.parent, keep=found.shard)
         if not args.json:
-            say(examination.cleaned(*removed))
+            say(examination.cleaning_text(*removed))
     return 0
 
 

@@ -212,7 +212,7 @@ def _as_json(found: Findings) -> dict[str, Any]:
     }
 
 
-def cleaned(count: int, num_bytes: int) -> str:
+def cleaning_text(count: int, num_bytes: int) -> str:
     return f"removed {count} prepared {'file' if count == 1 else 'files'}, {size(num_bytes)}"
 
 

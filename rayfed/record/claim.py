@@ -36,7 +36,7 @@ from rayfed.record.ownership import (
     WRITER,
     Mark,
     forget_names,
-    locked,
+    hold_lock,
     make_folder,
     names_of,
     no_link_above,
@@ -381,8 +381,8 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
 
 
 def _lock(path: Path, commands: ExitStack, writers: ExitStack, patience: float | None) -> None:
-    commands.enter_context(locked(path, COMMAND, patience))
-    writers.enter_context(locked(path, WRITER, patience))
+    commands.enter_context(hold_lock(path, COMMAND, patience))
+    writers.enter_context(hold_lock(path, WRITER, patience))
 
 
 def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:

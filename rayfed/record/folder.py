@@ -21,7 +21,7 @@ from rayfed.federation.params import digest
 from rayfed.record.atomic_files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
 from rayfed.record.checkpoint import DIGESTS, SOURCE
 from rayfed.record.history import HISTORY, History
-from rayfed.record.ownership import WRITER, locked, note, read_mark, remove
+from rayfed.record.ownership import WRITER, hold_lock, note, read_mark, remove
 from rayfed.record.readers import (
     ROWS,
     SENT,
@@ -74,7 +74,7 @@ TENSORS = Path("model", "params.safetensors")
 EVENTS = "events.jsonl"
 
 
-def finished(path: Path, rounds: int) -> str:
+def digest_if_finished(path: Path, rounds: int) -> str:
     """SHA-256 digest of the final tensors of a run that has all its rounds; empty for any other folder.
 
     Raises:
@@ -183,14 +183,14 @@ class RunFolder:
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the lock for writing rounds in this folder while the block runs.
 
         Raises:
             ConfigError: Another process holds the lock and does not end soon, or another command has begun a
                 run in the folder since.
         """
-        with locked(self.path, WRITER):
+        with hold_lock(self.path, WRITER):
             mark = read_mark(self.path)
             if self._claim and (mark is None or mark.claim != self._claim):
                 raise ConfigError(

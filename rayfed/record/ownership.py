@@ -284,7 +284,7 @@ def remove_folder(path: Path) -> None:
             names_of(root).drop(name)
 
 
-def written(folder: Path) -> list[Path]:
+def written_files(folder: Path) -> list[Path]:
     """Files that the run wrote directly into one of its folders."""
     root = owner(folder)
     if root is None:
@@ -341,7 +341,7 @@ MOMENT = 1.0  # seconds to wait where only `is_locked` of another process can ho
 
 
 @contextmanager
-def locked(folder: Path, name: str, patience: float | None = None) -> Iterator[None]:
+def hold_lock(folder: Path, name: str, patience: float | None = None) -> Iterator[None]:
     """Hold a lock of a folder while the block runs.
 
     Args:

@@ -108,7 +108,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def _open(path: Path) -> Iterator[io.BufferedReader]:
     """A file, opened for reading; what cannot be read in the block raises DamagedError, as of `reading`."""
     with reading(path), open_file(path) as file:
         yield file
@@ -116,26 +116,26 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return file.read()
 
 
 def digest_of(path: Path) -> str:
     """The SHA-256 digest of a file, which may be larger than memory."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, kind: type[Content]) -> Content:
     """The JSON value of a file; raises DamagedError unless it has the type `kind`."""
-    return _parsed(path, read_bytes(path), kind)
+    return _parse(path, read_bytes(path), kind)
 
 
 def read_packed(path: Path, kind: type[Content]) -> Content:
     """The JSON value of a file that is compressed with gzip; raises DamagedError unless it is a `kind`."""
     with reading(path):
         data = gzip.decompress(read_bytes(path))
-    return _parsed(path, data, kind)
+    return _parse(path, data, kind)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     data = read_bytes(path)
     lines = data[: data.rfind(b"\n") + 1].splitlines()
-    return [_parsed(path, line, dict, f"line {number}") for number, line in enumerate(lines, start=1)]
+    return [_parse(path, line, dict, f"line {number}") for number, line in enumerate(lines, start=1)]
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _opened(path) as file, pq.ParquetFile(file) as found:  # its `read_table` imports pandas
+    with _open(path) as file, pq.ParquetFile(file) as found:  # its `read_table` imports pandas
         names = found.schema_arrow.names
         if missing := [name for name in columns or () if name not in names]:
             raise pa.ArrowInvalid(f"there is no column {missing[0]!r} among {', '.join(names)}")
@@ -210,7 +210,7 @@ def read_footer(path: Path) -> pq.FileMetaData:
     """The metadata of a Parquet file: its columns, its number of rows, and what its writer added."""
     import pyarrow.parquet as pq
 
-    with _opened(path) as file:
+    with _open(path) as file:
         return pq.read_metadata(file)
 
 
@@ -225,11 +225,11 @@ def read_tensors(path: Path) -> Params:
     """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
-    with _opened(path):  # it may be no file
+    with _open(path):  # it may be no file
         return dict(load_file(path))
 
 
-def _parsed(path: Path, data: bytes, kind: type[Content], where: str = "") -> Content:
+def _parse(path: Path, data: bytes, kind: type[Content], where: str = "") -> Content:
     with reading(path, where and f"{path} cannot be read: {where}"):
         value = parse_json(data)
         if not isinstance(value, kind):

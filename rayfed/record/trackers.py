@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from rayfed.errors import ConfigError, StorageError, one_line
 from rayfed.federation.executor import Event
 from rayfed.record.atomic_files import write_text
-from rayfed.record.ownership import make_folder, note, remove, written
+from rayfed.record.ownership import make_folder, note, remove, written_files
 from rayfed.record.readers import COMPARE, DamagedError, read_json, reading
 
 DATABASE = "mlflow.db"
@@ -191,7 +191,7 @@ class Board:
         from tensorboardX.record_writer import RecordWriter
 
         self.close()
-        for file in written(self.path):
+        for file in written_files(self.path):
             remove(file)
         # TensorBoard reads files in the order of their names, and drops the data of removed ones.
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
@@ -348,7 +348,7 @@ class MLflow(Tracker):
         home = _home(self.run)
         uri = self.environment.get(URI) or f"sqlite:///{home / DATABASE}"
         self._client = MlflowClient(uri)
-        run = self._known()
+        run = self._find_run()
         if run is None:
             name = self.run.relative_to(home).as_posix()
             run = self._client.create_run(self._experiment(uri), run_name=name)
@@ -357,11 +357,11 @@ class MLflow(Tracker):
             self._client.update_run(self.id, status="RUNNING")
         self.step = max((m.step for m in self._client.get_metric_history(self.id, MARK)), default=0)
         if not run.data.params:
-            params = [Param(_named(k), v[:6000]) for k, v in flat(self.config) if v]
+            params = [Param(_allowed_name(k), v[:6000]) for k, v in flat(self.config) if v]
             for i in range(0, len(params), 100):  # the most it takes at a time
                 self._client.log_batch(self.id, params=params[i : i + 100])
 
-    def _known(self) -> Any:
+    def _find_run(self) -> Any:
         """The MLflow run that is continued; None if there is none, or it was deleted."""
         from mlflow.exceptions import MlflowException
 
@@ -393,7 +393,7 @@ class MLflow(Tracker):
 
         now = int(time.time() * 1000)
         keys = sorted(values, key=lambda key: key == MARK)
-        metrics = [Metric(_named(key), values[key], now, step) for key in keys]
+        metrics = [Metric(_allowed_name(key), values[key], now, step) for key in keys]
         for i in range(0, len(metrics), 1000):  # the most it takes at a time
             self._client.log_batch(self.id, metrics=metrics[i : i + 1000])
 
@@ -446,7 +446,7 @@ def flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
             yield f"{path}{key}", str(value)
 
 
-def _named(key: str) -> str:
+def _allowed_name(key: str) -> str:
     """A name with only the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}_", key)[:250]
 

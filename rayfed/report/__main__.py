@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rayfed.report.page.render import JSON, page_file, write_report
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import say, screen_of, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.user_files import user_folder, user_path
 
 USAGE = """\
@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         file = page_file(args.runs, user_path(args.out, "--out") if args.out else None)
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             write_report(args.runs, file)
         say(f"{file}  {_size(file)}; the same numbers: {file.with_suffix(JSON)}")
 
-    return guarded(work, args.debug, "the runs themselves are unchanged")
+    return run_guarded(work, args.debug, "the runs themselves are unchanged")
 
 
 def _size(file: Path) -> str:

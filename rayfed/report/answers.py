@@ -29,8 +29,8 @@ from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_bytes, reading
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import say, screen_of, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import load
 from rayfed.user_files import user_folder
@@ -107,7 +107,7 @@ def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     rows = [
-        _scored(domain, keys[row], text(prompt), text(expected), text(written))
+        _score(domain, keys[row], text(prompt), text(expected), text(written))
         for (domain, row), (prompt, expected), written in zip(asked, parts, found, strict=True)
     ]
     if choices is None:
@@ -115,7 +115,9 @@ def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -
     ids = _candidates(choices, setup.dataset, tokenizer)
     named = [text(own) for own in ids]
     scores = [likelihoods(model, prompt, ids) for prompt, _ in parts]
-    return [_chosen(row, named[int(np.argmax(own))], named) for row, own in zip(rows, scores, strict=True)]
+    return [
+        _with_choice(row, named[int(np.argmax(own))], named) for row, own in zip(rows, scores, strict=True)
+    ]
 
 
 EVERY = "all"
@@ -175,7 +177,7 @@ def likelihoods(model: Backbone, prompt: Sequence[int], candidates: Sequence[Seq
     return found
 
 
-def _chosen(row: WrittenAnswer, chosen: str, named: Sequence[str]) -> WrittenAnswer:
+def _with_choice(row: WrittenAnswer, chosen: str, named: Sequence[str]) -> WrittenAnswer:
     known = plain(row.expected) in map(plain, named)
     return replace(row, chosen=chosen, choice=int(plain(row.expected) == plain(chosen)) if known else None)
 
@@ -254,7 +256,7 @@ def _next(model: Backbone, ids: Tensor, there: Tensor, positions: Tensor, cache:
     return model.head(states).float().argmax(-1)
 
 
-def _scored(domain: str, key: str, prompt: str, expected: str, written: str) -> WrittenAnswer:
+def _score(domain: str, key: str, prompt: str, expected: str, written: str) -> WrittenAnswer:
     numbers = last_number(expected), last_number(written)
     return WrittenAnswer(
         domain=domain,
@@ -390,12 +392,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.texts < 1 or args.tokens < 1:
             raise ConfigError(f"--texts, --tokens: {args.texts} and {args.tokens} must be at least 1")
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             rows = answers(args.run, args.texts, args.tokens, args.choices)
         add(args.run, rows)
         say(table_of(rows).text(terminal_width()))
 
-    return guarded(work, args.debug, "the run itself is unchanged")
+    return run_guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

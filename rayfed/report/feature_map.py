@@ -34,8 +34,8 @@ from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
 from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import say, screen_of, shown_on, stage
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import say, screen_of, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.tuning.base import train_mode
 from rayfed.types import Broadcast, Update
 from rayfed.user_files import user_folder
@@ -60,7 +60,7 @@ def represent(client: Client, sent: Broadcast, local: Local) -> Update:
     return Update(client=client.id, extra={"features": features, "labels": labels})
 
 
-def chosen(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
+def choose_images(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
     """For each domain whether it is unseen, and the row numbers of the images to use.
 
     Each seen domain has an equal share of `images`, or all its training images if these are fewer; the unseen
@@ -87,7 +87,7 @@ def chosen(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
 
 
 def chosen_by_class(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indices]]:
-    """As `chosen`, for test images: equal numbers of each of the first MOST_CLASSES classes, of all domains.
+    """As `choose_images`, for test images: equally many of the first MOST_CLASSES classes, of all domains.
 
     Raises:
         ConfigError: The run has no test images.
@@ -115,7 +115,7 @@ def features(folder: Path, images: int, by_class: bool = False) -> list[dict[str
         Its rows: domain, unseen, label, name of the class, coordinates x and y in the plane, features.
     """
     run = reopen(folder)
-    shown = chosen_by_class(run, images) if by_class else chosen(run, images)
+    shown = chosen_by_class(run, images) if by_class else choose_images(run, images)
     splits = {domain: {SPLIT: rows} for domain, (_, rows) in shown.items()}
     world = replace(run.setup.world, splits=splits)
     executor = InlineExecutor(world, run.setup.weights, device=run.device)
@@ -294,13 +294,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.images < 50:
             raise ConfigError(f"--images: {args.images} is too few for t-SNE; at least 50")
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             for folder in args.runs:
                 say(f"{folder}: {separation(features(folder, args.images, args.by == 'class'))}")
         drawing = panels([RunTables(run) for run in args.runs])
         say(str(add_figure(args.runs[0], TITLE, drawing)))
 
-    return guarded(work, args.debug, "the run itself is unchanged")
+    return run_guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

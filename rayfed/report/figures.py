@@ -23,7 +23,7 @@ from rayfed.report.method_figures import (
     partition_map,
     sample_map,
 )
-from rayfed.report.protocols import selected
+from rayfed.report.protocols import selected_row
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
@@ -345,7 +345,7 @@ def score_by_fold(run: RunTables) -> style.Drawing | None:
     metric = _shared_metric(folds)
     for axis, (prefix, title) in zip(axes[:, 0], PANELS.items(), strict=True):
         for place, (name, of) in enumerate(methods.items()):
-            values = _selected(of, prefix + metric)
+            values = _selected_scores(of, prefix + metric)
             values.append(sum(values) / len(values))
             at = [i + (place - (len(methods) - 1) / 2) * width for i in range(len(labels))]
             axis.bar(at, values, width=width, color=known[name].colour)
@@ -418,9 +418,9 @@ def _methods(run: RunTables, folds: Folds) -> dict[str, list[RunTables]]:
     }
 
 
-def _selected(runs: Sequence[RunTables], key: str) -> list[float]:
+def _selected_scores(runs: Sequence[RunTables], key: str) -> list[float]:
     """Percentages in the selected rounds; 0 where a run has no finite score."""
-    return [scale_of(key) * (selected(run.rounds).get(key) or 0.0) for run in runs]
+    return [scale_of(key) * (selected_row(run.rounds).get(key) or 0.0) for run in runs]
 
 
 FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {

@@ -36,8 +36,8 @@ from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import counted, say, screen_of, shown_on, stage
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import count_up, say, screen_of, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.types import Params, ServerState, Update, is_statistic
 from rayfed.user_files import user_folder
 
@@ -195,7 +195,7 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     stage("training the clients once more")
     names, models, centre = trained_once_more(run, cohort)
     plane = plane_through(centre, models)
-    with counted("models scored", 1 + len(models) + points**2) as advance:
+    with count_up("models scored", 1 + len(models) + points**2) as advance:
 
         def loss(params: Params) -> float:
             found = loss_on(experiment, cohort, run.state, params)
@@ -288,12 +288,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.points < 2 or args.images < 1:
             raise ConfigError("--points: at least 2, --images: at least 1")
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             survey(args.run, args.points, args.images)
         if drawing := landscape(RunTables(args.run)):
             say(str(add_figure(args.run, TITLE, drawing)))
 
-    return guarded(work, args.debug, "the run itself is unchanged")
+    return run_guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

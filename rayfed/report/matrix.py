@@ -74,7 +74,7 @@ def cells_text(
         cells: Row, setting and config of each cell; at least one.
     """
     rows = [
-        (row, setting, seeds, *describe(config), published(table.numbers.get(setting, {}).get(row)))
+        (row, setting, seeds, *describe(config), published_text(table.numbers.get(setting, {}).get(row)))
         for row, setting, config in cells
     ]
     ships = brings_data(cells[0][2].data)
@@ -133,7 +133,7 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
     usual = plain(TUNINGS.load(config.tuning["name"])())
     own = ((key, value) for key, value in config.tuning.items() if key != "name")
     tuning = ", ".join(f"{key} {value}" for key, value in own if value != usual.get(key))
-    method = ", ".join(changed(config))
+    method = ", ".join(changed_hyperparameters(config))
     return (
         f"{config.algorithm} ({method})" if method else config.algorithm,
         f"{config.tuning['name']} ({tuning})" if tuning else config.tuning["name"],
@@ -163,7 +163,7 @@ def training(config: Config) -> str:
     return text if config.sampling == "uniform" else f"{text} ({config.sampling})"
 
 
-def changed(config: Config) -> list[str]:
+def changed_hyperparameters(config: Config) -> list[str]:
     """Hyperparameters of the two halves that are not those the algorithm has without an experiment."""
     bare = load_config([f"algorithm={config.algorithm}"])
     texts = []
@@ -189,10 +189,10 @@ def partition(config: Mapping[str, Any]) -> str:
     return f"dirichlet {section['alpha']:g}, {clients}" if scheme == "dirichlet" else clients
 
 
-def published(numbers: Any) -> str:
+def published_text(numbers: Any) -> str:
     """Published numbers of a cell: means, with the deviation over seeds in brackets where there is one."""
     if isinstance(numbers, Mapping):
-        return "; ".join(f"{key}: {published(value)}" for key, value in numbers.items())
+        return "; ".join(f"{key}: {published_text(value)}" for key, value in numbers.items())
     pairs = ((value if isinstance(value, list) else [value]) for value in numbers or ())
     return " ".join(" ".join(f"({n:g})" if i else f"{n:g}" for i, n in enumerate(pair)) for pair in pairs)
 

@@ -14,10 +14,10 @@ from rayfed.record.folder import how_to_go_on
 from rayfed.record.readers import read_json, read_rows
 from rayfed.report import style
 from rayfed.report.final_table import RunTables
-from rayfed.report.protocols import MEASURES, scores, selected
+from rayfed.report.protocols import MEASURES, scores, selected_row
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.user_files import check_run_folder, user_folder
 
 USAGE = """\
@@ -65,7 +65,7 @@ def _scores(run: RunTables) -> dict[str, float]:
     rows = read_rows(run.path)
     ties = run.config.get("evaluation", {}).get("ties", "first")
     validated = any(name.startswith("val_") for row in rows for name in row)
-    chosen = selected(rows, ties) if validated else rows[-1]
+    chosen = selected_row(rows, ties) if validated else rows[-1]
     best = scores(run.path, chosen["round"])[1]
     last = {f"last_{name}": value for name, value in scores(run.path, rows[-1]["round"])[1].items()}
     return {name: 100 * value for name, value in {**best, **last}.items() if name in MEASURES}
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folders = dict(zip(names, args.runs, strict=True))
         say(str(draw(folders, show, args.over).save(args.runs[0])))
 
-    return guarded(work, args.debug, "the runs themselves are unchanged")
+    return run_guarded(work, args.debug, "the runs themselves are unchanged")
 
 
 def draw(folders: Mapping[str, Path], show: Sequence[str], over: str) -> style.Drawing:

@@ -89,7 +89,7 @@ class HeldOutScore:
     measures: Mapping[str, float]
 
 
-def selected(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]:
+def selected_row(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]:
     """Row of the selected round: the first or the last with the highest validation score."""
     scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
     fallback = scored[-1]
@@ -142,8 +142,8 @@ def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -
     """
     check_unseen(folder, held_out)
     history = read_rows(folder)
-    chosen = selected(history, ties)
-    last = selected(history[-1:])
+    chosen = selected_row(history, ties)
+    last = selected_row(history[-1:])
     domains, best = scores(folder, chosen["round"])
     final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
     return HeldOutScore(

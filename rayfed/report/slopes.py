@@ -30,8 +30,8 @@ from rayfed.report.landscape import trained_once_more
 from rayfed.report.reopen import ReopenedRun, reopen
 from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
-from rayfed.terminal.console import counted, say, screen_of, shown_on, stage
-from rayfed.terminal.exit_code import guarded
+from rayfed.terminal.console import count_up, say, screen_of, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
 from rayfed.types import Params, Update
 from rayfed.user_files import user_folder
 
@@ -120,7 +120,7 @@ def survey(folder: Path, points: int) -> list[dict[str, Any]]:
     names, models, _ = trained_once_more(run, cohort)
     counts = [experiment.clients[name].num_examples for name in names]
     changes = [REACH * (2 * k / (points - 1) - 1) if 2 * k != points - 1 else 0.0 for k in range(points)]
-    with counted("models scored", len(names) * (points + 1)) as advance:
+    with count_up("models scored", len(names) * (points + 1)) as advance:
 
         def loss(client: int, params: Params) -> float:
             advance()
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.points < 3 or args.points % 2 == 0:
             raise ConfigError(f"--points: {args.points} is not an odd number of at least 3")
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             rows = survey(args.run, args.points)
         for name, own in by_client(rows).items():
             slope, rho = own[0]["slope"], own[0]["rho"]
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if drawing := gap_slopes(RunTables(args.run)):
             say(str(add_figure(args.run, TITLE, drawing)))
 
-    return guarded(work, args.debug, "the run itself is unchanged")
+    return run_guarded(work, args.debug, "the run itself is unchanged")
 
 
 if __name__ == "__main__":

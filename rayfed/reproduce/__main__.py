@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rayfed.config.papers import MINI, PAPER
 from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import Arguments, command_line, parser_of
-from rayfed.terminal.console import Screen, say, screen_of, shown_on, stage
-from rayfed.terminal.exit_code import guarded
-from rayfed.terminal.supervisor import supervised
+from rayfed.terminal.console import Screen, say, screen_of, stage, use_screen
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.supervisor import run_supervised
 from rayfed.terminal.table_formats import terminal_width
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def job_of(args: argparse.Namespace) -> TableJob:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
-    return guarded(lambda: work(args), args.debug, "what is finished is kept; run the same command again")
+    return run_guarded(lambda: work(args), args.debug, "what is finished is kept; run the same command again")
 
 
 def work(args: argparse.Namespace) -> None:
@@ -86,7 +86,7 @@ def work(args: argparse.Namespace) -> None:
         ConfigError: The input is wrong.
         RayFedError: Cells failed.
     """
-    with shown_on(screen_of(args.quiet, args.json)):
+    with use_screen(screen_of(args.quiet, args.json)):
         stage("reading the configs of all cells", passing=True)
         job = job_of(args)
         with small_scale_named(job):
@@ -126,7 +126,7 @@ def _run(job: TableJob, args: argparse.Namespace) -> Reproduction:
         if sys.stdout.isatty() and not quiet:
             with live_table(progress) as tell:
                 return reproduce(job, tell, progress)
-        with shown_on(Screen()) if quiet else nullcontext():
+        with use_screen(Screen()) if quiet else nullcontext():
             return reproduce(job, _teller(quiet), progress)
     except KeyboardInterrupt as err:
         err.add_note(progress.advice)
@@ -162,4 +162,4 @@ def _plan(job: TableJob) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(supervised(main))
+    sys.exit(run_supervised(main))

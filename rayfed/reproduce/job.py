@@ -44,7 +44,7 @@ from rayfed.report.final_table import (
     scores_without,
     total_steps,
 )
-from rayfed.report.protocols import MEASURES, outcome, selected
+from rayfed.report.protocols import MEASURES, outcome, selected_row
 from rayfed.report.protocols import scores as means_of_fold
 from rayfed.user_files import parse_value, user_path
 
@@ -156,7 +156,7 @@ def make_job(
         raise ConfigError(f"--seeds: {seeds} is not a number of seeds; write --seeds 1 or more")
     if seeds is not None and seeds > MOST_SEEDS:
         raise ConfigError(f"--seeds: {seeds} is more than {MOST_SEEDS} seeds; write --seeds 3, for example")
-    own, output = _split(overrides)
+    own, output = _split_overrides(overrides)
     equal, of_cells = _equal_steps(own)
     path = user_path(output, "output") if output else Path("runs") / _folder_name(table, scale, own)
     count = list(table.seeds)[:seeds]
@@ -223,7 +223,7 @@ def _table(experiment: str) -> papers.PaperTable:
     return found[name]
 
 
-def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
+def _split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Overrides of the cells in order of their keys, and the folder of the job."""
     output = ""
     own = []
@@ -546,7 +546,7 @@ def _named_without(
 def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
     history = read_rows(path)
     by_validation = any(metric_of(row, "val_") for row in history)
-    row = selected(history, config.evaluation.ties) if by_validation else last_evaluated(history)
+    row = selected_row(history, config.evaluation.ties) if by_validation else last_evaluated(history)
     if not row:
         return {}
     metric = metric_of(row) or METRICS[0]
@@ -560,7 +560,7 @@ def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[s
         f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
     }
     scores = {name: 100 * found[name] for name in wanted if found.get(name) is not None}
-    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained(path, wanted)
+    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained_values(path, wanted)
 
 
 def _is(score: dict[str, Any], exchange: str, model: str) -> bool:
@@ -595,7 +595,7 @@ def _over_rounds(history: Sequence[Mapping[str, Any]], wanted: Sequence[str]) ->
     return found
 
 
-def _trained(path: Path, wanted: Sequence[str]) -> dict[str, float]:
+def _trained_values(path: Path, wanted: Sequence[str]) -> dict[str, float]:
     """Number of trained values, where it is wanted."""
     if TRAINED not in wanted:
         return {}
@@ -605,7 +605,7 @@ def _trained(path: Path, wanted: Sequence[str]) -> dict[str, float]:
 def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
     names = list(order or config.data.domains or ()) or _folds_in(path)
     folds = [outcome(path / name, config.algorithm, name, config.evaluation.ties) for name in names]
-    scores = _trained(path / names[0], wanted)
+    scores = _trained_values(path / names[0], wanted)
     for name in wanted:
         measure, _, place = name.rpartition(" ")
         if not place.isdecimal():

@@ -30,7 +30,7 @@ from rayfed.reproduce.job import (
     runs_of,
     unit,
 )
-from rayfed.terminal.table_formats import Table, fitted
+from rayfed.terminal.table_formats import Table, fit_width
 
 FORMAT = 1
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
@@ -229,7 +229,7 @@ def _value(
     job: TableJob, setting: str, row: str, place: int, measure: str, seeds: Mapping[int, float]
 ) -> Value:
     where = matching_setting(job.table, setting, job.scale)
-    paper, paper_sd = _published(job.table.numbers.get(where, {}).get(row), place)
+    paper, paper_sd = _published_number(job.table.numbers.get(where, {}).get(row), place)
     ours = list(seeds.values())
     mean = fmean(ours) if ours else None
     return Value(
@@ -246,7 +246,7 @@ def _value(
     )
 
 
-def _published(numbers: Any, place: int) -> tuple[float | None, float | None]:
+def _published_number(numbers: Any, place: int) -> tuple[float | None, float | None]:
     """The paper's number at this place and its deviation; of several numbers by domain, the last one."""
     if isinstance(numbers, Mapping):
         numbers = [by_domain[-1] for by_domain in numbers.values()]
@@ -545,7 +545,7 @@ def text(found: Reproduction, width: int | None = None) -> str:
     parts = [Table(title_of(found), ("setting", "row", "seeds", *titles), tuple(rows)).text(width)]
     if found.claims:
         parts.append(_orderings(found, f"orderings in the paper's numbers: {verdicts(found)}").text(width))
-    return "\n\n".join([*parts, "\n".join(fitted(note, width) for note in found.notes)])
+    return "\n\n".join([*parts, "\n".join(fit_width(note, width) for note in found.notes)])
 
 
 def _seeds(found: Reproduction, setting: str, row: str) -> str:

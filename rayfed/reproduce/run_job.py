@@ -38,7 +38,7 @@ from rayfed.reproduce.job import (
     share,
 )
 from rayfed.reproduce.results import Reproduction, compare, measures_of
-from rayfed.terminal.console import Screen, erase, shown_on, size, stage
+from rayfed.terminal.console import Screen, erase, size, stage, use_screen
 from rayfed.terminal.exit_code import STOP
 from rayfed.terminal.supervisor import note_advice
 from rayfed.user_files import to_json
@@ -117,7 +117,7 @@ def reproduce(
     plans = Plans()
     progress.finished |= read_finished(job)
     _check(progress, plans)
-    with _claimed(job, again, seen), closing(_finishing(progress, plans)) as finishing:
+    with _claim(job, again, seen), closing(_finishing(progress, plans)) as finishing:
         write_text(job.path / MANIFEST, to_json(job.manifest, indent=1) + "\n")
         note_advice(progress.advice)
         for cell, digest, seconds in finishing:
@@ -134,7 +134,7 @@ def reproduce(
 
 
 @contextmanager
-def _claimed(job: TableJob, again: bool, seen: str) -> Iterator[None]:
+def _claim(job: TableJob, again: bool, seen: str) -> Iterator[None]:
     """Hold the folder of a job while the block runs; `seen` is what `look` said of a new one."""
     if not again:
         with folders.claim(job.path, seen, kind=KIND):
@@ -210,7 +210,7 @@ def _finishing(progress: JobProgress, plans: Plans) -> Generator[tuple[JobCell, 
         stage(f"running {_cells(part.lanes)} side by side, with {_actors(part.actors)} each")
         store = WeightStore()
         sessions = [Session(link, store) for _ in range(part.lanes)]
-        with shown_on(Screen()):  # what each of them starts is not said
+        with use_screen(Screen()):  # what each of them starts is not said
             yield from _side_by_side(progress, plans, waiting, sessions, part, link)
 
 
@@ -295,7 +295,7 @@ def _run(
     try:
         plan = plans.of(cell)
         if part is not None:
-            plan = _placed(plan, part)
+            plan = _place(plan, part)
         show = Show(whole=progress.job.path, again=progress.again)
         runner = Runner(show=show, session=session, stays=True, resume=True)
         digest = runner.part(plan, progress.job.path, plans.alone)
@@ -304,12 +304,10 @@ def _run(
     return digest, round(time.perf_counter() - began, 1)
 
 
-def _placed(plan: Plan, part: ClusterShare) -> Plan:
+def _place(plan: Plan, part: ClusterShare) -> Plan:
     """The plan of a cell, and of its folds, with its part of the cluster."""
     config = replace(plan.config, cluster=part.config(plan.config.cluster, plan))
-    return replace(
-        plan, config=config, parts={name: _placed(fold, part) for name, fold in plan.parts.items()}
-    )
+    return replace(plan, config=config, parts={name: _place(fold, part) for name, fold in plan.parts.items()})
 
 
 def _line(progress: JobProgress, cell: JobCell, seconds: float) -> str:
@@ -382,7 +380,7 @@ def live_table(progress: JobProgress) -> Iterator[Callable[[str], None]]:
             change(progress)
 
         progress.on_change = change
-        with shown_on(Screen(say_stage, live=True)):
+        with use_screen(Screen(say_stage, live=True)):
             yield lambda text: console.print(text, highlight=False)
 
 
@@ -438,7 +436,9 @@ def cost_of(job: TableJob, waiting: Sequence[JobCell]) -> JobCost:
     """
     plans = Plans()
     first = waiting[0]
-    prepared = {setting: _prepared(plans, setting, waiting) for setting in {cell.setting for cell in waiting}}
+    prepared = {
+        setting: _prepare_first(plans, setting, waiting) for setting in {cell.setting for cell in waiting}
+    }
     setups = {setting: plan.setups for setting, plan in prepared.items()}
     plan = prepared[first.setting]
     found = diagnose((next(iter(plan.parts.values())) if plan.setup is None else plan).config)
@@ -473,7 +473,7 @@ def cost_of(job: TableJob, waiting: Sequence[JobCell]) -> JobCost:
     )
 
 
-def _prepared(plans: Plans, setting: str, waiting: Sequence[JobCell]) -> Plan:
+def _prepare_first(plans: Plans, setting: str, waiting: Sequence[JobCell]) -> Plan:
     """The prepared first cell of a setting."""
     return plans.of(next(cell for cell in waiting if cell.setting == setting))
 

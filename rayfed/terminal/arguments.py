@@ -79,7 +79,7 @@ class Arguments(argparse.ArgumentParser):
         further = itertools.takewhile(lambda line: line.startswith(" "), more)
         return " ".join([first, *map(str.strip, further)])
 
-    def _refused(self, text: str) -> str:
+    def _refusal(self, text: str) -> str:
         """The message for an option that does not exist; the name of a config key may be meant."""
         name, equals, value = text.partition("=")
         if not text.startswith("-"):
@@ -103,7 +103,7 @@ class Arguments(argparse.ArgumentParser):
         global _command
         found, unknown = self.parse_known_intermixed_args(args)
         if unknown:
-            self.exit(2, f"error: {one_line(ValueError(self._refused(unknown[0])))}\n")
+            self.exit(2, f"error: {one_line(ValueError(self._refusal(unknown[0])))}\n")
         _command = shlex.join(["python", "-m", self.prog, *(sys.argv[1:] if args is None else args)])
         try:
             refuse_repeated(getattr(found, "overrides", ()))

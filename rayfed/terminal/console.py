@@ -1,8 +1,8 @@
 """Shows on the screen what a command is doing, and the rounds of a run.
 
 The work is one line that changes on a terminal, and plain lines elsewhere. A command chooses the screen with
-`shown_on`; without one, as in calls from Python, nothing is shown. Rounds are shown below a progress bar on a
-terminal, as lines of text elsewhere, and as JSON for programs.
+`use_screen`; without one, as in calls from Python, nothing is shown. Rounds are shown below a progress bar on
+a terminal, as lines of text elsewhere, and as JSON for programs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _screen = Screen()
 
 
 @contextmanager
-def shown_on(screen: Screen) -> Iterator[None]:
+def use_screen(screen: Screen) -> Iterator[None]:
     """Show what is done in the block on this screen."""
     global _screen
     before = _screen
@@ -109,7 +109,7 @@ def stage(text: str, passing: bool = False) -> None:
 
 
 @contextmanager
-def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+def count_up(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Count up to `total` while the block runs; where lines stay, many things are counted every few seconds.
 
     Args:
@@ -276,7 +276,7 @@ def _bar(rounds: int) -> Iterator[Callable[[Row], None]]:
                 progress.console.print(line(row, rounds, progress.console.width), highlight=False)
                 progress.update(task, completed=row["round"], description=headline(row, rounds))
 
-        with shown_on(Screen(lambda text: progress.update(task, description=text), live=True)):
+        with use_screen(Screen(lambda text: progress.update(task, description=text), live=True)):
             yield show
 
 

@@ -92,7 +92,7 @@ def ending(debug: bool = False, interrupted: str = "nothing was changed") -> Ite
         forget_command()
 
 
-def guarded(
+def run_guarded(
     work: Callable[[], int | None], debug: bool = False, interrupted: str = "nothing was changed"
 ) -> int:
     """Run the work of a command in `ending`, and return its exit code.

@@ -69,7 +69,7 @@ def _send(message: dict[str, object]) -> None:
             os.write(_pipe, json.dumps(message).encode() + b"\n")
 
 
-def supervised(main: Callable[[], int]) -> int:
+def run_supervised(main: Callable[[], int]) -> int:
     """Run a command below a supervisor; returns its exit code.
 
     Args:

@@ -26,7 +26,7 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def fitted(text: str, width: int | None, hanging: int = 2) -> str:
+def fit_width(text: str, width: int | None, hanging: int = 2) -> str:
     """Lines wrapped between words, except those with a command.
 
     Args:
@@ -191,11 +191,11 @@ class Table:
         Args:
             width: Letters of a line; columns that do not fit follow below. None: no limit.
         """
-        lines = [fitted(self.title, width)]
+        lines = [fit_width(self.title, width)]
         for head, *body in table_blocks(self.texts, self.at_left, width):
             rule = "-" * max(len(line) for row in (head, *body) for line in row.split("\n"))
             lines += [rule, head, rule, *body, rule]
-        return "\n".join([*lines, *(fitted(note, width) for note in self.notes)])
+        return "\n".join([*lines, *(fit_width(note, width) for note in self.notes)])
 
     def markdown(self, heading: str = "#", lead: str = "") -> str:
         """The table as Markdown.
@@ -207,7 +207,7 @@ class Table:
         rule = ["---" if place in self.at_left else "---:" for place in range(len(self.columns))]
         lines = [f"{heading} {self.title}", "", *([lead, ""] if lead else [])]
         lines += [_markdown_line(self.texts[0]), _markdown_line(rule)]
-        lines += [_markdown_line(cells) for cells in self._marked(MARKDOWN, str)]
+        lines += [_markdown_line(cells) for cells in self._mark(MARKDOWN, str)]
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
 
     def html(self, sorts: bool = False) -> str:
@@ -218,7 +218,7 @@ class Table:
         """
         heads = "".join(_html_head(head, sorts) for head in self.heads)
         rows = []
-        for i, texts in enumerate(self._marked(HTML, html.escape)):
+        for i, texts in enumerate(self._mark(HTML, html.escape)):
             cells = zip(self.heads, texts, self.rows[i], strict=True)
             filled = "".join(self._html_cell(j, *cell, sorts) for j, cell in enumerate(cells))
             rows.append(f'<tr class="marked">{filled}</tr>' if i in self.marked else f"<tr>{filled}</tr>")
@@ -242,7 +242,7 @@ class Table:
         kinds = "".join("l" if place in self.at_left else "r" for place in range(len(self.columns)))
         lines = [f"% {self.title}", f"\\begin{{tabular}}{{{kinds}}}", "\\toprule"]
         lines += [" & ".join(map(latex_text, self.texts[0])) + " \\\\", "\\midrule"]
-        lines += [" & ".join(cells) + " \\\\" for cells in self._marked(LATEX, latex_text)]
+        lines += [" & ".join(cells) + " \\\\" for cells in self._mark(LATEX, latex_text)]
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
     def csv(self) -> str:
@@ -251,7 +251,7 @@ class Table:
         csv.writer(text, lineterminator="\n").writerows(self.texts)
         return text.getvalue()
 
-    def _marked(self, marks: Mapping[int, str], escape: Callable[[str], str]) -> Iterator[list[str]]:
+    def _mark(self, marks: Mapping[int, str], escape: Callable[[str], str]) -> Iterator[list[str]]:
         """The rows with escaped cells and the marks of a form."""
         for i, row in enumerate(self.texts[1:]):
             yield [
@@ -311,7 +311,7 @@ def table_blocks(
     if width is not None:
         first = max(LEAST, min(max(len(row[0]) for row in rows), width // 2))
         limits = [first, *[max(LEAST, width - first - GAP)] * (len(rows[0]) - 1)]
-        cells = [[_wrapped(*pair) for pair in zip(row, limits, strict=True)] for row in rows]
+        cells = [[_wrap(*pair) for pair in zip(row, limits, strict=True)] for row in rows]
     widths = [max(len(part) for row in cells for part in row[i]) for i in range(len(rows[0]))]
     blocks = []
     for block in _columns(widths, width):
@@ -321,7 +321,7 @@ def table_blocks(
     return blocks
 
 
-def _wrapped(cell: str, limit: int) -> list[str]:
+def _wrap(cell: str, limit: int) -> list[str]:
     """A cell in lines; one that fits keeps its spaces."""
     return [cell] if len(cell) <= limit else textwrap.wrap(cell, limit, break_on_hyphens=False) or [""]
 

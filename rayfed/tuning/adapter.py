@@ -76,7 +76,7 @@ class Adapter:
         with torch.device(model.head.weight.device):
             for layer in layers:
                 layer.adapter = Bottleneck(layer.out_features, self.bottleneck, self.init_std)
-                layer.register_forward_hook(_adapted)
+                layer.register_forward_hook(_add_adapter)
         return model
 
     def _layers(self, model: Backbone) -> list[Any]:
@@ -86,7 +86,7 @@ class Adapter:
         return [block.get_submodule(name) for block in model.stack.children() for name in names]
 
 
-def _adapted(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _add_adapter(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     adapted: Tensor = layer.adapter(output)
     return adapted
 

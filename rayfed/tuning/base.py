@@ -13,11 +13,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from rayfed.devices import HOST, cloned, moved
+from rayfed.devices import HOST, clone_all, move
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.registry import TUNING_FILES, Registry
-from rayfed.seeds import derive, seeded
+from rayfed.seeds import derive, use_seed
 from rayfed.types import Params, is_held
 
 
@@ -48,7 +48,7 @@ def apply_tuning(model: Backbone, tuning: Tuning, seed: int) -> Backbone:
     Raises:
         ConfigError: The scheme does not work on this model.
     """
-    with seeded(derive(seed, "tuning")):
+    with use_seed(derive(seed, "tuning")):
         tuned = tuning.apply(model)
     tuned.refresh()
     return tuned
@@ -66,7 +66,7 @@ def freeze(model: Backbone, train_head: bool = True) -> None:
 
 def trainable(model: Backbone) -> dict[str, nn.Parameter]:
     """Trainable parameters of the active blocks and of all layers outside the blocks, by global name."""
-    return _held(model, buffers=False)  # type: ignore[return-value]  # without buffers, they are parameters
+    return _sent_tensors(model, buffers=False)  # type: ignore[return-value]  # without buffers, they are parameters
 
 
 def kinds(model: Backbone) -> dict[str, frozenset[str]]:
@@ -78,29 +78,29 @@ def kinds(model: Backbone) -> dict[str, frozenset[str]]:
     """
     if all(p.requires_grad for p in model.net.parameters()):
         return {}
-    names = frozenset(held(model))
+    names = frozenset(sent_tensors(model))
     head = frozenset(name for name in names if name.startswith(("head.", "exits.")))
     return {kind: own for kind, own in (("adapters", names - head), ("head", head)) if own}
 
 
-def held(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
+def sent_tensors(model: Backbone, buffers: bool = True) -> dict[str, Tensor]:
     """The tensors that are sent, by global name; not copies.
 
     Args:
         model: The model; tensors of inactive blocks are left out.
         buffers: Whether trained BatchNorm statistics and LoRA residuals are included besides `trainable`.
     """
-    return _held(model, buffers)
+    return _sent_tensors(model, buffers)
 
 
 def copies(model: Backbone, buffers: bool = True) -> Params:
-    """Detached copies of the tensors of `held`, on the device of the model."""
-    return cloned(_held(model, buffers))
+    """Detached copies of the tensors of `sent_tensors`, on the device of the model."""
+    return clone_all(_sent_tensors(model, buffers))
 
 
 def export(model: Backbone, buffers: bool = True) -> Params:
-    """Detached copies of the tensors of `held`, on the CPU."""
-    return moved(copies(model, buffers), HOST)
+    """Detached copies of the tensors of `sent_tensors`, on the CPU."""
+    return move(copies(model, buffers), HOST)
 
 
 @torch.no_grad()
@@ -146,14 +146,14 @@ TUNINGS = Registry(
 )
 
 
-def _held(model: Backbone, buffers: bool) -> dict[str, Tensor]:
+def _sent_tensors(model: Backbone, buffers: bool) -> dict[str, Tensor]:
     # This runs several times per client call, and most tensors are frozen. A client of a group knows its own
     # ones, other models are asked about each.
     own = getattr(model, "trained", None)
-    trained = own(buffers) if own else _trained(model.tensors(), buffers)
+    trained = own(buffers) if own else _trained_tensors(model.tensors(), buffers)
     active = frozenset(model.active)
     return {name: value for name, value in trained.items() if is_held(name, active)}
 
 
-def _trained(entries: Mapping[str, NamedTensor], buffers: bool) -> dict[str, Tensor]:
+def _trained_tensors(entries: Mapping[str, NamedTensor], buffers: bool) -> dict[str, Tensor]:
     return {n: e.tensor for n, e in entries.items() if e.is_trained and (buffers or not e.is_buffer)}

@@ -111,7 +111,7 @@ class Lora:
             partial(_add_sparse, share=self.density): self.sparse,
         }
         for add in (add for add, wanted in ways.items() if wanted):
-            for layer in _adapted(model):
+            for layer in _adapted_layers(model):
                 add(layer)
         if self.personal:
             model.register_forward_pre_hook(_weigh)
@@ -159,7 +159,7 @@ class Lora:
             layers = [names.of(layer) for layer in layers]
             heads = {n: v.contiguous() for n, v in params.items() if n.startswith("head.")}
             if heads:
-                about["modules_to_save"] = names.saved
+                about["modules_to_save"] = names.modules_to_save
         about["target_modules"] = "|".join(map(re.escape, layers))
         place = (lambda name: name) if names is None else names.of
         leaf = {name: "" if "_embedding_" in name else ".weight" for name in factors}
@@ -214,7 +214,7 @@ class Lora:
             )
 
 
-def _adapted(model: Backbone) -> list[Any]:
+def _adapted_layers(model: Backbone) -> list[Any]:
     """The adapted linear layers; adapted convolutions are left out, because a residual is a matrix."""
     return [module for module in model.net.modules() if isinstance(module, AdaptedLinear)]
 
@@ -262,7 +262,7 @@ def mix(model: Backbone, own: float | Tensor) -> None:
         model: The tuned model.
         own: The weight w: a number, or one for each row of the next batch, shape (B,), without dropout.
     """
-    for layer in _adapted(model):
+    for layer in _adapted_layers(model):
         layer.own_weight = own
         layer.scaling["default"] = layer.whole_scale * (1 - own if isinstance(own, float) else 1)
 
@@ -284,7 +284,7 @@ SPARSE = ".lora_S"
 
 def use_sparse(model: Backbone, on: bool) -> None:
     """Let adapted layers add their sparse matrix, or leave it out where it is 0, which takes no time."""
-    for layer in _adapted(model):
+    for layer in _adapted_layers(model):
         layer.has_sparse = on
 
 
@@ -363,7 +363,7 @@ class CoreSite:
 def core_sites(model: Backbone) -> Iterator[CoreSite]:
     """The layers of a model that have a core."""
     names = {module: name for name, module in model.named_modules()}
-    for layer in _adapted(model):
+    for layer in _adapted_layers(model):
         if isinstance(layer.lora_B["default"], nn.Sequential):
             first = f"{names[layer]}.lora_A.default.weight"
             last, core = (f"{names[layer]}.lora_B.default.{part}.weight" for part in ("last", "core"))

@@ -105,7 +105,7 @@ def named_layers(
             f"tuning.targets: {read[0]!r} of {model.label!r} is part of an attention of torch, which "
             "reads its "
             f"weights without calling it, so that an adapter would have no effect; choose from: "
-            f"{_listed(can)}"
+            f"{_list_names(can)}"
         )
     if not chosen:
         raise ConfigError(_no_match(wanted, model, can))
@@ -130,10 +130,11 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _no_match(wanted: object, model: Backbone, can: Mapping[str, str]) -> str:
-    return f"tuning.targets: {shown(wanted)} matches no layer of {model.label!r}; choose from: {_listed(can)}"
+    names = _list_names(can)
+    return f"tuning.targets: {shown(wanted)} matches no layer of {model.label!r}; choose from: {names}"
 
 
-def _listed(names: Mapping[str, str]) -> str:
+def _list_names(names: Mapping[str, str]) -> str:
     few = list(names)[:MOST_NAMED]
     return ", ".join(few) + (f" and {len(names) - len(few)} more" if len(names) > len(few) else "")
 

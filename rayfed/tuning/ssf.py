@@ -56,10 +56,10 @@ def _add_pair(layer: Any) -> None:
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     layer.scale = nn.Parameter(torch.ones(shape, **place))
     layer.shift = nn.Parameter(torch.zeros(shape, **place))
-    layer.register_forward_hook(_scaled)
+    layer.register_forward_hook(_scale)
 
 
-def _scaled(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _scale(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     scaled: Tensor = output * layer.scale + layer.shift
     return scaled
 

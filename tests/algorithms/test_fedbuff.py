@@ -142,7 +142,7 @@ def test_what_lies_beyond_the_rank_of_a_late_client_stays_zero():
     now = {"x.lora_A": torch.tensor([[2.0], [7.0]])}
     sent = state.broadcast(params={"x.lora_A": torch.tensor([[1.0], [3.0]])})
     answer = Update(client="a", params=cut_to_rank({"x.lora_A": torch.tensor([[5.0], [0.0]])}, 1), rank=1)
-    moved = FedBuff().rebased(replace(state, round=1, params=now), sent, answer)
+    moved = FedBuff().rebase(replace(state, round=1, params=now), sent, answer)
     assert moved.params["x.lora_A"].flatten().tolist() == pytest.approx([2 + 4 / 2**0.5, 0])
 
 

@@ -13,7 +13,7 @@ from algorithms.fedgcr import (
     group_weights,
     representation_alignment_loss,
 )
-from algorithms.fedgr import quantized
+from algorithms.fedgr import quantize_loss
 from rayfed.errors import ClientError, ConfigError
 from tests import rounding
 from tests.pretended import pretended
@@ -68,7 +68,7 @@ def test_v2_weights_are_normalised():
 
 
 def test_v2_authors_losses():
-    losses = [quantized(loss) for loss in L]
+    losses = [quantize_loss(loss) for loss in L]
     V2.matches(losses, V2.expected["quantized_losses"])
     case = V2.inputs["quantized_case"]
     weights = group_weights(N, losses, GROUPS, case["beta"], case["q"], MEANS[case["group_mean"]])

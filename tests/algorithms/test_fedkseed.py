@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.fedkseed import METHOD, Replay, ZerothOrder, direction, moved_by, rebuilt
-from rayfed.seeds import derive, seeded
+from algorithms.fedkseed import METHOD, Replay, ZerothOrder, direction, moved_by, rebuild
+from rayfed.seeds import derive, use_seed
 from tests.algorithms.tiny import RATE, START, TRAIN, play, shares, task
 from tests.rounding import near
 
@@ -21,7 +21,7 @@ def z(seed, number):
 def steps_of(client, number, w, seed):
     """Seeds and steps of a client in a round: one batch with all its examples in each of two passes."""
     found = []
-    with seeded(derive(seed, "fit", number, client)) as rng:
+    with use_seed(derive(seed, "fit", number, client)) as rng:
         for _ in range(2):
             torch.randperm(len(TRAIN[client]), generator=rng)
             drawn = int(torch.randint(POOL, (), generator=rng))
@@ -72,7 +72,7 @@ def test_the_model_is_rebuilt_from_the_sums():
     sums = torch.zeros(POOL)
     sums[2], sums[4] = 0.5, -2.0
     expected = 0.5 * direction(1, 2, start)["w"] - 2 * direction(1, 4, start)["w"]
-    near(rebuilt(start, 1, sums)["w"], expected, 4, size=8)
+    near(rebuild(start, 1, sums)["w"], expected, 4, size=8)
 
 
 def test_clients_with_parts_of_the_model_get_whole_tensors_from_the_second_round_on(short):

@@ -9,9 +9,9 @@ import torch
 
 from algorithms._gaps import variance
 from algorithms.faa import guards, slopes_of
-from algorithms.faa import unclipped as unclipped_faa
+from algorithms.faa import weights_before_clipping as unclipped_faa
 from algorithms.fft_gp import fairness_aware_weights
-from algorithms.ga import adjusted_weights, step_at, unclipped
+from algorithms.ga import adjusted_weights, step_at, weights_before_clipping
 from rayfed.record.readers import read_rows
 from tests.vectors import vector
 
@@ -42,7 +42,9 @@ def test_v4_before_the_weights_are_clipped_and_scaled():
         (A, gaps, STEP * len(A) / 3, "over_three_before_scaling"),
         (*CLIP, STEP, "clipped_before"),
     ):
-        V4.matches(unclipped(np.array(weights), np.array(each), step, False), V4.expected[expected])
+        V4.matches(
+            weights_before_clipping(np.array(weights), np.array(each), step, False), V4.expected[expected]
+        )
 
 
 def test_v4_steps():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.lora_fair import LoraFair, corrected
+from algorithms.lora_fair import LoraFair, correct
 from rayfed.types import ServerState, Update
 from tests.rounding import limit
 
@@ -20,7 +20,7 @@ def objective(b, a, w, start, lam):
 def test_no_point_of_a_fine_grid_is_better(lam):
     start, a = np.array([[1.0], [0.2]]), np.array([[0.5, -1.0, 2.0]])
     w = np.array([[1.0], [1.5]]) @ a + np.array([[0.1, 0.3, -0.2], [0.0, 0.2, 0.4]])
-    found = corrected(*(torch.tensor(x) for x in (start, a, w)), lam, 100).numpy()
+    found = correct(*(torch.tensor(x) for x in (start, a, w)), lam, 100).numpy()
     grid = np.linspace(-1.5, 1.5, 601)
     points = start + np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2, 1)
     with np.errstate(invalid="ignore"):
@@ -34,7 +34,7 @@ def test_without_lambda_the_product_has_the_direction_of_the_projection():
     """The best factor of A is W A^T (A A^T)^-1; the correction may have any length."""
     g = torch.Generator().manual_seed(0)
     b, a, w = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((5, 2), (2, 7), (5, 7)))
-    found = corrected(b, a, w, 0.0, 500)
+    found = correct(b, a, w, 0.0, 500)
     best = w @ a.T @ torch.linalg.inv(a @ a.T)
 
     def cosine(x):
@@ -51,15 +51,13 @@ def test_the_correction_is_zero_where_the_slope_of_the_cosine_is_not_above_lambd
     live = b.clone().requires_grad_()
     cosine = (live @ a * w).sum() / ((live @ a).norm() * w.norm())
     slope = float(torch.autograd.grad(cosine, live)[0].norm())
-    assert torch.equal(corrected(b, a, w, 1.001 * slope, 100), b)
-    assert (corrected(b, a, w, 0.999 * slope, 100) - b).norm() > 0.1
+    assert torch.equal(correct(b, a, w, 1.001 * slope, 100), b)
+    assert (correct(b, a, w, 0.999 * slope, 100) - b).norm() > 0.1
 
 
 def test_a_product_of_zero_and_equal_factors_need_no_correction():
     b, a = torch.ones(3, 1), torch.ones(1, 2)
-    assert torch.equal(
-        corrected(torch.zeros(3, 1), a, torch.zeros(3, 2).double(), 0.01, 10), torch.zeros(3, 1)
-    )
+    assert torch.equal(correct(torch.zeros(3, 1), a, torch.zeros(3, 2).double(), 0.01, 10), torch.zeros(3, 1))
     same = Update(client="a", params={"w.lora_A": a, "w.lora_B": b})
     after = LoraFair().average(ServerState(round=0, params=same.params), [same, same], [0.5, 0.5])
     assert torch.equal(after.params["w.lora_B"], b)

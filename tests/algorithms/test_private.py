@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Training, closed, make_cohort
+from rayfed.engine.loop import Training, close_round, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo
@@ -143,7 +143,7 @@ def test_wrong_labels_reach_what_they_send(name, cache):
 def advanced(experiment, state, cohort):
     """The state after a round of these clients."""
     after = experiment.server.round(state, cohort, experiment.local) if cohort.ids else None
-    return closed(experiment, state, cohort, after)
+    return close_round(experiment, state, cohort, after)
 
 
 CLIENTS = ClientTable.of({cid: ClientInfo(domain="d", num_examples=1) for cid in ("a", "b", "target")})

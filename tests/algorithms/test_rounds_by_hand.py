@@ -19,7 +19,7 @@ from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.seeds import seeded
+from rayfed.seeds import use_seed
 from rayfed.tuning.base import copies, load
 from tests.rounding import near
 
@@ -87,7 +87,7 @@ class Here:
         squares = SimpleNamespace(
             loss=lambda output, y: ((output - y) ** 2).mean() / 2, count=len, tokens=False
         )
-        with seeded(0) as rng:
+        with use_seed(0) as rng:
             client = Client(
                 call.client, self.model, data, config, rng, store, objective=squares, stays=self.stays
             )

@@ -19,7 +19,7 @@ from rayfed.data.examples import ClientData, Mapped
 from rayfed.federation.client import Client, TrainConfig
 from rayfed.federation.cohort import ClientInfo, Cohort, Ledger
 from rayfed.models.named_tensors import NamedTensor
-from rayfed.seeds import derive, seeded
+from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import load
 from rayfed.types import ServerState
 from tests.rounding import near
@@ -92,7 +92,7 @@ class Here:
         return [self._run(call) for call in calls]
 
     def _run(self, call):
-        with seeded(derive(self.seed, call.tag, call.sent.round, call.client)) as rng:
+        with use_seed(derive(self.seed, call.tag, call.sent.round, call.client)) as rng:
             load(self.model, {"w": torch.tensor(START), **call.sent.params})
             self.model.zero_grad(set_to_none=True)
             splits = {"train": np.array(TRAIN[call.client]), "val": np.array(VAL[call.client])}
@@ -148,7 +148,7 @@ def _at(state, number):
 
 def batch_orders(cid, number, count, seed=0, tag="fit"):
     """The first permutations of a client's training examples that its generator draws in a round."""
-    with seeded(derive(seed, tag, number, cid)) as rng:
+    with use_seed(derive(seed, tag, number, cid)) as rng:
         return [torch.randperm(len(TRAIN[cid]), generator=rng).numpy() for _ in range(count)]
 
 

@@ -12,13 +12,13 @@ from benchmarks.glyph_pool import GlyphPool
 from benchmarks.pretrain import GlyphClassifier, Recipe, SkippingBlocks, main, pretrain, schedule
 from rayfed.data import glyphs
 from rayfed.errors import ConfigError
-from rayfed.seeds import seeded
+from rayfed.seeds import use_seed
 
 
 def vit() -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
-    with seeded(3):
+    with use_seed(3):
         return VisionTransformer(
             img_size=32, patch_size=8, embed_dim=64, depth=12, num_heads=4, num_classes=0
         ).eval()

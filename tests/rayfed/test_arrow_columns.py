@@ -53,7 +53,7 @@ def test_a_kind_that_is_given_is_used():
 
 
 def test_repeated_texts():
-    found = arrow_columns.repeated(["a", "bc"], np.array([1, 0, 1]))
+    found = arrow_columns.column_of_few(["a", "bc"], np.array([1, 0, 1]))
     assert found.equals(pa.array(["bc", "a", "bc"]))
 
 
@@ -65,7 +65,7 @@ def test_too_many_bytes_are_left_to_arrow(monkeypatch):
 def test_pandas_is_not_imported(tmp_path):
     code = (
         "import sys, numpy as np, pyarrow.parquet as pq; from rayfed import arrow_columns as c; "
-        "t = c.table({'a': [1, None], 'b': ['x', 'y'], 'c': c.repeated(['p'], np.zeros(2, int))}); "
+        "t = c.table({'a': [1, None], 'b': ['x', 'y'], 'c': c.column_of_few(['p'], np.zeros(2, int))}); "
         f"pq.write_table(t, {str(tmp_path / 'x.parquet')!r}); c.numbers(c.column(np.arange(3))); "
         f"print(pq.ParquetFile({str(tmp_path / 'x.parquet')!r}).read().to_pylist()); "
         "assert 'pandas' not in sys.modules"

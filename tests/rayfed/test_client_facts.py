@@ -20,7 +20,7 @@ def test_a_table_is_the_mapping_it_was_made_from_in_its_order():
         assert dict(table.domain_of) == {"b2-photo": "photo", "a1-photo": "photo", "zäh": "art"}
         assert table.places_by_domain() == [range(2), range(2, 3)]
         assert table.clients_by_domain() == {"photo": 2, "art": 1}
-        assert table.ordered({"zäh", "a1-photo"}) == ["a1-photo", "zäh"]
+        assert table.in_order({"zäh", "a1-photo"}) == ["a1-photo", "zäh"]
         assert "a1" not in table
         assert None not in table
         with pytest.raises(KeyError):

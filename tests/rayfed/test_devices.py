@@ -6,9 +6,9 @@ import torch
 from rayfed.devices import (
     HOST,
     chosen_device,
-    cloned,
+    clone_all,
     free_memory,
-    moved,
+    move,
     numbers,
     peak_memory,
     reset_peak,
@@ -32,11 +32,11 @@ NESTED = {
 
 def test_a_nested_value_goes_there_and_back_in_one_copy_for_each_type():
     with pretended() as device:
-        there = moved(NESTED, torch.device(device.name))
+        there = move(NESTED, torch.device(device.name))
         assert (device.counts.down, device.counts.waits) == (2, 0)  # float32 and int64, from pinned memory
         assert {str(there["a"].device), str(there["b"][0].device), str(there["c"][0].device)} == {device.name}
         assert there["c"][1][0].device == HOST  # a number
-        back = moved(there, HOST)
+        back = move(there, HOST)
         assert device.counts.up == 2
     assert back["b"][1:] == [3, "text"]
     assert isinstance(back["c"], tuple)
@@ -52,7 +52,7 @@ def test_a_number_of_a_device_comes_back_with_the_rest():
     with pretended() as device:
         there = torch.ones(3).to(device.name)
         device.counts.clear()
-        back = moved({"x": there, "n": there.sum(), "again": there}, HOST)
+        back = move({"x": there, "n": there.sum(), "again": there}, HOST)
         assert (device.counts.up, device.counts.waits) == (1, 1)
     assert back["n"].item() == 3
     assert back["n"].shape == ()
@@ -60,7 +60,7 @@ def test_a_number_of_a_device_comes_back_with_the_rest():
 
 
 def test_on_the_cpu_nothing_is_copied():
-    assert moved(NESTED, HOST) is NESTED
+    assert move(NESTED, HOST) is NESTED
 
 
 def test_copies_on_a_device_are_made_together():
@@ -68,7 +68,7 @@ def test_copies_on_a_device_are_made_together():
         there = {name: torch.full((2, 3), value).to(device.name) for name, value in enumerate((1.0, 2.0, 3))}
         there["few"] = there[0][:1, 1:].requires_grad_()
         device.counts.clear()
-        found = cloned(there)
+        found = clone_all(there)
         assert device.counts.kernels == 2  # float32 and int64
         assert list(found) == list(there)
         assert all(found[name].tolist() == value.tolist() for name, value in there.items())
@@ -79,14 +79,14 @@ def test_copies_on_a_device_are_made_together():
 
 def test_copies_on_the_cpu_are_tensors_of_their_own():
     given = {"a": torch.ones(2), "b": torch.ones(3)}
-    found = cloned(given)
+    found = clone_all(given)
     assert [value.untyped_storage().nbytes() for value in found.values()] == [8, 12]
     assert found["a"] is not given["a"]
 
 
 def test_gradients_do_not_travel():
     with pretended() as device:
-        there = moved({"x": torch.ones(3, requires_grad=True)}, torch.device(device.name))
+        there = move({"x": torch.ones(3, requires_grad=True)}, torch.device(device.name))
         assert not there["x"].requires_grad
 
 

@@ -14,7 +14,7 @@ import yaml
 import rayfed
 from rayfed.config.schema import load_config, to_dict
 from rayfed.errors import ConfigError
-from rayfed.resume import continued, main
+from rayfed.resume import config_to_continue, main
 from rayfed.terminal.exit_code import STOP
 from tests.conftest import ROOT, SMALL, STEADY
 
@@ -178,9 +178,9 @@ def test_what_would_change_the_result_is_refused_by_name(overrides, words, finis
 def test_no_rounds_are_added_to_a_run_whose_noise_follows_from_its_rounds(tmp_path):
     config = load_config(["algorithm=fedavg", "rounds=2", "channel=[{clip: 1.0}]", "privacy.epsilon=8"])
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
-    assert continued(tmp_path).privacy.epsilon == 8.0
+    assert config_to_continue(tmp_path).privacy.epsilon == 8.0
     with pytest.raises(ConfigError, match=r"rounds: 3 would need another noise than the 2 of .*epsilon=8"):
-        continued(tmp_path, ["rounds=+1"])
+        config_to_continue(tmp_path, ["rounds=+1"])
 
 
 def test_a_folder_without_a_run(tmp_path, capsys):
@@ -217,7 +217,7 @@ def test_two_processes_do_not_write_one_run(finished, monkeypatch, capsys):
     from rayfed.record.folder import RunFolder
 
     monkeypatch.setattr("rayfed.record.ownership.LOCK_PATIENCE", 0.5)
-    with RunFolder(finished, {}).locked():
+    with RunFolder(finished, {}).lock():
         assert main([str(finished), "rounds=+1"]) == 2
     assert "another process is running" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.seeds import derive, generator, seeded
+from rayfed.seeds import derive, generator, use_seed
 
 
 def test_streams_have_names():
@@ -29,10 +29,10 @@ def test_global_streams_are_set_for_one_call_and_restored():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = random.random(), np.random.rand(), torch.rand(1).item()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    with seeded(5) as rng:
+    with use_seed(5) as rng:
         inside = random.random(), np.random.rand(), torch.rand(1).item(), torch.rand(1, generator=rng).item()
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == before
-    with seeded(5) as rng:
+    with use_seed(5) as rng:
         again = random.random(), np.random.rand(), torch.rand(1).item(), torch.rand(1, generator=rng).item()
     assert inside == again
 
@@ -41,7 +41,7 @@ def test_streams_are_restored_after_an_error():
     torch.manual_seed(3)
     expected = torch.rand(1).item()
     torch.manual_seed(3)
-    with pytest.raises(RuntimeError), seeded(9):
+    with pytest.raises(RuntimeError), use_seed(9):
         torch.rand(5)
         raise RuntimeError
     assert torch.rand(1).item() == expected
@@ -71,7 +71,7 @@ def test_devices_are_seeded_where_there_are_any(there, names, called, monkeypatc
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch, "xpu", module)
     monkeypatch.setattr(traceback, "format_stack", None)  # called for each type of device that is not there
-    with seeded(5):
+    with use_seed(5):
         inside = torch.rand(1)
     assert module.of[called] == [5] * there
     assert sum(map(len, module.of.values())) == there

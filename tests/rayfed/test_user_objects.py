@@ -10,7 +10,7 @@ def function():
 def test_what_can_be_imported_is_named_by_its_path():
     name = user_objects.register(function)
     assert name == f"{__name__}:function"
-    assert user_objects.imported(name) is function
+    assert user_objects.import_or_none(name) is function
     assert user_objects.find(name).value is function
     assert user_objects.place(function).startswith(" (test_user_objects.py, line ")
 
@@ -47,4 +47,4 @@ def test_records_leave_out_what_is_part_of_rayfed():
     )
     assert list(found) == ["algorithm"]
     assert found["algorithm"]["digest"] == user_objects.source_digest(function)
-    assert user_objects.imported("no.such.module:NAME") is None
+    assert user_objects.import_or_none("no.such.module:NAME") is None

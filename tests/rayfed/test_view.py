@@ -36,7 +36,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
     assert "0 of 3 rounds, and it is not running now" in capsys.readouterr().out
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     watcher = threading.Thread(target=view.view, args=(live, True))
-    with RunFolder(live, {}).locked():
+    with RunFolder(live, {}).lock():
         watcher.start()
         for r in range(1, 3):
             (live / "history").mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from tests.conftest import SMALL
 from tune import shared
-from tune.shared import JoinedWeights, joined, put_frozen, sharing_features
+from tune.shared import JoinedWeights, join, put_frozen, sharing_features
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_model_on_shared_weights_is_the_same_model(more, cache, store):
     assert all(torch.equal(again.start[name], value) for name, value in plain.start.items())
     assert digest_of(backbone.ref) == before
 
-    sent = joined(again.weights, backbone)
+    sent = join(again.weights, backbone)
     assert digest_of(sent) == digest_of(plain.weights)
     if "tuning=full" not in more:
         assert isinstance(sent, JoinedWeights)

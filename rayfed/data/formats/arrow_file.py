@@ -92,7 +92,7 @@ def rows_of(batch: pa.RecordBatch, layout: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(batch.column("image").buffers()[1], dtype=layout)[: batch.num_rows]
 
 
-def packed(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[Any]) -> memoryview:
+def pack_row(decoded: NDArray[Any] | tuple[NDArray[Any], ...], layout: np.dtype[Any]) -> memoryview:
     """The bytes of a row.
 
     Args:
@@ -160,7 +160,7 @@ LEARNED = "learned"
 SCORE = "score"
 
 
-def joined(rows: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
+def join_texts(rows: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
     """The tokens of all texts, the position of each first one, and what is learned, or the targets if any."""
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     starts[1:] = np.cumsum([len(row.ids) for row in rows])
@@ -184,7 +184,7 @@ def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[s
     Args:
         path: The file.
         text: Metadata of the data set.
-        parts: What `joined` returned.
+        parts: Result of `join_texts`.
         columns: Values of the other columns by name.
     """
     import pyarrow as pa

@@ -24,7 +24,7 @@ class Volume:
     """The volume of one patient.
 
     Attributes:
-        grey: Standardised intensities, uint8, shape (H, W, D), see `standardised`.
+        grey: Standardised intensities, uint8, shape (H, W, D), see `standardise`.
         mask: 1 in the organ, 0 elsewhere, uint8, shape (H, W, D).
     """
 
@@ -42,8 +42,8 @@ class Volume:
         mask = self.mask[:, :, place]
         if mask.shape == (size, size):
             return around, mask
-        channels = [_resized(around[:, :, c], size, "BILINEAR") for c in range(3)]
-        return np.stack(channels, axis=-1), _resized(mask, size, "NEAREST")
+        channels = [_resize(around[:, :, c], size, "BILINEAR") for c in range(3)]
+        return np.stack(channels, axis=-1), _resize(mask, size, "NEAREST")
 
 
 def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
@@ -58,10 +58,10 @@ def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
     """
     if image.ndim != 3 or image.shape != mask.shape:
         raise ValueError(f"image {image.shape} and mask {mask.shape} are not volumes of the same shape")
-    return Volume(grey=standardised(image), mask=(mask > 0).astype(np.uint8))
+    return Volume(grey=standardise(image), mask=(mask > 0).astype(np.uint8))
 
 
-def standardised(volume: NDArray[Any]) -> NDArray[np.uint8]:
+def standardise(volume: NDArray[Any]) -> NDArray[np.uint8]:
     """Intensities clipped at QUANTILE and standardised, as grey levels, uint8, shape (H, W, D).
 
     MEAN is the mean of the volume, and ONE_SD levels are one standard deviation. The normalization of the
@@ -78,7 +78,7 @@ def usable_slices(mask: NDArray[Any]) -> list[int]:
     return [int(place) for place in np.flatnonzero(present) if 0 < place < mask.shape[2] - 1]
 
 
-def _resized(plane: NDArray[np.uint8], size: int, how: str) -> NDArray[np.uint8]:
+def _resize(plane: NDArray[np.uint8], size: int, how: str) -> NDArray[np.uint8]:
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(plane))

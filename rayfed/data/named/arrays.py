@@ -140,20 +140,20 @@ class ArraySet(ContentReader):
 
     @cached_property
     def _halves(self) -> dict[str, Half]:
-        return {half: self._checked(half, self.read) for half in ("train", "test")}
+        return {half: self._check_arrays(half, self.read) for half in ("train", "test")}
 
     @cached_property
     def _content(self) -> Content:
         images = [(half, place) for half, (own, _) in self._halves.items() for place in range(len(own))]
         return Content(
-            classes=list(self._checked("classes", self.class_names)),
+            classes=list(self._check_arrays("classes", self.class_names)),
             labels=np.concatenate([labels for _, labels in self._halves.values()]),
             test=np.array([half == "test" for half, _ in images], dtype=np.bool_),
             names=[f"{half}-{place:06d}" for half, place in images],
             images=images,
         )
 
-    def _checked(self, half: str, read: Any) -> Any:
+    def _check_arrays(self, half: str, read: Any) -> Any:
         paths = self._files.get(half, [])
         try:
             return read(paths)
@@ -192,7 +192,7 @@ class Cifar(ArraySet):
         return read_class_names(paths[0], getattr(torchvision.datasets, self.official).meta["key"])
 
 
-def _unpacked(archive: str, first: str) -> str:
+def _unpack(archive: str, first: str) -> str:
     return (
         f"download {archive} from www.cs.toronto.edu/~kriz/cifar.html and unpack it in data.root, so that "
         f"data.root/{first} exists"
@@ -204,7 +204,7 @@ class Cifar10(Cifar):
     """Reads CIFAR-10."""
 
     official = "CIFAR10"
-    where = _unpacked("cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1")
+    where = _unpack("cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class Cifar100(Cifar):
     """Reads CIFAR-100 with its fine labels."""
 
     official = "CIFAR100"
-    where = _unpacked("cifar-100-python.tar.gz", "cifar-100-python/train")
+    where = _unpack("cifar-100-python.tar.gz", "cifar-100-python/train")
 
 
 @dataclass(frozen=True, kw_only=True)

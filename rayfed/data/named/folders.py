@@ -60,7 +60,7 @@ class FileSet(ContentReader):
         """The samples of a split, as torchvision lists them."""
         import torchvision
 
-        return _listed(getattr(torchvision.datasets, self.official)(root, split))
+        return _rows_of(getattr(torchvision.datasets, self.official)(root, split))
 
     @cached_property
     def _content(self) -> Content:
@@ -87,7 +87,7 @@ class FileSet(ContentReader):
             raise DataError(f"data.root: {root} is not as released ({reason}); {self.where}") from err
 
 
-def _listed(reader: Any, classes: Sequence[str] | None = None) -> Rows:
+def _rows_of(reader: Any, classes: Sequence[str] | None = None) -> Rows:
     """The paths and labels of a reader of torchvision, which keeps them under these names."""
     return reader._image_files, reader._labels, classes or reader.classes
 
@@ -114,7 +114,7 @@ class Flowers102(FileSet):
                 key: (name, None) for key, (name, _) in torchvision.datasets.Flowers102._file_dict.items()
             }
 
-        return _listed(Unsigned(root, split), torchvision.datasets.Flowers102.classes)
+        return _rows_of(Unsigned(root, split), torchvision.datasets.Flowers102.classes)
 
 
 @dataclass(frozen=True, kw_only=True)

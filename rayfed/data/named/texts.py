@@ -110,7 +110,7 @@ class TextReader(ContentReader):
             raise DataError(f"data.root: {root} does not exist; give {self.where}")
         return root
 
-    def _needed(self, *names: str) -> list[Path]:
+    def _require_files(self, *names: str) -> list[Path]:
         """Files below the folder.
 
         Raises:
@@ -210,14 +210,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     first = lines[0][1].strip() if lines else ""
     if first.startswith("["):
-        found = _parsed(text, f"{path}")
+        found = _parse(text, f"{path}")
         rows = _of_clients(found) if isinstance(found, list) else []
         named = [(f"object {number} of {path}", row) for number, row in enumerate(rows, 1)]
     elif first == "{" or (len(lines) == 1 and '"user_data"' in first):
-        return list(of_users(_parsed(text, f"{path}"), str(path)))
+        return list(of_users(_parse(text, f"{path}"), str(path)))
     else:
         named = [
-            (f"line {number} of {path}", _parsed(line, f"line {number} of {path}")) for number, line in lines
+            (f"line {number} of {path}", _parse(line, f"line {number} of {path}")) for number, line in lines
         ]
     for where, row in named:
         if not isinstance(row, dict):
@@ -262,7 +262,7 @@ def of_users(found: Any, where: str) -> Iterator[dict[str, Any]]:
             yield {"user": user, "y": label, **(parts or {"x": each})}
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as err:

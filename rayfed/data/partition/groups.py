@@ -42,11 +42,11 @@ def keep_shots(partition: Partition, labels: NDArray[np.int64], shots: int, seed
     for client in partition.clients:
         rng = generator(seed, "shots", client.domain, number[client.domain])
         number[client.domain] += 1
-        clients.append(replace(client, train=_kept(client.train, labels[client.train], shots, rng)))
+        clients.append(replace(client, train=_draw_shots(client.train, labels[client.train], shots, rng)))
     return replace(partition, clients=tuple(clients))
 
 
-def _kept(samples: Indices, labels: NDArray[np.int64], shots: int, rng: np.random.Generator) -> Indices:
+def _draw_shots(samples: Indices, labels: NDArray[np.int64], shots: int, rng: np.random.Generator) -> Indices:
     mixed = rng.permutation(len(samples))
     kept = [mixed[labels[mixed] == label][:shots] for label in np.unique(labels)]
     return np.sort(samples[np.concatenate(kept)])
@@ -115,7 +115,7 @@ def _whole(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
     first = np.array([members[0] for members in groups])
     owners = [owners[sample] for sample in first] if owners else []
     dealt = make_partition(labels[first], domain[first], test[first], dataset.domains, config, seed, owners)
-    return _expanded(dealt, groups, labels, config, seed)
+    return _expand(dealt, groups, labels, config, seed)
 
 
 def groups_of(keys: Sequence[str]) -> list[Indices]:
@@ -132,7 +132,7 @@ def groups_of(keys: Sequence[str]) -> list[Indices]:
     return [np.array(members, dtype=np.int64) for members in groups.values()]
 
 
-def _expanded(
+def _expand(
     dealt: Partition, groups: Sequence[Indices], labels: NDArray[np.int64], config: DataConfig, seed: int
 ) -> Partition:
     """Replace indices of groups by the indices of their samples.

@@ -402,7 +402,7 @@ def make_partition(  # noqa: PLR0913  (the columns of a data set, the config and
         for part in dealer.deal(name, count, sizes.get(name)):
             clients.append(ClientSplit(id=f"c{len(clients):0{width}d}-{name}", domain=name, **part))
     if (share := config.partition.share_of_smallest) is not None:
-        clients = dealer.shortened(clients, share)
+        clients = dealer.shorten(clients, share)
     return Partition(
         clients=tuple(clients),
         held_out={name: dealer.samples(name) for name in held_out},
@@ -513,7 +513,7 @@ class _Dealer:
         test, val, train = np.split(part[order], [num_test, num_test + num_val])
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
-    def shortened(self, clients: Sequence[ClientSplit], share: float) -> list[ClientSplit]:
+    def shorten(self, clients: Sequence[ClientSplit], share: float) -> list[ClientSplit]:
         """The clients with at most `share` of the smallest one's training samples, stratified by class."""
         most = max(1, int(share * min(len(client.train) for client in clients)))
         shorter = []

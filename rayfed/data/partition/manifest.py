@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.arrow_columns import column, repeated, table
+from rayfed.arrow_columns import column, column_of_few, table
 from rayfed.data.text import cut_in_words
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
-from rayfed.terminal.table_formats import fitted, table_blocks
+from rayfed.terminal.table_formats import fit_width, table_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ def describe(
     lines = [line for block in table_blocks(cells, tuple(names), width) for line in block]
     if (more := len(partition.clients) - len(rows)) > 0:
         lines.append(f"... and {more} more clients")
-    return "\n".join([*lines, *(fitted(text, width) for text in _summary(partition, dataset))])
+    return "\n".join([*lines, *(fit_width(text, width) for text in _summary(partition, dataset))])
 
 
 def label_counts(
@@ -161,10 +161,10 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         yield never_train(partition)
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
-    yield from _damaged(dataset)
+    yield from _damages(dataset)
 
 
-def _damaged(dataset: Dataset) -> Iterator[str]:
+def _damages(dataset: Dataset) -> Iterator[str]:
     """Sentences on samples that are not there, or not whole."""
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
@@ -197,9 +197,9 @@ def to_table(partition: Partition, dataset: Dataset) -> pa.Table:
             "key": dataset.key_column.take(rows),
             "index": rows,
             "label": column(dataset.labels[index], "int64"),
-            "domain": repeated(dataset.domains, dataset.domain[index]),
-            "client": repeated(clients, piece),
-            "split": repeated(splits, piece),
+            "domain": column_of_few(dataset.domains, dataset.domain[index]),
+            "client": column_of_few(clients, piece),
+            "split": column_of_few(splits, piece),
         }
     )
 

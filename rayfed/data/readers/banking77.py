@@ -26,7 +26,7 @@ class Banking77(TextReader):
 
     @property
     def _files(self) -> Sequence[Path]:
-        return self._needed("train.csv", "test.csv")
+        return self._require_files("train.csv", "test.csv")
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:

@@ -29,7 +29,7 @@ class Clinc150(TextReader):
 
     @property
     def _files(self) -> Sequence[Path]:
-        return self._needed("data_full.json", "domains.json")
+        return self._require_files("data_full.json", "domains.json")
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:

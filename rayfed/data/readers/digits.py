@@ -131,7 +131,7 @@ class Digits:
 
     @cached_property
     def _content(self) -> list[tuple[Any, Labels]]:
-        return [_checked(part) for part in self._parts()]
+        return [_check_part(part) for part in self._parts()]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -184,7 +184,7 @@ def _svhn(root: Path, half: str) -> tuple[tuple[Path, ...], Callable[..., tuple[
     return (root / "SVHN" / f"{half}_32x32.mat",), read_mat
 
 
-def _checked(part: Part) -> tuple[Any, Labels]:
+def _check_part(part: Part) -> tuple[Any, Labels]:
     where = f"data.root: {part.paths[0]}"
     try:
         images, labels = part.read(*part.paths)

@@ -26,7 +26,7 @@ class GSM8K(TextReader):
 
     @property
     def _files(self) -> Sequence[Path]:
-        return self._needed("train.jsonl", "test.jsonl")
+        return self._require_files("train.jsonl", "test.jsonl")
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:

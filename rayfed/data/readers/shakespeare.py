@@ -56,7 +56,7 @@ class Shakespeare:
         return f"shakespeare/1:{self.domains}:{out.hexdigest()}"
 
     def scan(self) -> Listing:
-        chosen = self._chosen()
+        chosen = self._choose_users()
         keys: list[str] = []
         labels: list[NDArray[np.int64]] = []
         domain: list[NDArray[np.int64]] = []
@@ -83,7 +83,7 @@ class Shakespeare:
         end = int(start) + WINDOW
         return self._texts[role][end - size : end]
 
-    def _chosen(self) -> list[str]:
+    def _choose_users(self) -> list[str]:
         large = sorted(role for role, text in self._texts.items() if len(text) - WINDOW >= FEWEST)
         if not large:
             raise DataError(f"data.root: no role in {self.root} has {FEWEST} windows of {WINDOW} characters")

@@ -299,7 +299,7 @@ class MemberModel:
             (id(e.module), e.leaf): self.own[n] for n, e in self._model.tensors().items() if n in self.own
         }
         trained = {id(module) for module in self._model._modes()[1]} if self.training else set()
-        return _copied(part, places, trained)
+        return _copy_with(part, places, trained)
 
 
 def _place(entry: NamedTensor, value: Tensor) -> NamedTensor:
@@ -308,7 +308,7 @@ def _place(entry: NamedTensor, value: Tensor) -> NamedTensor:
     return NamedTensor(held, entry.leaf, entry.block, entry.is_buffer, entry.path)
 
 
-def _copied(
+def _copy_with(
     module: nn.Module, places: Mapping[tuple[int, str], Tensor], trained: Collection[int]
 ) -> nn.Module:
     """A copy with the tensors of `places` (by id of the module); modules in `trained` are in train mode."""
@@ -319,7 +319,7 @@ def _copied(
         mine = {leaf: places.get((id(module), leaf), value) for leaf, value in state[kind].items()}
         state[kind] = mine
     state["_modules"] = {
-        name: None if child is None else _copied(child, places, trained)
+        name: None if child is None else _copy_with(child, places, trained)
         for name, child in state["_modules"].items()
     }
     return clone

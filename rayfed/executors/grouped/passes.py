@@ -32,7 +32,7 @@ from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
     CountedDraws,
-    cloned,
+    clone_all,
     count_for,
     counting,
     random_state,
@@ -119,7 +119,7 @@ class Streams:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
+def restore_streams() -> Iterator[None]:
     """Put the global streams back afterwards, which the turns of clients change."""
     state, python, numpy = torch.get_rng_state(), random.getstate(), NUMPY.get_bit_generator()
     try:
@@ -215,7 +215,7 @@ def take_turns(turns: Sequence[Turn[Any]], answers: Sequence[Any]) -> None:
         answers: What each of them asked for; None for those that begin.
     """
     order = _Order(zip(turns, answers, strict=True))
-    with restored():
+    with restore_streams():
         order.proceed()
         order.ended.get()
 
@@ -316,7 +316,7 @@ class Joint:
         self._waiting = set(rows.members)
         self.names = tuple(leaves)
 
-    def shaped(self, flat: Sequence[Tensor]) -> Any:
+    def shape_as_returned(self, flat: Sequence[Tensor]) -> Any:
         """Outputs in the form in which the model returned them: a tensor, a list or a tuple."""
         return flat[0] if isinstance(self._output, Tensor) else type(self._output)(flat)
 
@@ -329,7 +329,7 @@ class Joint:
         members = enumerate(self._rows.members)
         if any(out.requires_grad for out in self._flat):
             return {k: Share(self, i) for i, k in members}
-        return {k: self.shaped(self.parts(i)) for i, k in members}
+        return {k: self.shape_as_returned(self.parts(i)) for i, k in members}
 
     def backward(self, grads: Mapping[int, Sequence[Tensor | None]]) -> dict[int, list[Tensor | None]]:
         """One backward pass for the clients that asked for it.
@@ -370,14 +370,14 @@ class Joint:
         if len(given) == len(parts) and self._rows.is_even:
             return torch.cat(given)
         if not self._rows.lengths:
-            return torch.cat(self._padded(parts, out))
+            return torch.cat(self._pad(parts, out))
         whole = torch.zeros_like(out)
         for i, part in enumerate(parts):
             if part is not None:
                 self._rows.own(i, whole).copy_(part)
         return whole
 
-    def _padded(self, parts: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:
+    def _pad(self, parts: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:
         """Gradients for the rows of each client, with zeros for rows that have none."""
         zero = out.new_zeros(1, *out.shape[1:])
         filled = []
@@ -515,7 +515,7 @@ class Group:
         self._turns: list[Turn[Any]] = []
         device = next(model.parameters()).device
         self.streams = [Streams(seed, device) for seed in seeds]
-        each = self._own(entries, len(values))
+        each = self._split_stacks(entries, len(values))
         views = {name: stack for name, stack in self._stacks.items() if name in self._places}
         self._steps = JointSteps(views, each)
         unit = None if device == HOST else torch.ones((), device=device)
@@ -524,7 +524,7 @@ class Group:
             for k, (own, blocks) in enumerate(zip(each, active, strict=True))
         ]
 
-    def _own(self, entries: Mapping[str, NamedTensor], clients: int) -> list[Params]:
+    def _split_stacks(self, entries: Mapping[str, NamedTensor], clients: int) -> list[Params]:
         """Trained tensors of each client: views of the stacks, so that a joint pass need not copy them.
 
         Those of the text side are copies. A client computes with them alone, and must be able to go backward
@@ -581,7 +581,7 @@ class Group:
         leaves = [own[name] for name in answer.joint.names]
         assert isinstance(request, Pass)
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
-        return answer.joint.shaped(outputs)
+        return answer.joint.shape_as_returned(outputs)
 
     def _answers(self, requests: Mapping[int, Pass | Backward | Step | Batches]) -> dict[int, Any]:
         """Compute all requests, those of the same kind together."""
@@ -589,9 +589,9 @@ class Group:
         self._steps.take(steps)
         batches = {k: request for k, request in requests.items() if isinstance(request, Batches)}
         passes = {k: r for k, r in requests.items() if not isinstance(r, Step | Batches)}
-        return dict.fromkeys(steps) | _collected(batches) | self._computed(passes)
+        return dict.fromkeys(steps) | _collected(batches) | self._compute(passes)
 
-    def _computed(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
+    def _compute(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
         backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
         forward: dict[Any, dict[int, Pass]] = {}
         for k, request in requests.items():
@@ -604,13 +604,13 @@ class Group:
             answers |= joint.backward(grads)
         for (kind, *_), passes in forward.items():
             if kind == "frozen_features":
-                answers |= {k: self._alone(request) for k, request in passes.items()}
+                answers |= {k: self._compute_alone(request) for k, request in passes.items()}
             else:
                 for some in _portions(passes):
                     answers |= self._together(some)
         return answers
 
-    def _alone(self, request: Pass) -> Tensor:
+    def _compute_alone(self, request: Pass) -> Tensor:
         self._model.active = request.state[2]
         return self._model.frozen_features(request.x)
 
@@ -689,7 +689,7 @@ def _copies(stacks: Mapping[str, Tensor], members: Sequence[int]) -> dict[str, T
         return {}
     first = next(iter(stacks.values()))
     if len(members) == len(first):
-        return cloned(stacks)
+        return clone_all(stacks)
     if first.device == HOST:
         return {name: torch.stack([every[k] for k in members]) for name, every in stacks.items()}
     copies = {name: every.new_empty((len(members), *every.shape[1:])) for name, every in stacks.items()}

@@ -114,14 +114,14 @@ class JointSteps:
     def _together(self, optimizers: Sequence[torch.optim.Optimizer], joint: JointOptimizer | None) -> None:
         if joint is None:
             self._part(optimizers)
-            joint = JointOptimizer(self._joined(optimizers), optimizers)
+            joint = JointOptimizer(self._join(optimizers), optimizers)
             self._joints.append(joint)
         whole: Any = joint.whole
         whole.param_groups[0].update(_settings(optimizers[0]))
         each = [optimizer.param_groups[0]["params"] for optimizer in optimizers]
         stacks = whole.param_groups[0]["params"]
         given = [i for i, own in enumerate(each[0]) if own.grad is not None]
-        for i, grad in zip(given, joined([[own[i].grad for own in each] for i in given]), strict=True):
+        for i, grad in zip(given, join_tensors([[own[i].grad for own in each] for i in given]), strict=True):
             stacks[i].grad = grad
         type(whole).step(whole)
         for i in given:
@@ -130,7 +130,7 @@ class JointSteps:
                 for k, optimizer in enumerate(optimizers):
                     optimizer.state[each[k][i]] = _own(whole.state[stacks[i]], stacks[i].shape, k)
 
-    def _joined(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    def _join(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """One optimizer for the stacks, with the states of all, which are views of its state from now on."""
         (group,) = optimizers[0].param_groups
         whole = copy.copy(optimizers[0])  # which leaves out what is not of the state of an optimizer
@@ -144,7 +144,7 @@ class JointSteps:
             places = [(each, each.param_groups[0]["params"][i]) for each in optimizers]
             states = [each.state.pop(parameter, {}) for each, parameter in places]
             if states[0]:
-                whole.state[stack] = {key: _stacked([s[key] for s in states]) for key in states[0]}
+                whole.state[stack] = {key: _stack_entries([s[key] for s in states]) for key in states[0]}
                 for k, (each, parameter) in enumerate(places):
                     each.state[parameter] = _own(whole.state[stack], stack.shape, k)
         return whole
@@ -162,7 +162,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
 
 
-def joined(tensors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def join_tensors(tensors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Tensors of K clients as one, shape (K, ...), for each of several such lists.
 
     They are views where the tensors lie behind each other in the same memory, as the gradients of a joint
@@ -203,7 +203,7 @@ def _own(state: Mapping[str, Any], shape: torch.Size, k: int) -> dict[str, Any]:
     }
 
 
-def _stacked(values: Sequence[Any]) -> Any:
+def _stack_entries(values: Sequence[Any]) -> Any:
     """Entries of the states of clients as one; numbers are equal."""
     if not isinstance(values[0], Tensor):
         return values[0]

@@ -120,7 +120,7 @@ def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
     )
 
 
-def thinned(count: int, most: int) -> list[int]:
+def thin(count: int, most: int) -> list[int]:
     """At most `most` of `count` positions, evenly spaced, the first and the last among them."""
     if count <= most:
         return list(range(count))
@@ -171,7 +171,7 @@ class Series:
     steps: bool = False
 
     @property
-    def banded(self) -> bool:
+    def has_band(self) -> bool:
         """Whether it has a band with some width."""
         if self.low is None or self.high is None:
             return False
@@ -262,19 +262,19 @@ def curves(title: str, series: Sequence[Series], x: Axis, y: Axis, caption: str 
         rows=rows,
         legend=legend,
         hover="lines",
-        places={"x": [low, high, LEFT, WIDTH - RIGHT], "bands": [one.banded for one in series]},
+        places={"x": [low, high, LEFT, WIDTH - RIGHT], "bands": [one.has_band for one in series]},
     )
 
 
 def _draw(axes: Axes, number: int, one: Series, across: float, down: float) -> Entry:
     """Draw the band, the line and the markers of a curve, in these units; returns its entry in the legend."""
-    chosen = thinned(len(one.x), MOST_POINTS)
+    chosen = thin(len(one.x), MOST_POINTS)
     x = np.asarray(one.x, dtype=float)[chosen] / across
     y = np.asarray(one.y, dtype=float)[chosen] / down
     place = number if one.place is None else one.place
     look = looks(str(i) for i in range(place + 1))[str(place)]
     dashes = HELD_OUT if one.dashed else DASHES[look.line]
-    if one.banded and one.low is not None and one.high is not None:
+    if one.has_band and one.low is not None and one.high is not None:
         low, high = (np.asarray(edge, dtype=float)[chosen] / down for edge in (one.low, one.high))
         axes.fill_between(x, low, high, color=colour(place), alpha=0.16, linewidth=0, gid=f"band-{number}")
     if one.steps:
@@ -303,7 +303,7 @@ def _numbers(
     columns = [Column(x.name, x.kind)]
     found: list[dict[float, float]] = []
     for one in series:
-        edges = (("", one.y), *((("lowest", one.low), ("highest", one.high)) if one.banded else ()))
+        edges = (("", one.y), *((("lowest", one.low), ("highest", one.high)) if one.has_band else ()))
         for edge, values in edges:
             columns.append(Column(f"{one.label}, {edge}" if edge else one.label, y.kind))
             found.append(dict(zip(one.x, values or (), strict=True)))

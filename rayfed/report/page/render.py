@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_text
-from rayfed.report.page.charts import thinned
+from rayfed.report.page.charts import thin
 from rayfed.report.page.parts import Figure, Page, Part, Section
 from rayfed.report.style import DARK_PALETTE, PALETTE
 from rayfed.terminal.console import stage
@@ -95,8 +95,8 @@ def behind(figure: Figure) -> Table | None:
     """The table behind a figure, of which rows and columns are left out if there are many; None: none."""
     if not figure.columns:
         return None
-    across = [0, *(1 + i for i in thinned(len(figure.columns) - 1, MOST_COLUMNS))]
-    down = thinned(len(figure.rows), MOST_ROWS)
+    across = [0, *(1 + i for i in thin(len(figure.columns) - 1, MOST_COLUMNS))]
+    down = thin(len(figure.rows), MOST_ROWS)
     rows = [[figure.rows[i][j] for j in across] for i in down]
     title = figure.title
     if len(down) < len(figure.rows) or len(across) < len(figure.columns):

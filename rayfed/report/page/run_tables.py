@@ -16,7 +16,7 @@ from rayfed.objective import METRICS, metric_of
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.final_table import MODELS, RunTables, last_evaluated, scores_without
-from rayfed.report.protocols import Ties, selected
+from rayfed.report.protocols import Ties, selected_row
 from rayfed.user_files import DocumentError, check_run_folder, parse_json
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PageRun:
     def row(self) -> Mapping[str, Any]:
         """The row of the reported round; empty where no round was evaluated."""
         if self.by_validation and any(metric_of(row, "val_") for row in self.rounds):
-            return selected(self.rounds, self.ties)
+            return selected_row(self.rounds, self.ties)
         return last_evaluated(self.rounds) or next(
             (row for row in reversed(self.rounds) if self._prefixes(row)), {}
         )
@@ -243,10 +243,10 @@ class PageRun:
     @cached_property
     def digest(self) -> str:
         """SHA-256 digest of the final tensors; empty where they are missing."""
-        from rayfed.record.folder import finished
+        from rayfed.record.folder import digest_if_finished
 
         with suppress(DamagedError):
-            return finished(self.path, 1) if len(self.rounds) >= self.planned else ""
+            return digest_if_finished(self.path, 1) if len(self.rounds) >= self.planned else ""
         return ""
 
     @property

@@ -371,17 +371,17 @@ def distinguish(members: Sequence[Member]) -> list[Member]:
     named = [_with(member, sorted(keys)) for member in members]
     counts = [(m.method, m.setting, m.run.seed) for m in named]
     return [
-        member if counts.count(key) == 1 else _extended(member, str(member.run.path))
+        member if counts.count(key) == 1 else _extend(member, str(member.run.path))
         for member, key in zip(named, counts, strict=True)
     ]
 
 
 def _with(member: Member, keys: Sequence[str]) -> Member:
     config = dict(flat(member.run.config))
-    return _extended(member, ", ".join(f"{key}={config_text(config.get(key))}" for key in keys))
+    return _extend(member, ", ".join(f"{key}={config_text(config.get(key))}" for key in keys))
 
 
-def _extended(member: Member, words: str) -> Member:
+def _extend(member: Member, words: str) -> Member:
     parts = (part for part in (member.setting, words) if part)
     return replace(member, setting=", ".join(parts))
 
@@ -400,7 +400,7 @@ and what one of them trains."""
 Groups = Mapping[str, Sequence[Member]]
 
 
-def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:
+def runs_by_setting(members: Sequence[Member]) -> dict[str, list[Member]]:
     """Runs that differ in their seeds alone, by method and setting."""
     groups: dict[str, list[Member]] = {}
     for member in members:
@@ -416,10 +416,10 @@ def headline(member: Member) -> float | None:
 
 def summary(members: Sequence[Member]) -> Section:
     """Number of runs, the best of them, and means over seeds."""
-    groups = grouped(members)
+    groups = runs_by_setting(members)
     metric = members[0].run.metric
     score = Column("", shown_as("percent", metric))
-    pairs = [("runs", str(len(members))), ("finished", str(sum(_finished(m) for m in members)))]
+    pairs = [("runs", str(len(members))), ("finished", str(sum(_is_finished(m) for m in members)))]
     for what, count in (
         ("methods", len({m.method for m in members})),
         ("seeds", len({m.run.seed for m in members})),
@@ -459,7 +459,7 @@ def methods(groups: Groups) -> dict[str, list[Member]]:
     return found if same and (len(found) > 1 or folds) else {}
 
 
-def _finished(member: Member) -> bool:
+def _is_finished(member: Member) -> bool:
     return len(member.run.rounds) >= member.run.planned
 
 
@@ -491,7 +491,7 @@ STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
 """Statistics of the reported round, with what they are."""
 
 
-def _shown(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
+def _shown_statistics(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
     """The statistics that some run has."""
     metric = members[0].run.metric if members else METRICS[0]
     return {
@@ -509,7 +509,7 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
         title: What it is the mean over.
         setting: The runs of a group share their setting.
     """
-    shown = _shown([m for group in groups.values() for m in group])
+    shown = _shown_statistics([m for group in groups.values() for m in group])
     several = any(len(group) > 1 for group in groups.values())
     columns = [Column("method"), Column("setting")]
     for name, (kind, _) in shown.items():
@@ -545,7 +545,7 @@ def without_empty(
 
 def results(members: Sequence[Member]) -> Section:
     """The table of all runs and domains, to be sorted and filtered."""
-    shown = {n: each for n, each in _shown(members).items() if n not in (MEAN, "held-out domain")}
+    shown = {n: each for n, each in _shown_statistics(members).items() if n not in (MEAN, "held-out domain")}
     metric = members[0].run.metric if members else METRICS[0]
     score = Column("score", shown_as("percent", metric))
     columns = [Column("method"), Column("setting"), Column("head"), score, Column("domain")]
@@ -612,7 +612,7 @@ CURVES: Mapping[str, tuple[str, Axis]] = {
 
 def over_rounds(members: Sequence[Member]) -> Section:
     """Curves of every group of runs, mean over seeds with a band from the lowest to the highest seed."""
-    groups, words = _best(grouped(members))
+    groups, words = _best(runs_by_setting(members))
     parts: list[Part] = []
     for key, (title, axis) in CURVES.items():
         series = [_of_group(name, group, key) for name, group in groups.items()]
@@ -657,7 +657,7 @@ def _of_group(name: str, group: Sequence[Member], key: str) -> Series:
 
 def by_domain(members: Sequence[Member]) -> Section:
     """Scores of all groups of runs on every domain, mean over seeds, as a table and as a heat map."""
-    groups = grouped(members)
+    groups = runs_by_setting(members)
     found: dict[str, dict[str, list[float]]] = {}
     for name, group in groups.items():
         for domain, score, _ in (each for member in group for each in domains_of(member)):
@@ -686,7 +686,7 @@ def by_domain(members: Sequence[Member]) -> Section:
 
 def fairness(members: Sequence[Member]) -> Section:
     """Cumulative curves and spread of the clients' scores, all seeds together."""
-    groups, words = _best(grouped(members))
+    groups, words = _best(runs_by_setting(members))
     scores = {}
     for name, group in groups.items():
         own = [member.run.of_clients(member.run.deployed) for member in group]
@@ -701,7 +701,7 @@ def fairness(members: Sequence[Member]) -> Section:
 
 def cost(members: Sequence[Member]) -> Section:
     """Score over bytes and over time, of one seed of each group."""
-    groups, words = _best(grouped(members))
+    groups, words = _best(runs_by_setting(members))
     parts: list[Part] = []
     for title, axis, of in (
         ("Score over the bytes sent", Axis(name="sent in both directions", kind="bytes", low=0.0), bytes_of),
@@ -886,7 +886,7 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
         fairness(members),
         cost(members),
         single.configs([m.run for m in members], [m.name for m in members]),
-        _repeated(found, members),
+        _commands(found, members),
         single.glossary(),
     ]
     chapters = []
@@ -912,7 +912,7 @@ def _places(members: Sequence[Member]) -> list[str]:
     return [*data, *models]
 
 
-def _repeated(found: Sequence[Found], members: Sequence[Member]) -> Section:
+def _commands(found: Sequence[Found], members: Sequence[Member]) -> Section:
     """Commands that repeat all runs, and the environment of each."""
     whole = [one.repeat for one in found if one.repeat]
     parts: list[Part] = []

@@ -40,7 +40,7 @@ from rayfed.report.page.charts import (
     curves,
     heat_map,
     share_axis,
-    thinned,
+    thin,
 )
 from rayfed.report.page.parts import Figure, Page, Part, Section, Sentences, Tiles, in_time, shown_as
 from rayfed.report.page.run_tables import PageRun
@@ -305,7 +305,7 @@ def by_client_and_round(
     table = rows.pivot_table(index="client", columns="round", values="value", observed=True, dropna=False)
     known = [cid for cid in run.clients if cid in table.index]
     table = table.reindex([*known, *(cid for cid in table.index if cid not in run.clients)])
-    chosen = thinned(len(table.columns), MOST_ROUNDS)
+    chosen = thin(len(table.columns), MOST_ROUNDS)
     table = table.iloc[:, chosen]
     cells = Cells(
         values=table.to_numpy(dtype=float),
@@ -893,7 +893,7 @@ def repeat_command(file: Path) -> str:
     return f"python -m rayfed.run --config {shlex.quote(str(file))} output=NEW"
 
 
-def repeated(run: PageRun) -> Section:
+def commands(run: PageRun) -> Section:
     """The commands of a run, and one that repeats it exactly."""
     sentences = ["This repeats the run in a new folder; config and seed decide every number of it."]
     if run.digest:
@@ -996,7 +996,7 @@ SECTIONS: Sequence[Callable[[PageRun], Section]] = (
     times,
     failures,
     config,
-    repeated,
+    commands,
 )
 """The sections about a run, in their order; one without parts is left out."""
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from rayfed.config.catalog import SECTIONS, as_json, catalog, listed, main
+from rayfed.config.catalog import SECTIONS, as_json, catalog, choices_of, main
 from rayfed.config.compose import HUB, choices
 
 everything = cache(as_json)
@@ -43,7 +43,7 @@ def test_it_says_what_a_choice_brings():
 
 
 def test_presets_are_methods_of_their_own():
-    assert {"fft_gp", "fft_gp_clip", "fft_gp_prompt"} <= {choice.name for choice in listed("algorithm")}
+    assert {"fft_gp", "fft_gp_clip", "fft_gp_prompt"} <= {choice.name for choice in choices_of("algorithm")}
 
 
 def test_what_it_brings_can_be_chosen():
@@ -56,7 +56,7 @@ def test_what_it_brings_can_be_chosen():
 def test_every_model_of_our_own_is_listed():
     from rayfed.models.networks import BUILDERS
 
-    assert set(BUILDERS) <= {choice.name for choice in listed("model")}
+    assert set(BUILDERS) <= {choice.name for choice in choices_of("model")}
 
 
 @pytest.mark.parametrize("section", ["tunings", "tuning"])

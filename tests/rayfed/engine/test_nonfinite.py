@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayfed.engine.record_rounds import _checked
+from rayfed.engine.record_rounds import _find_nonfinite
 from rayfed.errors import ClientError, NonFiniteClientError, NonFiniteError
 from rayfed.evaluation.metrics import Evaluation, Round, Score
 from rayfed.evaluation.nonfinite import find, sentence
@@ -135,7 +135,7 @@ def test_metrics_of_answers_are_looked_at():
 
 def test_a_finite_round_is_passed_on_as_it_is():
     done = Round(state=ServerState(round=0, params={}), row={"round": 1, "loss": 1.0}, ledger=Ledger())
-    assert _checked(done, "raise", lambda event: pytest.fail(str(event))) == ([], done)
+    assert _find_nonfinite(done, "raise", lambda event: pytest.fail(str(event))) == ([], done)
 
 
 def test_what_readers_of_numbers_see():

@@ -10,7 +10,7 @@ import torch
 
 from algorithms.fedadam import FedAdam
 from algorithms.fedavgm import FedAvgM
-from rayfed.engine.loop import closed, make_cohort
+from rayfed.engine.loop import close_round, make_cohort
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Method
@@ -110,7 +110,7 @@ def test_a_round_without_answers_is_one_in_which_the_mean_did_not_move(server):
     params = {"w": torch.ones(3)}
     state = ServerState(round=2, params=params)
     cohort = replace(make_cohort(replace(one, capacity={}), None, 2), ids=())
-    after = closed(one, state, cohort, None)
+    after = close_round(one, state, cohort, None)
     still = {"c0": Update(client="c0", params=params)}
     answers = channel.with_noise({"c0": Broadcast(round=2, params=params)}, still)
     wanted = one.server.aggregate(state, cohort.for_reporting(), list(answers.values()))
@@ -122,7 +122,7 @@ def test_a_round_without_answers_is_one_in_which_the_mean_did_not_move(server):
     assert kept == expected
     assert bool(kept) == (server is not Server)
     assert cohort.ledger.tables == {}
-    assert closed(replace(one, channel=Channel()), state, cohort, None).params is params
+    assert close_round(replace(one, channel=Channel()), state, cohort, None).params is params
 
 
 def test_poisson_draws_each_client_with_the_same_probability():

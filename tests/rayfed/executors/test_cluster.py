@@ -185,7 +185,7 @@ def test_a_lost_node_leaves_no_group_with_a_bundle_that_cannot_be_placed():
         import ray
         from ray.cluster_utils import Cluster
         from ray.util.placement_group import placement_group_table
-        from rayfed.executors.cluster import ActorPlan, has_lost_its_node, reserved, reserved_again
+        from rayfed.executors.cluster import ActorPlan, has_lost_its_node, reserve, reserve_again
         from rayfed.executors.connection import Health
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
@@ -200,13 +200,13 @@ def test_a_lost_node_leaves_no_group_with_a_bundle_that_cannot_be_placed():
         def group(options):
             return options["scheduling_strategy"].placement_group
 
-        with reserved(ActorPlan(actors=4, cpus=1, gpus=0), 60, Health()) as options:
+        with reserve(ActorPlan(actors=4, cpus=1, gpus=0), 60, Health()) as options:
             print("PLACED", states(), len(set(map(group, options))))
             cluster.remove_node(worker, allow_graceful=False)
             while not any(map(has_lost_its_node, options)):
                 time.sleep(0.1)
             print("LOST", [has_lost_its_node(each) for each in options].count(True))
-            again = [reserved_again(each) for each in options]
+            again = [reserve_again(each) for each in options]
             print("WAITING", states(), [has_lost_its_node(each) for each in again])
             print("KEPT", sum(new == old for new, old in zip(again, options)))
             cluster.add_node(num_cpus=2)
@@ -232,7 +232,7 @@ def test_two_runs_that_want_the_same_nodes_both_get_them():
         import threading
         import ray
         from ray.cluster_utils import Cluster
-        from rayfed.executors.cluster import ActorPlan, reserved
+        from rayfed.executors.cluster import ActorPlan, reserve
         from rayfed.executors.connection import Health
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
@@ -243,7 +243,7 @@ def test_two_runs_that_want_the_same_nodes_both_get_them():
 
         def run():
             for _ in range(3):
-                with reserved(ActorPlan(actors=4, cpus=1, gpus=0), 200, Health()) as options:
+                with reserve(ActorPlan(actors=4, cpus=1, gpus=0), 200, Health()) as options:
                     had.append(len(options))
 
         runs = [threading.Thread(target=run) for _ in range(3)]

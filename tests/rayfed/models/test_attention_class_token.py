@@ -97,7 +97,7 @@ def test_prompt_tokens_are_seen_and_not_returned():
     whole, short = both(prompt)
     assert_alike(whole, short)
     assert tokens_of_mlps(short) == [21, 21, 1]
-    with whole.blocks.prompted(None), short.blocks.prompted(None):
+    with whole.blocks.use_prompt(None), short.blocks.use_prompt(None):
         assert_alike(whole, short)
 
 
@@ -120,12 +120,12 @@ def test_with_dropout_the_whole_block_is_computed_and_draws_the_same_numbers(tra
 
 def test_tokens_that_are_read_are_computed():
     _, short = both()
-    with short.blocks.tapped([2]) as tokens:
+    with short.blocks.record_tokens([2]) as tokens:
         assert tokens_of_mlps(short) == [17] * 3
     assert tokens[2].shape == (2, 17, WIDTH)
-    with short.blocks.tapped([1]):
+    with short.blocks.record_tokens([1]):
         assert tokens_of_mlps(short) == [17, 17, 1]
-    with short.blocks.wrapped(lambda block, run, j, x, *ends: run(x)):
+    with short.blocks.use_change(lambda block, run, j, x, *ends: run(x)):
         assert tokens_of_mlps(short) == [17] * 3
 
 

@@ -35,9 +35,9 @@ def build(config=SMALL, names=NAMES):
 
 def original(depth=2):
     """open_clip's model with the weights of `build`."""
-    from rayfed.seeds import derive, seeded
+    from rayfed.seeds import derive, use_seed
 
-    with seeded(derive(0, "model")):
+    with use_seed(derive(0, "model")):
         return clip.mini(depth).eval()
 
 

@@ -280,9 +280,9 @@ def test_too_little_memory_is_an_error():
     "context",
     [
         lambda it: twice_differentiable(),
-        lambda it: it.model.stack.tapped({0}),
-        lambda it: it.model.stack.wrapped(lambda block, run, j, x, *ends: run(x)),
-        lambda it: it.model.stack.prompted(it.rows(1).flatten()[: it.model.width][None]),
+        lambda it: it.model.stack.record_tokens({0}),
+        lambda it: it.model.stack.use_change(lambda block, run, j, x, *ends: run(x)),
+        lambda it: it.model.stack.use_prompt(it.rows(1).flatten()[: it.model.width][None]),
     ],
 )
 def test_passes_that_are_read_or_changed_use_no_graph(context):

@@ -27,23 +27,23 @@ def test_philox_gives_the_known_answers(key, counter, numbers):
 
 
 def test_a_client_has_the_same_mask_alone_and_in_a_group_with_more_room():
-    together = kernels.kept(SHAPE, SEEDS, 3, 2, 0.4).chunk(3)
+    together = kernels.keep_mask(SHAPE, SEEDS, 3, 2, 0.4).chunk(3)
     for mine, seed in zip(together, SEEDS.split(1), strict=True):
-        assert torch.equal(kernels.kept(torch.Size((2, 5, 19)), seed, 3, 2, 0.4), mine)
-        assert torch.equal(kernels.kept(torch.Size((1, 5, 19)), seed, 3, 2, 0.4), mine[:1])
-        assert torch.equal(kernels.kept(torch.Size((2, 3, 19)), seed, 3, 2, 0.4), mine[:, :3])
+        assert torch.equal(kernels.keep_mask(torch.Size((2, 5, 19)), seed, 3, 2, 0.4), mine)
+        assert torch.equal(kernels.keep_mask(torch.Size((1, 5, 19)), seed, 3, 2, 0.4), mine[:1])
+        assert torch.equal(kernels.keep_mask(torch.Size((2, 3, 19)), seed, 3, 2, 0.4), mine[:, :3])
 
 
 def test_counts_of_a_graph_are_added_to_those_of_each_client():
     counts = torch.tensor([0, 2, 5])
-    masks = kernels.kept(SHAPE, SEEDS, 3, 2, 0.4, counts).chunk(3)
+    masks = kernels.keep_mask(SHAPE, SEEDS, 3, 2, 0.4, counts).chunk(3)
     for mask, seed, more in zip(masks, SEEDS.split(1), counts.tolist(), strict=True):
-        assert torch.equal(mask, kernels.kept(torch.Size((2, 5, 19)), seed, 3, 2 + more, 0.4))
+        assert torch.equal(mask, kernels.keep_mask(torch.Size((2, 5, 19)), seed, 3, 2 + more, 0.4))
 
 
 def test_every_client_layer_and_call_has_a_mask_of_its_own():
     masks = [
-        kernels.kept(torch.Size((4, 5, 64)), s, *n, 0.5)
+        kernels.keep_mask(torch.Size((4, 5, 64)), s, *n, 0.5)
         for s in SEEDS.split(1)
         for n in ((0, 0), (0, 1), (1, 0))
     ]
@@ -54,7 +54,7 @@ def test_every_client_layer_and_call_has_a_mask_of_its_own():
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_as_many_elements_are_kept_as_the_probability_says(p):
-    mask = kernels.kept(torch.Size((100, 100, 50)), SEEDS[:1], 0, 0, p)
+    mask = kernels.keep_mask(torch.Size((100, 100, 50)), SEEDS[:1], 0, 0, p)
     deviation = (p * (1 - p) / mask.numel()) ** 0.5
     assert abs(mask.double().mean() - (1 - p)) < 5 * deviation
     rows = mask.double().mean((1, 2)) - (1 - p)
@@ -65,7 +65,7 @@ def test_as_many_elements_are_kept_as_the_probability_says(p):
 def test_what_is_kept_is_scaled_and_rounded_once(dtype):
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = kernels.plain_dropout(x, SEEDS, 3, 2, 0.4)
-    kept = kernels.kept(SHAPE, SEEDS, 3, 2, 0.4)
+    kept = kernels.keep_mask(SHAPE, SEEDS, 3, 2, 0.4)
     assert found.dtype == dtype
     assert torch.equal(found == 0, ~kept)
     wide = x if dtype == torch.float64 else x.float()

@@ -9,7 +9,7 @@ from torch import nn
 from rayfed import LoRA, Model
 from rayfed.errors import ConfigError
 from rayfed.models.shared_weights import attach, dump, skeleton
-from rayfed.models.user_model import fitted, network_of, output_of, register
+from rayfed.models.user_model import fit, network_of, output_of, register
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.ia3 import IA3
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def network(value, x=None):
-    return fitted(network_of(register(value)), torch.zeros(2, 3, 16, 16) if x is None else x, 0)
+    return fit(network_of(register(value)), torch.zeros(2, 3, 16, 16) if x is None else x, 0)
 
 
 def tuned(value, scheme, x=None):

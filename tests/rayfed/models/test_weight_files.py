@@ -195,7 +195,7 @@ def failed(hub, source=None):
     message = str(caught.value)
     assert "\n" not in message
     assert "model.weights=FILE" in message
-    assert weight_files._cached(source) is None
+    assert weight_files._find_cached(source) is None
     return message
 
 

@@ -10,7 +10,7 @@ from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import claim, claim_again, look
 from rayfed.record.folder import RunFolder
-from rayfed.record.ownership import COMMAND, WRITER, is_locked, locked, names_of
+from rayfed.record.ownership import COMMAND, WRITER, hold_lock, is_locked, names_of
 from tests.rayfed.record.claims import fresh, pictured, run_in
 
 
@@ -18,7 +18,7 @@ from tests.rayfed.record.claims import fresh, pictured, run_in
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_folder_that_is_being_written_is_not_touched(name, overwrite, tmp_path):
     run_in(tmp_path / "run")
-    with locked(tmp_path / "run", name):
+    with hold_lock(tmp_path / "run", name):
         assert is_locked(tmp_path / "run")
         before = pictured(tmp_path)
         with pytest.raises(ConfigError):
@@ -34,7 +34,7 @@ def test_a_part_that_is_being_written_protects_the_whole(tmp_path):
     run_in(run)
     run_in(run / "compare" / "local", part_of=run)
     before = pictured(tmp_path)
-    with locked(run / "compare" / "local", COMMAND), pytest.raises(ConfigError, match="another process"):
+    with hold_lock(run / "compare" / "local", COMMAND), pytest.raises(ConfigError, match="another process"):
         run_in(run, overwrite=True)
     assert pictured(tmp_path) == before
 
@@ -114,17 +114,17 @@ def test_a_driver_that_outlives_its_command_does_not_write_under_the_next_one(tm
         second.take_over()
         with (
             pytest.raises(ConfigError, match="another command"),
-            RunFolder(run, {}, claim=first.token).locked(),
+            RunFolder(run, {}, claim=first.token).lock(),
         ):
             pass
-        with RunFolder(run, {}, claim=second.token).locked():
+        with RunFolder(run, {}, claim=second.token).lock():
             pass
 
 
 def test_a_driver_keeps_the_folder_when_its_command_has_ended(tmp_path):
     run = tmp_path / "run"
     with claim(run, "") as own:
-        driver = RunFolder(run, {}, claim=own.token).locked()
+        driver = RunFolder(run, {}, claim=own.token).lock()
         driver.__enter__()
     assert is_locked(run)
     with pytest.raises(ConfigError, match="another process"):

@@ -204,7 +204,7 @@ def test_features_of_seen_and_unseen_domains(run):
     world = opened.setup.world
     tensors = opened.setup.weights
     worker = InlineExecutor(world, tensors).worker
-    shown = features.chosen(opened, 60)["plain"][1]
+    shown = features.choose_images(opened, 60)["plain"][1]
 
     def look(client, sent):
         client.model.eval()

@@ -7,7 +7,7 @@ import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
-from rayfed.report.protocols import check_unseen, scores, selected
+from rayfed.report.protocols import check_unseen, scores, selected_row
 from tests.vectors import vector
 
 FEW = ("protocol=leave_one_out", "rounds=2", "model.options={depth: 1}", "data.val=4")
@@ -26,7 +26,7 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
     table = rows_of(result.path / "report.md")
     assert [row["held out"] for row in table if "held out" in row] == ["plain", "street", "fonts", "mean"]
     history = read_rows(result.path / "fonts")
-    chosen = selected(history)
+    chosen = selected_row(history)
     row = next(row for row in table if row.get("held out") == "fonts")
     three = (2 * chosen["accuracy_domain"] + chosen["held_out_accuracy"]) / 3
     for column, expected in (
@@ -100,7 +100,7 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
 
 def test_the_first_best_round_is_selected():
     rows = [{"round": i, "val_accuracy": a} for i, a in enumerate((0.2, 0.7, 0.7, 0.1), start=1)]
-    assert selected([{"round": 0}, *rows])["round"] == 2
+    assert selected_row([{"round": 0}, *rows])["round"] == 2
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_v12_comprehensive_accuracy(tmp_path):
 
 def test_of_equal_rounds_the_first_or_the_last_is_selected():
     rows = [{"round": n, "val_accuracy": score} for n, score in enumerate([0.2, 0.7, 0.7, None, 0.1])]
-    assert [selected(rows, ties)["round"] for ties in ("first", "last")] == [1, 2]
+    assert [selected_row(rows, ties)["round"] for ties in ("first", "last")] == [1, 2]

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from rayfed.terminal import console
-from rayfed.terminal.console import counted, say, screen_of, showing, shown_on, stage
-from rayfed.terminal.exit_code import _Log, guarded
+from rayfed.terminal.console import count_up, say, screen_of, showing, stage, use_screen
+from rayfed.terminal.exit_code import _Log, run_guarded
 
 
 def a_terminal(monkeypatch):
@@ -19,7 +19,7 @@ def a_terminal(monkeypatch):
 
 
 def count(total):
-    with counted("images decoded", total) as advance:
+    with count_up("images decoded", total) as advance:
         for _ in range(total):
             advance()
 
@@ -27,13 +27,13 @@ def count(total):
 def test_nothing_is_shown_without_a_screen(capsys):
     stage("starting Ray")
     count(10)
-    with shown_on(screen_of(quiet=True)):
+    with use_screen(screen_of(quiet=True)):
         stage("starting Ray")
     assert capsys.readouterr() == ("", "")
 
 
 def test_elsewhere_a_stage_is_a_line_and_a_count_one_every_few_seconds(capsys, monkeypatch):
-    with shown_on(screen_of()):
+    with use_screen(screen_of()):
         stage("starting Ray")
         stage("starting Ray")
         stage("reading", passing=True)
@@ -44,7 +44,7 @@ def test_elsewhere_a_stage_is_a_line_and_a_count_one_every_few_seconds(capsys, m
         monkeypatch.setattr(console, "EVERY", -1.0)
         count(11)
         assert len(capsys.readouterr().out.splitlines()) == 11
-    with shown_on(screen_of(as_json=True)):
+    with use_screen(screen_of(as_json=True)):
         stage("starting Ray")
     assert capsys.readouterr() == ("", "starting Ray\n")
 
@@ -54,7 +54,7 @@ def test_on_a_terminal_the_line_goes_before_anything_else_is_written(monkeypatch
     clear = console.CLEAR
 
     def work():
-        with shown_on(screen_of()):
+        with use_screen(screen_of()):
             stage("reading", passing=True)
             stage("starting Ray")
             say("2 actors")
@@ -63,7 +63,7 @@ def test_on_a_terminal_the_line_goes_before_anything_else_is_written(monkeypatch
             assert terminal.getvalue().endswith(f"drawing{clear}")
             stage("the end")
 
-    assert guarded(work) == 0
+    assert run_guarded(work) == 0
     assert terminal.getvalue() == (
         f"{clear}reading{clear}starting Ray{clear}2 actors\n{clear}drawing{clear}{clear}the end{clear}"
     )
@@ -73,7 +73,7 @@ def test_before_the_first_round_the_progress_bar_says_what_begins(monkeypatch):
     terminal = a_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "150")
 
-    with shown_on(screen_of()), showing(3) as show:
+    with use_screen(screen_of()), showing(3) as show:
         stage("starting Ray on this machine")
         show({"sha256": "x"})
     assert "starting Ray on this machine" in terminal.getvalue()

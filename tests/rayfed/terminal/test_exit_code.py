@@ -10,7 +10,7 @@ import pytest
 from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError
 from rayfed.terminal import exit_code
 from rayfed.terminal.console import say
-from rayfed.terminal.exit_code import STOP, guarded
+from rayfed.terminal.exit_code import STOP, run_guarded
 
 COMMANDS = {
     "rayfed.run": ["rouds=3"],
@@ -55,9 +55,9 @@ def test_a_signal_ends_every_command_with_130(module, number, tmp_path, capsys, 
     found = importlib.import_module(module)
 
     def under_signal(_, *rest):
-        return guarded(lambda: os.kill(os.getpid(), number), *rest)
+        return run_guarded(lambda: os.kill(os.getpid(), number), *rest)
 
-    monkeypatch.setattr(found, "guarded", under_signal, raising=False)
+    monkeypatch.setattr(found, "run_guarded", under_signal, raising=False)
     monkeypatch.setattr(found, "work", lambda args: os.kill(os.getpid(), number), raising=False)
     assert found.main(COMMANDS.get(module, [])) == 130
     lines = capsys.readouterr().err.splitlines()
@@ -83,7 +83,7 @@ def raising(error):
     ],
 )
 def test_the_exit_code_and_the_line(work, code, line, capsys, handlers):
-    assert guarded(work) == code
+    assert run_guarded(work) == code
     assert capsys.readouterr().err == line
 
 
@@ -97,19 +97,19 @@ def test_the_exit_code_and_the_line(work, code, line, capsys, handlers):
 )
 def test_a_warning_is_a_sentence_without_the_name_of_a_module(name, line, capsys, handlers, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert guarded(lambda: logging.getLogger(name).warning("rounds: %s", "a sentence")) == 0
+    assert run_guarded(lambda: logging.getLogger(name).warning("rounds: %s", "a sentence")) == 0
     assert capsys.readouterr().err == line
 
 
 def test_a_warning_shows_control_and_direction_characters_escaped(capsys, handlers, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert guarded(lambda: logging.getLogger("rayfed").warning("%s", "\x1b[31mred\u202e\nnext")) == 0
+    assert run_guarded(lambda: logging.getLogger("rayfed").warning("%s", "\x1b[31mred\u202e\nnext")) == 0
     assert capsys.readouterr().err == "warning: \\x1b[31mred\\u202e\nnext\n"
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback(handlers):
     with pytest.raises(ZeroDivisionError):
-        guarded(lambda: 1 // 0)
+        run_guarded(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("note", ["", "finished rounds are kept"])
@@ -127,7 +127,7 @@ def test_output_that_nobody_reads_ends_a_command_quietly(note, capsys, handlers,
 
     with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", stream)
-        assert guarded(work) == 141
+        assert run_guarded(work) == 141
         say("dropped")  # as is what Python writes when it ends
     assert capsys.readouterr().err == (f"error: the output is no longer read; {note}\n" if note else "")
 
@@ -137,7 +137,7 @@ def test_the_traceback_of_a_client_is_offered_or_shown(debug, capsys):
     def work():
         raise ClientError("c1", 0, "fit", "ValueError: odd", "Traceback of the client")
 
-    assert guarded(work, debug) == 1
+    assert run_guarded(work, debug) == 1
     *before, line = capsys.readouterr().err.splitlines()
     assert ("Traceback of the client" in before) == debug
     assert line.endswith("--debug shows the traceback") != debug

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, quickly
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
-from rayfed.terminal.supervisor import note_advice, note_ending, supervised
+from rayfed.terminal.supervisor import note_advice, note_ending, run_supervised
 
 def main():
     note_advice("continue with: this")
@@ -22,7 +22,7 @@ def main():
 
 import rayfed.terminal.supervisor as supervisor
 supervisor.END_PATIENCE = supervisor.LOST_PATIENCE = 1.0
-sys.exit(supervised(main))
+sys.exit(run_supervised(main))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from rayfed import run, view
 from rayfed.config.catalog import catalog
 from rayfed.report.matrix import matrix_of
-from rayfed.terminal.table_formats import fitted, table_blocks, terminal_width
+from rayfed.terminal.table_formats import fit_width, table_blocks, terminal_width
 from tests.conftest import SMALL
 
 ROWS = [
@@ -44,8 +44,8 @@ def test_without_a_terminal_a_row_is_one_line():
 def test_a_sentence_is_wrapped_between_words_and_a_command_is_not():
     sentence = "  mean over clients 91.2, over domains 88.0; sigma_type 9.9"
     command = "everything on one page: python -m rayfed.report runs/mine --out page.html"
-    assert fitted(f"{sentence}\n{command}", None) == f"{sentence}\n{command}"
-    *lines, last = fitted(f"{sentence}\n{command}", 30).split("\n")
+    assert fit_width(f"{sentence}\n{command}", None) == f"{sentence}\n{command}"
+    *lines, last = fit_width(f"{sentence}\n{command}", 30).split("\n")
     assert last == command
     assert max(map(len, lines)) <= 30
     assert all(line.startswith("    ") for line in lines[1:])

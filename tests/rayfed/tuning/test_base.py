@@ -13,8 +13,8 @@ from rayfed.tuning.base import (
     copies,
     export,
     freeze,
-    held,
     load,
+    sent_tensors,
     train_mode,
     trainable,
 )
@@ -102,7 +102,7 @@ def test_inactive_blocks_neither_train_nor_travel():
     model = tuned("vit", Lora(rank=2))
     model.active = (1, 3)
     expected = lora_names((1, 3), ("attn.proj", "mlp.fc2")) | HEAD
-    assert trainable(model).keys() == held(model).keys() == export(model).keys() == expected
+    assert trainable(model).keys() == sent_tensors(model).keys() == export(model).keys() == expected
     model.active = None
     assert len(trainable(model)) == 4 * 4 + 2
 
@@ -151,21 +151,21 @@ def test_a_bad_load_changes_nothing(params, error, message):
 
 def test_statistics_of_trained_norms_travel_if_wanted():
     model = tuned("resnet", Full())
-    names = held(model, buffers=True).keys() - held(model, buffers=False).keys()
+    names = sent_tensors(model, buffers=True).keys() - sent_tensors(model, buffers=False).keys()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(names) == 2 * len(norms) > 0
     assert {n.rpartition(".")[2] for n in names} == {"running_mean", "running_var"}
     sent = export(model)
     train_mode(model)
     model(images())
-    assert not torch.equal(held(model)["bn1.running_mean"], sent["bn1.running_mean"])
+    assert not torch.equal(sent_tensors(model)["bn1.running_mean"], sent["bn1.running_mean"])
     load(model, sent)
     assert torch.equal(model.net.bn1.running_mean, sent["bn1.running_mean"])
 
 
 def test_statistics_of_frozen_norms_stay():
     model = tuned("resnet", Head())
-    assert held(model, buffers=True).keys() == HEAD
+    assert sent_tensors(model, buffers=True).keys() == HEAD
     with pytest.raises(KeyError, match="is frozen"):
         load(model, {"bn1.running_mean": torch.zeros_like(model.net.bn1.running_mean)})
     before = {n: b.clone() for n, b in model.named_buffers()}
@@ -180,8 +180,8 @@ def test_norms_follow_their_own_parameters():
     train_mode(model)
     assert not model.net.bn1.training
     assert model.net.layer1[0].bn1.training
-    assert "bn1.running_mean" not in held(model)
-    assert "layer1.0.bn1.running_mean" in held(model)
+    assert "bn1.running_mean" not in sent_tensors(model)
+    assert "layer1.0.bn1.running_mean" in sent_tensors(model)
 
 
 def test_norms_without_parameters_count_as_frozen():
@@ -190,7 +190,7 @@ def test_norms_without_parameters_count_as_frozen():
     model.refresh()
     train_mode(model)
     assert not model.net.bn1.training
-    assert "bn1.running_mean" not in held(model)
+    assert "bn1.running_mean" not in sent_tensors(model)
     assert model.net.act1.training
 
 

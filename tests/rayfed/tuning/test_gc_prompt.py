@@ -5,7 +5,7 @@ import torch
 
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
-from rayfed.models.prompters import GCNet, scrambled
+from rayfed.models.prompters import GCNet, scramble_index
 from rayfed.models.shared_weights import skeleton
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.gc_prompt import GCPrompt
@@ -44,13 +44,13 @@ def test_v5_sizes():
 
 
 def test_v5_scramble():
-    assert scrambled(V5.inputs["batch"], V5.inputs["prompts"]).tolist() == V5.expected["scrambled"]
+    assert scramble_index(V5.inputs["batch"], V5.inputs["prompts"]).tolist() == V5.expected["scrambled"]
     h = torch.randn(6, 5)
     tiled = h.repeat(4, 1).reshape(6, 4, 5)  # the authors' way
     net = GCNet(5, 3, "scramble")
     assert torch.equal(net.prompts(torch.zeros(4, 5), h), tiled)
     assert torch.equal(net.eval().prompts(torch.zeros(4, 5), h), h[:, None].expand(6, 4, 5))
-    assert scrambled(1, V5.inputs["prompts"]).tolist() == V5.expected["scrambled_single"]
+    assert scramble_index(1, V5.inputs["prompts"]).tolist() == V5.expected["scrambled_single"]
 
 
 @pytest.mark.parametrize("classes", V5.expected["head_parameters"])

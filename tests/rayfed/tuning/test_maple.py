@@ -36,7 +36,7 @@ def test_prompts_of_the_first_blocks_are_new_and_stay_in_the_others():
     expected = visual.ln_post(tokens[:, 0]) @ visual.proj
     equally_near([expected], [model.features(x)], [exactly(lambda m, x: m.features(x), model, x)])
     visual.output_tokens = True
-    with model.stack.wrapped(model.net.paired.image_block):
+    with model.stack.use_change(model.net.paired.image_block):
         assert visual(x)[1].shape == (2, here - 1, 64)  # without prompts
 
     tower, words = model.text.tower, model.text.name_tokens

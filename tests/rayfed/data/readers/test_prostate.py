@@ -7,7 +7,7 @@ import torch
 
 from rayfed.data import load
 from rayfed.data.data_config import DataConfig, PartitionConfig
-from rayfed.data.formats.slices import make_volume, standardised, usable_slices
+from rayfed.data.formats.slices import make_volume, standardise, usable_slices
 from rayfed.data.partition.groups import groups_of, partition_of
 from rayfed.data.readers.prostate import Prostate
 from rayfed.data.readers.prostate_mini import SITES, make_case
@@ -81,15 +81,15 @@ def test_a_slice_has_its_neighbours_as_channels_and_is_never_at_an_end(tmp_path)
 
 def test_every_volume_is_standardised_whatever_its_scale():
     image, _ = make_case("BMC", 1)
-    grey = standardised(image)
-    assert np.array_equal(grey, standardised(7 * image + 100))
+    grey = standardise(image)
+    assert np.array_equal(grey, standardise(7 * image + 100))
     z = (grey.astype(float) - 128) / 32
     assert abs(z.mean()) < 0.01
     assert z.std() == pytest.approx(1, abs=0.02)
     clipped = np.minimum(image, np.quantile(image, 0.99))
     exact = (clipped - clipped.mean()) / clipped.std()
     assert np.abs(z - exact).max() <= 1 / 64 + limit(exact.size, np.abs(exact).max(), torch.float64)
-    assert (standardised(np.full((4, 4, 3), 5.0)) == 128).all()
+    assert (standardise(np.full((4, 4, 3), 5.0)) == 128).all()
 
 
 def test_another_size_keeps_masks_whole(tmp_path):

@@ -10,14 +10,14 @@ from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.grouped.passes import _collected
 from rayfed.objective import Objective, OwnObjective, Task
 from rayfed.testing import small_setup
-from rayfed.tuning.base import copies, held, trainable
+from rayfed.tuning.base import copies, sent_tensors, trainable
 from rayfed.types import RESIDUAL
 from tests.pretended import pretended
 
 
 def member(*overrides, active=None):
     model = small_setup("algorithm=fedavg", *overrides).world.build()
-    names = held(model)
+    names = sent_tensors(model)
     own = {name: torch.nn.Parameter(value.detach().clone()) for name, value in trainable(model).items()}
     own |= {name: value.clone() for name, value in names.items() if name not in own}
     return model, MemberModel(model, own, model.active if active is None else active, lambda request: request)
@@ -25,9 +25,9 @@ def member(*overrides, active=None):
 
 def test_residuals_are_received_and_not_trained():
     model, client = member("tuning.residual=true")
-    assert any(name.endswith(RESIDUAL) for name in held(client))
-    assert held(client).keys() == held(model).keys()
-    assert held(client, buffers=False).keys() == trainable(client).keys() == trainable(model).keys()
+    assert any(name.endswith(RESIDUAL) for name in sent_tensors(client))
+    assert sent_tensors(client).keys() == sent_tensors(model).keys()
+    assert sent_tensors(client, buffers=False).keys() == trainable(client).keys() == trainable(model).keys()
     assert not any(name.endswith(RESIDUAL) for name in trainable(client))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.executors.grouped.passes import Cancelled, Streams, Turn, restored, take_turns
-from rayfed.seeds import seeded
+from rayfed.executors.grouped.passes import Cancelled, Streams, Turn, restore_streams, take_turns
+from rayfed.seeds import use_seed
 
 STREAMS = Streams(0)
 
@@ -23,18 +23,18 @@ def draws():
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**63 - 1])
 def test_the_streams_of_a_client_are_those_of_a_client_that_is_played_alone(seed):
-    with seeded(seed) as own:
+    with use_seed(seed) as own:
         alone = draws(), torch.rand(3, generator=own).tolist(), draws()
-    with seeded(1):
+    with use_seed(1):
         before = draws()
-    with seeded(1):
+    with use_seed(1):
         streams = Streams(seed)
-        with restored():
+        with restore_streams():
             streams.begin()
             first = draws(), torch.rand(3, generator=streams.own).tolist()
             streams.end()
         assert draws() == before  # those of the process are as they were
-        with restored():
+        with restore_streams():
             streams.begin()
             assert (*first, draws()) == alone
 
@@ -91,18 +91,18 @@ def test_clients_run_in_order_with_their_own_streams_and_answers():
         return run
 
     turns = [Turn(work(k), Streams(k)) for k in range(3)]
-    with seeded(9):
+    with use_seed(9):
         take_turns(turns, [None] * 3)
         assert [turn.request for turn in turns] == ["pass 0", "pass 1", "pass 2"]
         take_turns([turns[0], turns[2]], ["a", "c"])
         assert [turn.request for turn in turns] == [None, "pass 1", None]
         take_turns([turns[1]], ["b"])
         after = random.random()
-    with seeded(9):
+    with use_seed(9):
         assert random.random() == after
     numbers = []
     for k in range(3):
-        with seeded(k):
+        with use_seed(k):
             numbers.append((random.random(), random.random()))
     first = [(k, "begins", numbers[k][0]) for k in range(3)]
     assert seen == [*first, *((k, "abc"[k], numbers[k][1]) for k in (0, 2, 1))]

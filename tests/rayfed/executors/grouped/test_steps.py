@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rayfed.executors.grouped import steps
-from rayfed.executors.grouped.steps import JointSteps, Step, ask_for_steps, joined
+from rayfed.executors.grouped.steps import JointSteps, Step, ask_for_steps, join_tensors
 from rayfed.federation.client import make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from tests.rounding import near
@@ -175,15 +175,15 @@ def test_a_rate_that_all_change_is_that_of_the_joint_step():
 def test_gradients_of_a_joint_pass_are_joined_without_a_copy(monkeypatch):
     whole, apart = torch.randn(3, 2, 4), [torch.randn(5) for _ in range(3)]
     monkeypatch.setattr(steps.torch, "_foreach_copy_", None)
-    (found,) = joined([whole.unbind(0)])
+    (found,) = join_tensors([whole.unbind(0)])
     assert found.data_ptr() == whole.data_ptr()
     assert torch.equal(found, whole)
     monkeypatch.undo()
     mixed = [whole[0], whole[2], whole[1]]
-    for found, wanted in zip(joined([apart, mixed]), (apart, mixed), strict=True):
+    for found, wanted in zip(join_tensors([apart, mixed]), (apart, mixed), strict=True):
         assert torch.equal(found, torch.stack(wanted))
     transposed = whole.mT.unbind(0)
-    assert torch.equal(joined([transposed])[0], whole.mT)
+    assert torch.equal(join_tensors([transposed])[0], whole.mT)
 
 
 def test_a_step_is_asked_for_and_one_with_a_closure_is_taken():

@@ -85,9 +85,9 @@ def test_small_seconds_and_many_bytes_have_short_ticks():
 
 
 def test_thinning_keeps_both_ends():
-    found = charts.thinned(1000, 7)
+    found = charts.thin(1000, 7)
     assert (found[0], found[-1], len(found)) == (0, 999, 7)
-    assert charts.thinned(3, 7) == [0, 1, 2]
+    assert charts.thin(3, 7) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("marker", MARKERS)
