@@ -110,12 +110,12 @@ def last_epoch_sum(values: Sequence[float], sizes: Sequence[int], num_examples: 
         num_examples: Number of training examples; with fewer examples in all batches, all are summed.
     """
     summed = 0.0
-    left = num_examples
+    remaining = num_examples
     for value, size in zip(reversed(values), reversed(sizes), strict=True):
-        if left <= 0:
+        if remaining <= 0:
             break
         summed += value * size
-        left -= size
+        remaining -= size
     return summed
 
 

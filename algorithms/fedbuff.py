@@ -67,10 +67,10 @@ class FedBuff(Server):
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)
         begun = state.virtual_time + cohort.ledger.seconds
-        arrived, training = self.arrivals(state, cohort, begun)
+        arrivals, training = self.arrivals(state, cohort, begun)
         kept = {**state.memory.get("versions", {}), state.round: _model(state)}
-        sent = {v["client"]: _message(v, kept[v["version"]]) for v in arrived}
-        lasts = max(0.0, arrived[-1]["arrival"] - begun)
+        sent = {v["client"]: _message(v, kept[v["version"]]) for v in arrivals}
+        lasts = max(0.0, arrivals[-1]["arrival"] - begun)
         updates: Sequence[Update] = ()
         with suppress(NobodyAnsweredError):  # others may still be training: the next round goes on with them
             updates = cohort.of(sent).run(self.visit(local), sent, tag=TRAINING, lasts=lasts)
@@ -97,9 +97,9 @@ class FedBuff(Server):
         order = generator(cohort.seed, "fedbuff", cohort.round).permutation(len(cohort.ids)).tolist()
         waiting = [cohort.ids[i] for i in reversed(order) if cohort.ids[i] not in busy]
         sent = self.send(state, cohort)
-        arrived: list[Visit] = []
+        visits: list[Visit] = []
         now = begun
-        while len(arrived) < self.buffer:
+        while len(visits) < self.buffer:
             while waiting and len(training) < len(cohort.ids):
                 cid = waiting.pop()
                 visit = {"client": cid, "version": state.round, "blocks": sent[cid].blocks}
@@ -108,9 +108,9 @@ class FedBuff(Server):
                 break
             first = min(training, key=lambda v: float(v["arrival"]))
             training.remove(first)
-            arrived.append(first)
+            visits.append(first)
             now = max(now, first["arrival"])
-        return arrived, training
+        return visits, training
 
     def rebase(self, state: ServerState, sent: Broadcast, update: Update) -> Update:
         """An answer as if its client had begun with the present model; its change counts by its staleness."""

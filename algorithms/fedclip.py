@@ -87,8 +87,8 @@ class BatchMatching(Local):
         for _ in range(self.finetune_epochs):
             for batch in client.batches():
                 self.step(client, sent, batch, optimizer)
-            found = score(client, "val").get(metric)
-            level = best if found is None else sign * found
+            value = score(client, "val").get(metric)
+            level = best if value is None else sign * value
             if level > best or not client.data.size("val"):  # else: the last pass
                 best = level
                 kept = client.params()

@@ -43,11 +43,11 @@ def direction(seed: int, number: int, names: Mapping[str, Tensor]) -> Params:
         number: Number of the seed of the pool.
         names: Tensors by global name, for their shapes and data types.
     """
-    found: Params = {}
+    directions: Params = {}
     for name, value in names.items():
         drawn = torch.Generator().manual_seed(derive(seed, "fedkseed", number, name))
-        found[name] = torch.randn(value.shape, generator=drawn).type(value.dtype)
-    return found
+        directions[name] = torch.randn(value.shape, generator=drawn).type(value.dtype)
+    return directions
 
 
 def moved_by(start: Params, seed: int, steps: Mapping[int, float], rank: int | None = None) -> Params:

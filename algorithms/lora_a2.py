@@ -134,19 +134,19 @@ def scores(name: str, before: Params, after: Params) -> Tensor:
     return change.norm(dim=1) * before[other].movedim(across, 0).flatten(1).norm(dim=1)
 
 
-def select(found: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+def select(scores: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     """Numbers of the components with the largest scores among all factors, in ascending order, int64.
 
     Args:
-        found: Scores of the components of each factor, shape (r,).
+        scores: Scores of the components of each factor, shape (r,).
         number: How many components to choose; of equal scores the first ones.
     """
-    joined = torch.tensor(numbers([score for value in found.values() for score in value]))
+    joined = torch.tensor(numbers([score for value in scores.values() for score in value]))
     order = joined.argsort(descending=True, stable=True)[:number]
     mask = torch.zeros(len(joined), dtype=torch.bool)
     mask[order] = True
-    parts = mask.split([len(value) for value in found.values()])
-    return {name: part.nonzero()[:, 0] for name, part in zip(found, parts, strict=True)}
+    parts = mask.split([len(value) for value in scores.values()])
+    return {name: part.nonzero()[:, 0] for name, part in zip(scores, parts, strict=True)}
 
 
 def mask_of(name: str, value: Tensor, rows: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def diagnose(config: Config) -> Diagnosis:
     setup = prepare(first_run(config))
     where, nodes = _nodes(config)
     problems: list[str] = []
-    found: ActorPlan | None = None
+    actors: ActorPlan | None = None
     on_ray = config.cluster.executor == "ray"
     small = too_small(setup, config.cluster) if on_ray and is_measured(config.cluster, nodes) else ""
     if small:
@@ -175,11 +175,11 @@ def diagnose(config: Config) -> Diagnosis:
         known = bool(measured.device_total) and is_measured(config.cluster, nodes)
         per_gpu = max(1, gpu_actors[measured.device_total]) if known else None
         try:
-            found = plan_actors(config.cluster, setup.experiment, nodes, per_gpu, mps)
+            actors = plan_actors(config.cluster, setup.experiment, nodes, per_gpu, mps)
         except ConfigError as err:
             problems.append(str(err))
-    if found:
-        problems += _memory_problems(config, setup, found, measured, nodes)
+    if actors:
+        problems += _memory_problems(config, setup, actors, measured, nodes)
     disk = _disk(config, setup, measured)
     if (need := disk.checkpoints * disk.checkpoint_bytes) > disk.output_free_bytes:
         problems.append(
@@ -189,14 +189,14 @@ def diagnose(config: Config) -> Diagnosis:
         experiment=_describe(config, setup),
         cluster=where,
         nodes=nodes,
-        actors=found.actors if found else int(config.cluster.executor == "inline"),
-        cpus_per_actor=found.cpus if found else 0.0,
-        gpus_per_actor=found.gpus if found else 0.0,
+        actors=actors.actors if actors else int(config.cluster.executor == "inline"),
+        cpus_per_actor=actors.cpus if actors else 0.0,
+        gpus_per_actor=actors.gpus if actors else 0.0,
         memory_per_actor=config.cluster.memory_per_actor * GB,
         gpu_actors=gpu_actors,
         mps=mps,
         measured=measured,
-        estimate=estimate(setup, measured, _lanes(found, nodes, mps)),
+        estimate=estimate(setup, measured, _lanes(actors, nodes, mps)),
         disk=disk,
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
@@ -221,7 +221,7 @@ def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
 def _memory_problems(
     config: Config,
     setup: Setup,
-    found: ActorPlan,
+    actors: ActorPlan,
     measured: Measurement,
     nodes: Sequence[Mapping[str, float]],
 ) -> list[str]:
@@ -230,9 +230,9 @@ def _memory_problems(
 
     asked = replace(
         config.cluster,
-        actors=found.actors,
-        cpus_per_actor=found.cpus,
-        gpus_per_actor=found.gpus,
+        actors=actors.actors,
+        cpus_per_actor=actors.cpus,
+        gpus_per_actor=actors.gpus,
         memory_per_actor=max(measured.memory_bytes / GB, 1e-3),
     )
     problems = []
@@ -248,26 +248,26 @@ def _memory_problems(
             f"model.name: the weights of {config.model.name!r} take {size(measured.weights_bytes)} of the "
             f"object store, which has {size(store)} on a node; choose a smaller model or a larger node"
         )
-    if found.gpus and measured.device_total:
+    if actors.gpus and measured.device_total:
         held = actors_on(measured.device_free, measured.device_bytes)
-        if (planned := int(1 / found.gpus + 1e-9)) > max(1, held):
+        if (planned := int(1 / actors.gpus + 1e-9)) > max(1, held):
             problems.append(
-                f"cluster.gpus_per_actor: {found.gpus:g} puts {planned} actors of "
+                f"cluster.gpus_per_actor: {actors.gpus:g} puts {planned} actors of "
                 f"{size(measured.device_bytes)} on a GPU of {size(measured.device_total)}; raise it to "
                 f"{1 / max(held, 1):.3g}, or leave it out"
             )
     return problems
 
 
-def _lanes(found: ActorPlan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
+def _lanes(actors: ActorPlan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
     """Number of clients that really run at the same time: one on a CPU, and on a GPU without MPS."""
-    if found is None:
+    if actors is None:
         return 1.0
     cores = sum(node.get("CPU", 0) for node in nodes)
-    if found.gpus:
+    if actors.gpus:
         gpus = sum(node.get("GPU", 0) for node in nodes)
-        return float(found.actors) if mps else min(float(found.actors), gpus)
-    return max(1.0, min(float(found.actors), cores))
+        return float(actors.actors) if mps else min(float(actors.actors), gpus)
+    return max(1.0, min(float(actors.actors), cores))
 
 
 def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float | None = None) -> Estimate:
@@ -501,26 +501,29 @@ def _describe(config: Config, setup: Setup) -> str:
     )
 
 
-def report(found: Diagnosis, width: int | None = None) -> str:
+def report(diagnosis: Diagnosis, width: int | None = None) -> str:
     """A diagnosis as text, no line longer than `width`; None: no limit."""
-    m = found.measured
-    e = found.estimate
-    d = found.disk
-    share = f" and {found.gpus_per_actor:.3g} GPU" if found.gpus_per_actor else ""
-    actors = f"{found.actors} client actors with {found.cpus_per_actor:.3g} CPU{share} each"
-    if not found.cpus_per_actor:
-        actors = "one process" if found.actors else "no plan of client actors fits"
+    m = diagnosis.measured
+    e = diagnosis.estimate
+    d = diagnosis.disk
+    share = f" and {diagnosis.gpus_per_actor:.3g} GPU" if diagnosis.gpus_per_actor else ""
+    actors = f"{diagnosis.actors} client actors with {diagnosis.cpus_per_actor:.3g} CPU{share} each"
+    if not diagnosis.cpus_per_actor:
+        actors = "one process" if diagnosis.actors else "no plan of client actors fits"
     lines = [
-        ("experiment", found.experiment),
-        ("cluster", found.cluster),
-        *(("", _node(node)) for node in found.nodes),
-        ("needs", f"{actors}; {size(found.memory_per_actor)} reserved for each (cluster.memory_per_actor)"),
+        ("experiment", diagnosis.experiment),
+        ("cluster", diagnosis.cluster),
+        *(("", _node(node)) for node in diagnosis.nodes),
+        (
+            "needs",
+            f"{actors}; {size(diagnosis.memory_per_actor)} reserved for each (cluster.memory_per_actor)",
+        ),
         ("measured", f"client {m.client} with {m.examples} training images, on {m.device}, on this machine"),
         ("", f"memory of one actor {size(m.memory_bytes)}; weights {size(m.weights_bytes)} a node"),
         ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
         ("", f"sent to it in a round {size(m.down_bytes)}, sent back {size(m.up_bytes)}"),
         ("", f"scoring {m.scored} images {m.scoring_s:.2f} s; the server {m.server_s:.2f} s"),
-        ("GPU", _gpu_plan(found)),
+        ("GPU", _gpu_plan(diagnosis)),
         (
             "estimate",
             f"a round {_time(e.round_s)} (the first {_time(e.first_round_s)}), all {_time(e.total_s)}",
@@ -528,24 +531,26 @@ def report(found: Diagnosis, width: int | None = None) -> str:
         ("", "from that one client, if actors are as fast and do not slow each other down"),
         ("disk", f"{d.output}: {size(d.checkpoint_bytes)} a checkpoint; {size(d.output_free_bytes)} free"),
         ("", f"prepared images: {size(d.shard_bytes)} in {d.shard}"),
-        ("verdict", "does not fit" if found.problems else "fits"),
-        *(("advice", text) for text in found.advice),
+        ("verdict", "does not fit" if diagnosis.problems else "fits"),
+        *(("advice", text) for text in diagnosis.advice),
     ]
     return "\n".join(fit_width(f"{title:<12}{text}", width, 0 if not title else 12) for title, text in lines)
 
 
-def _gpu_plan(found: Diagnosis) -> str:
+def _gpu_plan(diagnosis: Diagnosis) -> str:
     """Memory that an actor takes of a GPU, measured or estimated, and how many of them GPUs hold."""
     from rayfed.executors.cluster import TOGETHER, TOGETHER_WITH_MPS
 
-    m = found.measured
+    m = diagnosis.measured
     took = size(m.device_bytes)
     if m.device_total:
-        held = found.gpu_actors[m.device_total]
+        held = diagnosis.gpu_actors[m.device_total]
         turns = f"; actors=auto starts {TOGETHER} on it, as they take turns" if held > TOGETHER else ""
-        shared = "; they share it through MPS" if found.mps else turns
+        shared = "; they share it through MPS" if diagnosis.mps else turns
         return f"an actor takes {took}; the memory of a GPU of {size(m.device_total)} holds {held}{shared}"
-    would = [f"a GPU of {gpu / GB:.0f} GB would hold {held} actors" for gpu, held in found.gpu_actors.items()]
+    would = [
+        f"a GPU of {gpu / GB:.0f} GB would hold {held} actors" for gpu, held in diagnosis.gpu_actors.items()
+    ]
     return (
         f"an actor would take about {took}, as estimated on the CPU; by its memory {', '.join(would)}; "
         f"actors=auto starts at most {TOGETHER} on it, or {TOGETHER_WITH_MPS} with MPS"
@@ -629,8 +634,8 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1) if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1) if match else platform.processor() or platform.machine()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -665,11 +670,11 @@ def work(args: argparse.Namespace) -> int:
         say(to_json(told, indent=1) if args.json else shape_report(*plans, terminal_width()))
         return 0
     with use_screen(screen_of(as_json=True)):  # standard output has the report alone
-        found = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
-    say(to_json(asdict(found), indent=1) if args.json else report(found, terminal_width()))
-    for problem in found.problems:
+        diagnosis = diagnose(Experiment.from_overrides(args.overrides, args.config).config())
+    say(to_json(asdict(diagnosis), indent=1) if args.json else report(diagnosis, terminal_width()))
+    for problem in diagnosis.problems:
         say(f"error: {problem}", sys.stderr)
-    return 2 if found.problems else 0
+    return 2 if diagnosis.problems else 0
 
 
 if __name__ == "__main__":

@@ -162,10 +162,10 @@ def cause_of(error: BaseException) -> str:
     >>> cause_of(ClusterError("all actors were lost")), cause_of(KeyError("alpha"))
     ('all actors were lost', "KeyError: 'alpha'")
     """
-    said = one_line(error)
-    if isinstance(error, RayFedError) and said:
-        return said
-    return f"{type(error).__name__}{f': {said}' if said else ''}{place_of(error)}"
+    text = one_line(error)
+    if isinstance(error, RayFedError) and text:
+        return text
+    return f"{type(error).__name__}{f': {text}' if text else ''}{place_of(error)}"
 
 
 MOST_SHOWN = 200

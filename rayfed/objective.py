@@ -262,14 +262,14 @@ def auc(output: Tensor, y: Tensor) -> float:
         output: Scores, shape (N, K).
         y: Labels, 0 or 1, shape (N, K).
     """
-    found = []
+    areas = []
     for score, label in zip(output.double().T, y.T > 0, strict=True):
         positive, negative = int(label.sum()), int((~label).sum())
         if positive and negative:
-            found.append(
+            areas.append(
                 (float(_ranks(score)[label].sum()) - positive * (positive + 1) / 2) / (positive * negative)
             )
-    return sum(found) / len(found) if found else float("nan")
+    return sum(areas) / len(areas) if areas else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,10 +356,10 @@ class OwnObjective(Objective):
             ConfigError: A function returned neither one number for each example nor one for each part of it.
         """
         loss = self._of.loss(output, y)
-        found = {"loss": loss.expand(len(y)) if loss.ndim == 0 else loss}
+        values = {"loss": loss.expand(len(y)) if loss.ndim == 0 else loss}
         for name, metric in self._of.metrics.items():
-            found[name] = metric(output, y)
-        for name, each in found.items():
+            values[name] = metric(output, y)
+        for name, each in values.items():
             fits = each.ndim > 0 and len(each) == len(y)
             if not fits or (each.ndim > 1 and each.shape not in (output.shape, y.shape)):
                 where = "task.loss" if name == "loss" else f"task.metrics[{name!r}]"
@@ -368,7 +368,7 @@ class OwnObjective(Objective):
                     f"and targets of shape {tuple(y.shape)}; return one number for each example, shape "
                     f"({len(y)},)"
                 )
-        return {name: each.float().reshape(len(y), -1).mean(1) for name, each in found.items()}
+        return {name: each.float().reshape(len(y), -1).mean(1) for name, each in values.items()}
 
 
 @dataclass(frozen=True)
@@ -389,8 +389,8 @@ class TextClassification(Objective):
         import torch.nn.functional as F
 
         predicted = output.argmax(-1)
-        found, truth = (F.one_hot(labels, output.shape[-1]) for labels in (predicted, y))
-        return torch.stack([(found * truth).sum(0), found.sum(0), truth.sum(0)]).double()
+        masks, truth = (F.one_hot(labels, output.shape[-1]) for labels in (predicted, y))
+        return torch.stack([(masks * truth).sum(0), masks.sum(0), truth.sum(0)]).double()
 
 
 @dataclass(frozen=True)

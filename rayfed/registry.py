@@ -35,8 +35,8 @@ class Entries:
 
     def names(self) -> list[str]:
         """Names of all entries that are part of RayFed, sorted."""
-        found = _modules(tuple(importlib.import_module(self.package).__path__))
-        return [name for name in found if not name.startswith("_") and name not in self.helpers]
+        names = _modules(tuple(importlib.import_module(self.package).__path__))
+        return [name for name in names if not name.startswith("_") and name not in self.helpers]
 
     def description(self, name: str) -> str:
         """The first line of an entry's docstring, without its final full stop; empty if there is none."""
@@ -121,23 +121,23 @@ class Registry:
             raise ConfigError(
                 f"{key}: {name!r} is not {self.expected}: {module_name} defines no {attribute}{others}"
             )
-        found = getattr(module, attribute)
-        wrong = f"{module_name} must define {attribute} so, found {found!r}"
+        entry = getattr(module, attribute)
+        wrong = f"{module_name} must define {attribute} so, found {entry!r}"
         try:
-            made = self.made(found)
+            made = self.made(entry)
         except ConfigError as err:
             raise type(err)(f"{key}: {name!r}: {err}") from err
         return self._right(made, f"{key}: {name!r} is not {self.expected}: {wrong}")
 
-    def _right(self, found: Any, otherwise: str) -> Any:
+    def _right(self, entry: Any, otherwise: str) -> Any:
         """An object of the right kind.
 
         Raises:
             ConfigError: It is of another kind; the message is `otherwise`.
         """
-        if not self.accepts(found):
+        if not self.accepts(entry):
             raise ConfigError(otherwise)
-        return found
+        return entry
 
 
 def import_object(key: str, name: str) -> Any:

@@ -452,8 +452,10 @@ def decodes_the_same_everywhere(name: str, overrides: Sequence[str] = ()) -> Non
         wanted = [(layout[field].shape, layout[field].base) for field in layout.names or ()]
         alone = [_arrays(source.decode(listing, index, size)) for index in chosen]
         for index, arrays in zip(chosen, alone, strict=True):
-            found = [(array.shape, array.dtype) for array in arrays]
-            assert found == wanted, f"{name}: decode() of {listing.keys[index]!r} gave {found}, not {wanted}"
+            shapes = [(array.shape, array.dtype) for array in arrays]
+            assert shapes == wanted, (
+                f"{name}: decode() of {listing.keys[index]!r} gave {shapes}, not {wanted}"
+            )
         with ThreadPoolExecutor(THREADS) as pool:
             together = [_arrays(a) for a in pool.map(lambda i, s=size: source.decode(listing, i, s), chosen)]
         pairs = [

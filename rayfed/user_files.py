@@ -293,12 +293,12 @@ def _run_near(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for position, name in enumerate(names) if name in names[:position])
         raise DocumentError(f"the key {twice!r} is there twice")
-    return found
+    return mapping
 
 
 def _reason(err: yaml.YAMLError) -> str:

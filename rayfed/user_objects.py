@@ -151,12 +151,12 @@ def records(names: dict[str, object]) -> dict[str, dict[str, str]]:
     Args:
         names: Values of the config by key; names of what is part of RayFed are left out.
     """
-    found: dict[str, dict[str, str]] = {}
+    records_by_name: dict[str, dict[str, str]] = {}
     for key, name in names.items():
         known = find(name) if isinstance(name, str) else None
         if known is None and isinstance(name, str) and ":" in name:
             value = import_or_none(name)
             known = None if value is None else Known(value, shown(value), source_digest(value))
         if known is not None and isinstance(name, str) and not name.startswith(("rayfed.", "algorithms.")):
-            found[key] = {"name": name, "repr": known.text, "digest": known.digest}
-    return found
+            records_by_name[key] = {"name": name, "repr": known.text, "digest": known.digest}
+    return records_by_name

@@ -49,16 +49,16 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     rounds = planned_rounds(path)
     with reading(path):
         json_of = path if as_json else None
-        seen = []
+        rows_shown = []
         with showing(rounds, as_json, json_of) as show:
             for row in _rows(path, rounds, following):
                 show(row)
-                seen.append(row)
-        if last_evaluated(seen) and not as_json:
+                rows_shown.append(row)
+        if last_evaluated(rows_shown) and not as_json:
             say("\n" + final_table(path).text(terminal_width()))
-    if not is_finished(path, seen, rounds):
+    if not is_finished(path, rows_shown, rounds):
         ended = "" if is_running(path) else ", and it is not running now"
-        teller(as_json=as_json)(f"{path}: {len(seen)} of {rounds} rounds{ended}")
+        teller(as_json=as_json)(f"{path}: {len(rows_shown)} of {rounds} rounds{ended}")
 
 
 def planned_rounds(path: Path) -> int:

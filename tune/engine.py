@@ -90,13 +90,13 @@ def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> r
     Raises:
         ConfigError: The folder holds no sweep, or one that cannot have so many trials.
     """
-    found, here = open_sweep(Path(path), trials)
+    search, here = open_sweep(Path(path), trials)
     with contextlib.chdir(here):
-        return run_sweep(found, quiet, again=True)[0]
+        return run_sweep(search, quiet, continues=True)[0]
 
 
 def run_sweep(
-    found: Search, quiet: bool = False, again: bool = False
+    search: Search, quiet: bool = False, continues: bool = False
 ) -> tuple[ray.tune.ResultGrid, Outcomes]:
     """Run a checked sweep and write its results.
 
@@ -107,49 +107,49 @@ def run_sweep(
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     Progress.shown = not quiet
     with ExitStack() as held:
-        if again:
-            held.enter_context(claim_again(found.path, "sweep")).take_over()
-        setups = [prepare(replace(found.config, seed=seed)) for seed in found.seeds]
-        url = held.enter_context(_connect(found.config))
-        most, size = _room(found, setups[0], tell)
+        if continues:
+            held.enter_context(claim_again(search.path, "sweep")).take_over()
+        setups = [prepare(replace(search.config, seed=seed)) for seed in search.seeds]
+        url = held.enter_context(_connect(search.config))
+        most, size = _room(search, setups[0], tell)
         if url:
             tell(f"Ray dashboard: http://{url}")
-        if not again:
-            held.enter_context(claim(found.path, "", kind="sweep"))
-            found = _at_home(found)
-            describe(found)
-        elif found.sweep.trials > planned_trials(found.path):
-            forget_snapshots(found.path)  # they hold the former number
-            describe(found)
-        unlock(found.path)
+        if not continues:
+            held.enter_context(claim(search.path, "", kind="sweep"))
+            search = _at_home(search)
+            describe(search)
+        elif search.sweep.trials > planned_trials(search.path):
+            forget_snapshots(search.path)  # they hold the former number
+            describe(search)
+        unlock(search.path)
         common = Common(
-            base=found.base,
-            folder=found.path,
+            base=search.base,
+            folder=search.path,
             here=Path.cwd(),
-            objectives=tuple(found.sweep.objectives),
-            seeds=found.seeds,
+            objectives=tuple(search.sweep.objectives),
+            seeds=search.seeds,
             frozen=put_frozen([setup.world for setup in setups]),
         )
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
         stage("running the trials")
-        grid = run_trials(make_tuner(found, trainable, most))
-        outcomes = read_outcomes(found.path, found.sweep, found.base, found.seeds)
+        grid = run_trials(make_tuner(search, trainable, most))
+        outcomes = read_outcomes(search.path, search.sweep, search.base, search.seeds)
         table = write(outcomes)
-    missing = found.sweep.trials - len(outcomes.trials)
+    missing = search.sweep.trials - len(outcomes.trials)
     if missing or any(trial.state == "unfinished" for trial in outcomes.trials):
         raise KeyboardInterrupt
     if table is not None:
         report(outcomes, table, draw_figures(outcomes))
-        last_words(found.path, tell, found.config.report)
+        last_words(search.path, tell, search.config.report)
     return grid, outcomes
 
 
-def _at_home(found: Search) -> Search:
+def _at_home(search: Search) -> Search:
     """The same, with a copy of the file that it starts from in the folder of the sweep, for `resume`."""
-    if not found.base.file or Path(found.base.file).name != BASE:
-        return found
-    write_text(found.path / BASE, Path(found.base.file).read_text())
-    return check_sweep(found.sweep, found.base.overrides, str(found.path / BASE), found.path)
+    if not search.base.file or Path(search.base.file).name != BASE:
+        return search
+    write_text(search.path / BASE, Path(search.base.file).read_text())
+    return check_sweep(search.sweep, search.base.overrides, str(search.path / BASE), search.path)
 
 
 @contextlib.contextmanager
@@ -171,16 +171,16 @@ def _connect(config: Config) -> Iterator[str]:
                 os.environ[name] = value
 
 
-def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int, Any]:
+def _room(search: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int, Any]:
     """Number of trials that may run at the same time, and the resources that each reserves.
 
     Raises:
         ResourceError: The cluster can never hold some trial of the space.
     """
-    sweep = found.sweep
+    sweep = search.sweep
     nodes = tuple(node_resources())
     wanted = min(sweep.trials, sweep.max_concurrent or sweep.trials)
-    small = on_cpu(setup, found.config.cluster, nodes)
+    small = on_cpu(setup, search.config.cluster, nodes)
     if small:
         tell(small)
     demand = Demand(
@@ -190,15 +190,15 @@ def _room(found: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[int
         nodes=nodes,
         on_cpu=bool(small),
     )
-    searched = [p for p in found.space.parameters if p.key.split(".")[0] == "cluster"]
-    for values in _corners(found, [p.key for p in searched]):
-        bundles(found.base.config(values).cluster, demand)
-    own = bundles(found.config.cluster, demand)
+    searched = [p for p in search.space.parameters if p.key.split(".")[0] == "cluster"]
+    for values in _corners(search, [p.key for p in searched]):
+        bundles(search.base.config(values).cluster, demand)
+    own = bundles(search.config.cluster, demand)
     most = max(1, at_once(own, nodes, wanted))
     tell(in_words(own, most))
     if not searched:
-        return most, factory(found.config.cluster, demand)
-    return wanted, lambda config: factory(found.base.config(config["values"]).cluster, demand)
+        return most, factory(search.config.cluster, demand)
+    return wanted, lambda config: factory(search.base.config(config["values"]).cluster, demand)
 
 
 def on_cpu(setup: Setup, cluster: ClusterConfig, nodes: Sequence[Resources]) -> str:
@@ -208,10 +208,10 @@ def on_cpu(setup: Setup, cluster: ClusterConfig, nodes: Sequence[Resources]) -> 
     return too_small(setup, cluster) if is_measured(cluster, nodes) else ""
 
 
-def _corners(found: Search, keys: Sequence[str]) -> Iterator[Values]:
+def _corners(search: Search, keys: Sequence[str]) -> Iterator[Values]:
     """All combinations of options and ends of ranges of these keys, with the paper's values of the others."""
-    corners: list[dict[str, Any]] = [dict(found.points[0])]
-    for parameter in found.space.parameters:
+    corners: list[dict[str, Any]] = [dict(search.points[0])]
+    for parameter in search.space.parameters:
         if parameter.key in keys:
             corners = [{**c, parameter.key: value} for c in corners for value in parameter.probes()]
     if len(corners) > MOST_COMBINATIONS:

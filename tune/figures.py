@@ -170,15 +170,15 @@ def _scale(trials: Sequence[Outcome], key: str) -> tuple[dict[str, float], list[
     Positive numbers over more than a factor of 30 are on a logarithmic scale; options that are no numbers are
     evenly spaced.
     """
-    found = [trial.values[key] for trial in trials if key in trial.values]
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in found):
-        low, high = min(found), max(found)
+    values = [trial.values[key] for trial in trials if key in trial.values]
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        low, high = min(values), max(values)
         turn = math.log if low > 0 and high / low > 30 else float
         width = (turn(high) - turn(low)) or 1.0
-        heights = {_text(v): (turn(v) - turn(low)) / width for v in found}
+        heights = {_text(v): (turn(v) - turn(low)) / width for v in values}
         return heights, [(0.0, _text(low)), (1.0, _text(high))]
     ordered = sorted(
-        found, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else 0)
+        values, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else 0)
     )
     words = list(dict.fromkeys(_text(v) for v in ordered))
     heights = {word: place / max(len(words) - 1, 1) for place, word in enumerate(words)}

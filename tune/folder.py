@@ -42,8 +42,8 @@ def rows_of(
         return
     before = (path / "environment.json").exists() and (path / "config.yaml").exists()
     sweep = path.parents[2]
-    seen = "" if before else look(path, overwrite=True)
-    with claim_again(path) if before else claim(path, seen, overwrite=True, part_of=sweep) as own:
+    owner = "" if before else look(path, overwrite=True)
+    with claim_again(path) if before else claim(path, owner, overwrite=True, part_of=sweep) as own:
         begin(config, setup, own, lambda _: None, before)
         history = History(path)
         keeping = Keeping.of(setup, config, path, resume=before, claim=own.token)

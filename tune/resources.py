@@ -118,7 +118,7 @@ class _Free:
         if gpus:
             whole = math.ceil(gpus)
             share = min(gpus, 1.0)
-            fits = [i for i, left in enumerate(self._gpus) if left + SLACK >= share][:whole]
+            fits = [i for i, free in enumerate(self._gpus) if free + SLACK >= share][:whole]
             if len(fits) < whole:
                 return False
             for i in fits:

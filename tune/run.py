@@ -57,23 +57,23 @@ def work(args: argparse.Namespace) -> None:
         return
     from tune import checks, engine, report
 
-    again = [text for text in args.overrides if text.startswith("resume=")]
-    if again:
-        others = [text for text in args.overrides if text not in again]
+    resumes = [text for text in args.overrides if text.startswith("resume=")]
+    if resumes:
+        others = [text for text in args.overrides if text not in resumes]
         more = [text.removeprefix("trials=") for text in others if text.startswith("trials=")]
         if len(others) > len(more):
             raise ConfigError("resume: takes no other override than trials=N; a sweep continues as it began")
-        folder = user_path(again[0].removeprefix("resume="), "resume")
+        folder = user_path(resumes[0].removeprefix("resume="), "resume")
         trials = [int(text) if text.isdecimal() else text for text in more]
-        found, here = checks.open_sweep(folder, *trials[:1])
+        search, here = checks.open_sweep(folder, *trials[:1])
     else:
         sweep, overrides = load_sweep(args.overrides)
-        found, here = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep)), Path.cwd()
-    advice = f"continue with: python -m tune.run resume={found.path}"
+        search, here = checks.check_sweep(sweep, overrides, None, checks.new_folder(sweep)), Path.cwd()
+    advice = f"continue with: python -m tune.run resume={search.path}"
     note_advice(advice)
     try:
         with contextlib.chdir(here), use_screen(screen_of(args.quiet or args.json)):
-            _, outcomes = engine.run_sweep(found, args.quiet or args.json, bool(again))
+            _, outcomes = engine.run_sweep(search, args.quiet or args.json, bool(resumes))
     except KeyboardInterrupt as err:
         err.add_note(f"finished rounds of all trials are kept; {advice}")
         raise

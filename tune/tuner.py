@@ -25,28 +25,28 @@ RAY_FOLDER = "tune"
 SNAPSHOT = re.compile(r"experiment_state-\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}\.json")
 
 
-def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
+def make_tuner(search: Search, trainable: Any, most: int) -> ray.tune.Tuner:
     """A tuner for a new sweep, or one restored from the snapshot of a killed sweep.
 
     Args:
-        found: The checked sweep.
+        search: The checked sweep.
         trainable: `tune.trial.Trial` with its parameters and resources.
         most: Largest number of trials at the same time.
     """
-    folder = found.path / RAY_FOLDER
+    folder = search.path / RAY_FOLDER
     _drop_unreadable(folder)
     if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
         return ray.tune.Tuner.restore(str(folder), trainable)
-    sweep = found.sweep
-    config = found.config
+    sweep = search.sweep
+    config = search.config
     seed = config.seed if sweep.seed is None else sweep.seed
     searcher = RoundAwareOptuna(
-        found.space,
-        found.base,
+        search.space,
+        search.base,
         sweep.objectives,
-        found.path,
-        [found.space.point(point, "points") for point in found.points],
-        make_sampler(sweep.search, seed + count_of_trials(found.path)),  # a new one would repeat its draws
+        search.path,
+        [search.space.point(point, "points") for point in search.points],
+        make_sampler(sweep.search, seed + count_of_trials(search.path)),  # a new one would repeat its draws
     )
     one = len(sweep.objectives) == 1
     name, mode = next(iter(sweep.objectives.items()))
@@ -65,9 +65,9 @@ def make_tuner(found: Search, trainable: Any, most: int) -> ray.tune.Tuner:
         ),
         run_config=ray.tune.RunConfig(
             name=RAY_FOLDER,
-            storage_path=str(found.path),
+            storage_path=str(search.path),
             verbose=0,
-            callbacks=[*_loggers(found), Progress(tuple(sweep.objectives), config.rounds)],
+            callbacks=[*_loggers(search), Progress(tuple(sweep.objectives), config.rounds)],
             failure_config=ray.tune.FailureConfig(max_failures=1),
             checkpoint_config=ray.tune.CheckpointConfig(
                 checkpoint_frequency=config.checkpoint.every, num_to_keep=2, checkpoint_at_end=False
@@ -125,17 +125,17 @@ def _scheduler(sweep: Sweep, rounds: int) -> TrialScheduler:
     )
 
 
-def _loggers(found: Search) -> list[Any]:
+def _loggers(search: Search) -> list[Any]:
     loggers = [JsonLoggerCallback(), CSVLoggerCallback()]
-    if "tensorboard" in found.sweep.loggers:
+    if "tensorboard" in search.sweep.loggers:
         loggers.append(TBXLoggerCallback())
-    if "mlflow" in found.sweep.loggers:
+    if "mlflow" in search.sweep.loggers:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
         mine = variables()
-        uri = mine.get(URI) or f"sqlite:///{found.path / DATABASE}"
+        uri = mine.get(URI) or f"sqlite:///{search.path / DATABASE}"
         with temporary_environment(mine):  # MLflow is imported here and reads these variables
-            loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=found.sweep.name))
+            loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=search.sweep.name))
     return loggers
 
 

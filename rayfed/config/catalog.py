@@ -95,9 +95,9 @@ def catalog(terminal: int | None = None, section: str | None = None) -> str:
     """
     parts = []
     for group in SECTIONS.values() if section is None else [SECTIONS[section]]:
-        found = choices_of(group)
-        width = max(len(choice.name) for choice in found)
-        lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in found)
+        entries = choices_of(group)
+        width = max(len(choice.name) for choice in entries)
+        lines = (f"  {choice.name.ljust(width)}  {choice.text}" for choice in entries)
         parts.append("\n".join([f"{group}=", *(fit_width(line, terminal, width + 2) for line in lines)]))
     return "\n\n".join(parts)
 
@@ -158,15 +158,15 @@ def _comment(file: Path) -> str:
 
 def _brings(content: dict[str, Any]) -> dict[str, str]:
     """The choices in other groups, from the section `brings` or the overrides of a defaults list."""
-    found = dict(content.get(BRINGS, {}))
+    brought = dict(content.get(BRINGS, {}))
     for entry in content.get("defaults", ()):
         if isinstance(entry, str) and entry != "_self_":  # another experiment that this one begins with
             base = entry.removeprefix("/experiment/").partition("@")[0]
-            found |= _brings(read_file(folder() / "experiment" / f"{base}.yaml", "experiment"))
+            brought |= _brings(read_file(folder() / "experiment" / f"{base}.yaml", "experiment"))
         for key, name in entry.items() if isinstance(entry, dict) else ():
             if match := OVERRIDE.fullmatch(key):
-                found[match[1]] = name
-    return found
+                brought[match[1]] = name
+    return brought
 
 
 if __name__ == "__main__":

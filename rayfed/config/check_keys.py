@@ -276,11 +276,11 @@ def advice(key: str, message: str, whole: type[Any], tree: Mapping[str, Any]) ->
         return f"{key}: no such key; {SENTENCES[leaf]}"
     every = [*keys_of(whole), *_keys_of_halves(tree)]
     if leaf in MEANINGS:
-        found = [MEANINGS[leaf]]
+        hints = [MEANINGS[leaf]]
     else:
-        found = [name for name in every if name.rpartition(".")[2] == leaf and name != key]
-    if found:
-        return f"{key}: no such key; did you mean {' or '.join(found)}?"
+        hints = [name for name in every if name.rpartition(".")[2] == leaf and name != key]
+    if hints:
+        return f"{key}: no such key; did you mean {' or '.join(hints)}?"
     return _of_other_methods(key, leaf, tree) or message.replace("Keys here", f"Keys {_whose(key, tree)}", 1)
 
 

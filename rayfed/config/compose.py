@@ -79,10 +79,10 @@ def check_listed_once(names: str | Sequence[str]) -> None:
     Raises:
         ConfigError: Names the first one, or says how the list is written.
     """
-    found = [names] if isinstance(names, str) else list(names)
+    listed = [names] if isinstance(names, str) else list(names)
     if isinstance(names, str) and "," in names:
         raise ConfigError(f"compare: {names!r} is not a list; write compare=[{names.replace(' ', '')}]")
-    if twice := [name for name in found if found.count(name) > 1]:
+    if twice := [name for name in listed if listed.count(name) > 1]:
         raise ConfigError(f"compare: {twice[0]!r} is listed twice; list each method once")
 
 
@@ -148,11 +148,11 @@ class Composition:
             if is_override(entry):
                 self._override(name, *_pair(name, entry))
         # The last entry first: what it chooses counts in the entries before it.
-        found = [parts if entry == SELF else self._entry(name, entry) for entry in reversed(entries)]
+        contents = [parts if entry == SELF else self._entry(name, entry) for entry in reversed(entries)]
         self._open.pop()
         if SELF not in entries:
-            found.insert(0, parts)
-        return [part for each in reversed(found) for part in each]
+            contents.insert(0, parts)
+        return [part for each in reversed(contents) for part in each]
 
     def _override(self, file: str, group: str, choice: str) -> None:
         if group in self._done and group not in self.chosen:

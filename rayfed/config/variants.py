@@ -230,7 +230,7 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         ConfigError: An algorithm does not exist, or does not fit the tuning.
     """
     names = (config.compare,) if isinstance(config.compare, str) else config.compare
-    found = {}
+    configs = {}
     for name in names:
         if name == config.algorithm:
             continue
@@ -239,9 +239,9 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         if (trained := config.evaluation.model_of) is not None:  # its own run, inside that of the main method
             scored = replace(config.evaluation, model_of=str(Path(trained) / "compare" / name))
             changes["evaluation"] = plain(scored)
-        found[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
-        compatible_parts(found[name])
-    return found
+        configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
+        compatible_parts(configs[name])
+    return configs
 
 
 def trained_otherwise(methods: Mapping[str, tuple[str, str]]) -> str:

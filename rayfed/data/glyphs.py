@@ -484,9 +484,9 @@ def _house_numbers(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
     n = len(labels)
     masks = _digit_masks(_STREET_FONTS)
     fonts = rng.integers(len(_STREET_FONTS), size=n)
-    beside = []
+    neighbours = []
     for _ in range(2):
         present = torch.from_numpy(rng.random(n) < 0.75)[:, None, None]
-        beside.append(masks[fonts, rng.integers(len(CLASSES), size=n)] * present)
-    row = strip(beside[0], masks[fonts, labels], beside[1])
+        neighbours.append(masks[fonts, rng.integers(len(CLASSES), size=n)] * present)
+    row = strip(neighbours[0], masks[fonts, labels], neighbours[1])
     return warp(row, GlyphJitter(rotate_deg=12, scale=(0.9, 1.3), stretch=0.3, shear=0.15, shift=0.05), rng)

@@ -301,8 +301,8 @@ class _Preparation:
     def layout(self) -> np.dtype[Any]:
         """Data type of a stored example: that of the reader, if it has one, else that of the task."""
         own = getattr(self.source, "layout", None)
-        found: np.dtype[Any] = (own or objective(task_of(self.source)).layout)(self.size)
-        return found
+        layout: np.dtype[Any] = (own or objective(task_of(self.source)).layout)(self.size)
+        return layout
 
     def packed(self) -> Iterator[tuple[Sequence[int], Any]]:
         """Indices and bytes of the examples that can be stored, in order, one by one or in large parts."""

@@ -87,8 +87,8 @@ def cut_in_words(cut: Mapping[str, int], texts: int, size: int) -> str:
     'cut at model.size=128 tokens, of 9 texts: the answer of 1; a larger model.size cuts fewer'
     """
     parts = [words.format(f"{cut[kind]:,}") for kind, words in CUT.items() if cut.get(kind)]
-    told = f"cut at model.size={size} tokens, of {texts:,} texts: {', '.join(parts)}"
-    return f"{told}; a larger model.size cuts fewer" if parts else ""
+    sentence = f"cut at model.size={size} tokens, of {texts:,} texts: {', '.join(parts)}"
+    return f"{sentence}; a larger model.size cuts fewer" if parts else ""
 
 
 Rows: TypeAlias = Any

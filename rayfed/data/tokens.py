@@ -182,12 +182,12 @@ class Tokenized:
                 if answers:
                     yield [*self._ids(content), self._end], 1
             return
-        told = [{"role": role, "content": content} for role, content in messages]
+        turns = [{"role": role, "content": content} for role, content in messages]
         before = ""
         for place, (role, _) in enumerate(messages):
             if role == ANSWERING:
-                prompt = self._render(told[:place], add=True)
-                whole = self._render(told[: place + 1], add=False)
+                prompt = self._render(turns[:place], add=True)
+                whole = self._render(turns[: place + 1], add=False)
                 if not prompt.startswith(before) or not whole.startswith(prompt):
                     raise ConfigError(
                         f"data.columns.messages: the template of {self.tokenizer!r} changes earlier messages "
@@ -198,7 +198,7 @@ class Tokenized:
                 yield self._ids(whole[len(prompt) :]), 1
                 before = whole
         if not before:
-            yield self._ids(self._render(told, add=False)), 0
+            yield self._ids(self._render(turns, add=False)), 0
 
     def _render(self, messages: list[dict[str, str]], add: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add)

@@ -331,26 +331,26 @@ def _array(value: Any, place: str) -> Array:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError as err:
         raise DataError(
             f"{place}: the examples have different shapes ({one_line(err)}); pad or resize them to one shape"
         ) from err
-    if found.dtype.kind == "f" and found.dtype != np.float32:
-        found = found.astype(np.float32)
-    if found.dtype.kind == "O" and not all(
-        isinstance(each, str | bytes | Path) for each in found.ravel()[:1]
+    if array.dtype.kind == "f" and array.dtype != np.float32:
+        array = array.astype(np.float32)
+    if array.dtype.kind == "O" and not all(
+        isinstance(each, str | bytes | Path) for each in array.ravel()[:1]
     ):
         raise DataError(
-            f"{place}: the examples are of type {type(found.ravel()[0]).__name__}; give numbers of one "
+            f"{place}: the examples are of type {type(array.ravel()[0]).__name__}; give numbers of one "
             "shape, or "
             f"paths or bytes of image files"
         )
-    if found.dtype.kind == "c":
+    if array.dtype.kind == "c":
         raise DataError(f"{place}: complex numbers cannot be stored; give their parts as two channels")
-    if found.dtype.kind == "U" and found.ndim == 1 and len(found) and str(found[0]).lower().endswith(FILES):
-        found = found.astype(object)
-    return found if found.ndim else found[None]
+    if array.dtype.kind == "U" and array.ndim == 1 and len(array) and str(array[0]).lower().endswith(FILES):
+        array = array.astype(object)
+    return array if array.ndim else array[None]
 
 
 def _of_dataset(dataset: Any, place: str) -> tuple[Array, Array]:
@@ -565,7 +565,7 @@ def make_reader(value: Any, name: str = "own_data") -> Any:
         except Exception as err:
             where = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
             raise DataError(f"data: {getattr(value, '__name__', shown(value))}() raised {where}") from err
-    found = own_data(examples, name=name)
+    reader = own_data(examples, name=name)
     if callable(value):  # arrays may be changed by their user between two runs
-        _MADE[id(value)] = value, found
-    return found
+        _MADE[id(value)] = value, reader
+    return reader

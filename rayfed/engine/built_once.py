@@ -38,8 +38,8 @@ class Shared:
         key = f"{what}: {depends_on!r}"
         if key not in self._made:
             self._made[key] = make()
-        found: T = self._made[key]
-        return found
+        made: T = self._made[key]
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)

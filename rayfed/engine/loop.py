@@ -130,8 +130,8 @@ def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: Serve
     ids = tuple(one.id for one in wanted.sets)
     task = partial(adapt, local=local, steps=wanted.steps)
     try:
-        found = cohort.for_reporting(ids).run(task, state.broadcast(), tag=TAG)
-        answers = {one.client: one for one in found}
+        updates = cohort.for_reporting(ids).run(task, state.broadcast(), tag=TAG)
+        answers = {one.client: one for one in updates}
     except NobodyAnsweredError:
         answers = {}
     if len(answers) < len(ids):
@@ -229,17 +229,17 @@ def run_rounds(
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
 
 
-def checked_state(server: Server, found: Any) -> ServerState:
+def checked_state(server: Server, state: Any) -> ServerState:
     """The state that a server half returned from its round.
 
     Raises:
         ServerError: It is none, as where `return` was forgotten.
     """
-    if isinstance(found, ServerState):
-        return found
+    if isinstance(state, ServerState):
+        return state
     own = next((name for name in ("round", "aggregate") if name in vars(type(server))), "aggregate")
     raise ServerError(
-        f"server: {type(server).__name__}.{own} returned {shown(found)}; return a ServerState, such as "
+        f"server: {type(server).__name__}.{own} returned {shown(state)}; return a ServerState, such as "
         f"that of super().{own}(...), or replace(state, params=...)"
     )
 
@@ -359,7 +359,7 @@ def score_without(
     """
     if experiment.parts is None:
         return None
-    found: dict[str, dict[str, Any]] = {}
+    without: dict[str, dict[str, Any]] = {}
     for kind, start in experiment.parts.items():
         cohort = make_cohort(experiment, executor, state.round, state.virtual_time)
         scores = score_global(experiment, cohort, state, start)
@@ -369,8 +369,8 @@ def score_without(
         domains = {name: score.value for name, score in (*scores.domains.items(), *scores.held_out.items())}
         metric = metric_of(row) or METRICS[0]
         means = {"clients": row.get(metric), "domains": row.get(f"{metric}_domain")}
-        found[kind] = {**means, "by_domain": domains}
-    return found
+        without[kind] = {**means, "by_domain": domains}
+    return without
 
 
 def score_global(
@@ -423,8 +423,8 @@ def score_on(
     if lone:
         with suppress(NobodyAnsweredError):
             task = partial(evaluate, split=split, local=experiment.local)
-            told = replace(plain, shared={**plain.shared, INSTEAD: staying}) if staying else plain
-            answers += cohort.for_reporting(lone).run(task, told, tag=tag)
+            broadcast = replace(plain, shared={**plain.shared, INSTEAD: staying}) if staying else plain
+            answers += cohort.for_reporting(lone).run(task, broadcast, tag=tag)
     if packed:
         with suppress(NobodyAnsweredError):
             together = cohort.for_reporting(tuple(packed))

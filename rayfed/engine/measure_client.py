@@ -672,7 +672,7 @@ def measured_on_gpu(
         reference = task.remote(setup.experiment, setup.world, weights)
         health.wait(reference)
         try:
-            found: tuple[Measurement, bool] | None = ray.get(reference)
+            measured: tuple[Measurement, bool] | None = ray.get(reference)
         except ray.exceptions.RayTaskError as err:
             raise (err.cause if isinstance(err.cause, RayFedError) else err) from err
         except ray.exceptions.RayError as err:
@@ -681,7 +681,7 @@ def measured_on_gpu(
                 f"model.name: the process of the measured client died ({died[:200]}); try a smaller model or "
                 f"train.batch_size"
             ) from err
-        return found
+        return measured
 
 
 def on_gpu(measured: Measurement, mps: bool, per_gpu: int) -> str:

@@ -235,10 +235,10 @@ def why_whole_batches(config: Config, local: Local, whole_batch: str) -> str:
 def _largest(config: Config) -> str:
     """Key and value, as `key: value`, of the largest whole number in the sections `tuning` and `model`."""
     sections = {"tuning": config.tuning, "model.options": config.model.options}
-    found = [pair for where, section in sections.items() for pair in _numbers(section, where)]
+    numbers = [pair for where, section in sections.items() for pair in _numbers(section, where)]
     if config.model.size:
-        found.append((f"model.size: {config.model.size}", config.model.size))
-    return max(found, key=lambda pair: pair[1], default=(f"model.name: {config.model.name!r}", 0))[0]
+        numbers.append((f"model.size: {config.model.size}", config.model.size))
+    return max(numbers, key=lambda pair: pair[1], default=(f"model.name: {config.model.name!r}", 0))[0]
 
 
 def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
@@ -328,8 +328,8 @@ def _loads(model: Backbone, keeps: bool, sizes: tuple[int, ...]) -> dict[int, Lo
     # Two counts of small models give that of the whole one.
     one, two = _count(model, keeps, (1, 2)).values()
     parts = {part: (getattr(one, part), getattr(two, part)) for part in ("step", "row", "trained")}
-    found = {part: first + (whole - 1) * (second - first) for part, (first, second) in parts.items()}
-    return {whole: Load(**found)}
+    load = {part: first + (whole - 1) * (second - first) for part, (first, second) in parts.items()}
+    return {whole: Load(**load)}
 
 
 def _are_alike(model: Backbone) -> bool:

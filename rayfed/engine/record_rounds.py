@@ -213,14 +213,14 @@ def _record(
         The round as it was written, and its row with what is only shown: the slowest client.
     """
     executor = keeper.executor
-    found, done = _find_nonfinite(done, keeper.keeping.on_nonfinite, executor.on_event)
+    nonfinite, done = _find_nonfinite(done, keeper.keeping.on_nonfinite, executor.on_event)
     done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
-    seen = slowest(visits)
+    slowest_visits = slowest(visits)
     folder.add(done)
     if watch is not None:
         watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
     visits.clear()
-    return done, {**done.row, **seen, **({NONFINITE: sentence(found)} if found else {})}
+    return done, {**done.row, **slowest_visits, **({NONFINITE: sentence(nonfinite)} if nonfinite else {})}
 
 
 @contextmanager
@@ -248,17 +248,17 @@ def _find_nonfinite(
     Raises:
         NonFiniteError: There is such a value, and the policy says to raise.
     """
-    found = find(done.ledger.scores, done.scores, done.state.params, done.row)
-    if not found:
+    nonfinite = find(done.ledger.scores, done.scores, done.state.params, done.row)
+    if not nonfinite:
         return [], done
-    for event in events(found, done.state.round, "raise" if policy == "raise" else "nothing"):
+    for event in events(nonfinite, done.state.round, "raise" if policy == "raise" else "nothing"):
         note(event)
     if policy == "raise":
         raise NonFiniteError(
-            f"round {done.row['round']}: {sentence(found)}; on_nonfinite=raise ends the run here: try a "
+            f"round {done.row['round']}: {sentence(nonfinite)}; on_nonfinite=raise ends the run here: try a "
             f"smaller train.lr, or train.clip_norm=1"
         )
-    return found, replace(done, row={**without_nonfinite(done.row), COLUMN: len(found)})
+    return nonfinite, replace(done, row={**without_nonfinite(done.row), COLUMN: len(nonfinite)})
 
 
 def busy(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:

@@ -131,21 +131,21 @@ def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[s
     model = setup.world.skeleton()
     entries = model.tensors()
     wanted = {name: entries[name].tensor for name in names_that_stay(model, setup.world.stays)}
-    found = {}
+    stores = {}
     for client, file in files.items():
         if own := from_file(file).get(STAYS):
             if client not in setup.partition.table:
                 return {}
             _check_shapes(trained, own, wanted)
-            found[client] = file
-    return found
+            stores[client] = file
+    return stores
 
 
-def _check_shapes(trained: str, found: Params, wanted: Params, whole: bool = False) -> None:
+def _check_shapes(trained: str, params: Params, wanted: Params, whole: bool = False) -> None:
     """Raise ConfigError unless tensors have these shapes. Args: whole: none of the names may be missing."""
     shapes = {name: tuple(value.shape) for name, value in wanted.items()}
-    missing = whole and found.keys() != wanted.keys()
-    if missing or any(shapes.get(name) != tuple(value.shape) for name, value in found.items()):
+    missing = whole and params.keys() != wanted.keys()
+    if missing or any(shapes.get(name) != tuple(value.shape) for name, value in params.items()):
         raise ConfigError(
             f"evaluation.model_of: the tensors of {trained!r} are not those of this model and tuning; set "
             f"model, tuning and algorithm as in its config.yaml"

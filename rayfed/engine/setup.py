@@ -229,14 +229,14 @@ def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
         sent: The message to it.
     """
     batch = next(client.batches())
-    found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
 
     def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         rows = inputs[0].detach().flatten(0, -2)
 
         def add(grad: Tensor) -> None:
             product = grad.flatten(0, -2).mT.float() @ rows.float()
-            found[name] = found[name] + product if name in found else product
+            sums[name] = sums[name] + product if name in sums else product
 
         output.register_hook(add)
 
@@ -248,7 +248,7 @@ def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
     finally:
         for hook in hooks:
             hook.remove()
-    return Update(client=client.id, num_examples=len(batch[1]), extra=found)
+    return Update(client=client.id, num_examples=len(batch[1]), extra=sums)
 
 
 def first_step(gradient: Tensor, train: TrainConfig, lr: float) -> Tensor:

@@ -137,13 +137,13 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
         `accuracy`.
     """
     row: dict[str, float | str] = {}
-    if found := scores.by_client():
-        client = np.array([score.value for score, _ in found])
-        counts = np.array([count for _, count in found])
-        losses = np.array([score.loss for score, _ in found])
+    if by_client := scores.by_client():
+        client = np.array([score.value for score, _ in by_client])
+        counts = np.array([count for _, count in by_client])
+        losses = np.array([score.loss for score, _ in by_client])
         level = _mean(client, counts)
         domain = {name: s.value for name, s in scores.domains.items()}
-        metric = found[0][0].metric
+        metric = by_client[0][0].metric
         sign = 1.0 if is_larger_better(metric) else -1.0
         worst = min(domain, key=lambda name: sign * domain[name])
         row |= {

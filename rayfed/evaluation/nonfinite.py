@@ -50,15 +50,15 @@ def find(
         params: Global tensors after the round.
         row: The row of the round, for what nothing else explains.
     """
-    found = [*_of_answers(answers), *_of_scores(scores), *_of_tensors(params)]
-    if not found:
-        found = [NonFinite(what=key, exchange="round") for key, value in row.items() if _is_bad(value)]
-    return found
+    nonfinite = [*_of_answers(answers), *_of_scores(scores), *_of_tensors(params)]
+    if not nonfinite:
+        nonfinite = [NonFinite(what=key, exchange="round") for key, value in row.items() if _is_bad(value)]
+    return nonfinite
 
 
-def events(found: Iterable[NonFinite], round: int, action: str) -> Iterator[Event]:
+def events(nonfinite: Iterable[NonFinite], round: int, action: str) -> Iterator[Event]:
     """A row of events.parquet for each. Args: round: from 0. action: nothing or raise."""
-    for each in found:
+    for each in nonfinite:
         yield Event(
             kind=KIND,
             action=action,
@@ -69,9 +69,9 @@ def events(found: Iterable[NonFinite], round: int, action: str) -> Iterator[Even
         )
 
 
-def sentence(found: Sequence[NonFinite]) -> str:
+def sentence(nonfinite: Sequence[NonFinite]) -> str:
     """One-line summary of the values that are not finite, without advice."""
-    mine, others = [e for e in found if e.client], [e for e in found if not e.client]
+    mine, others = [e for e in nonfinite if e.client], [e for e in nonfinite if not e.client]
     clients = list(dict.fromkeys(each.client for each in mine))
     parts = []
     if clients:
@@ -82,8 +82,8 @@ def sentence(found: Sequence[NonFinite]) -> str:
     return f"not finite: {'; '.join(parts)}"
 
 
-def _list(found: Sequence[NonFinite]) -> str:
-    return ", ".join(list(dict.fromkeys(each.what for each in found))[:MOST_NAMED])
+def _list(nonfinite: Sequence[NonFinite]) -> str:
+    return ", ".join(list(dict.fromkeys(each.what for each in nonfinite))[:MOST_NAMED])
 
 
 def _of_answers(answers: Sequence[Answer]) -> Iterator[NonFinite]:
@@ -94,11 +94,11 @@ def _of_answers(answers: Sequence[Answer]) -> Iterator[NonFinite]:
 
 
 def _of_scores(scores: Mapping[str, Evaluation]) -> Iterator[NonFinite]:
-    for model, found in scores.items():
+    for model, scores_of_set in scores.items():
         if model == "personal":  # they came with the clients' answers, of this round or an earlier one
             continue
-        drawn = {domain: found.domains[domain] for domain in found.others}
-        for where in (found.clients, drawn, found.held_out, found.unseen):
+        drawn = {domain: scores_of_set.domains[domain] for domain in scores_of_set.others}
+        for where in (scores_of_set.clients, drawn, scores_of_set.held_out, scores_of_set.unseen):
             for name, score in where.items():
                 for what, value in (("loss", score.loss), (score.metric, score.value)):
                     if _is_bad(value):

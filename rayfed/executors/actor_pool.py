@@ -199,12 +199,12 @@ class Exchange:
         Raises:
             ClusterError: No actor is left.
         """
-        seen = 0
+        counted = 0
         while any(lane.starting is not None for lane in self._pool.lanes):
             self._wait()
             up = sum(lane.starting is None for lane in self._pool.lanes)
-            if up > seen:
-                seen = up
+            if up > counted:
+                counted = up
                 yield up
 
     def _enqueue(self, unit: list[int]) -> None:
@@ -350,17 +350,17 @@ class Exchange:
             cause: Says what happened to a call that was tried so many times.
             trace: What is known of it.
         """
-        again = []
+        repeated = []
         for i in unit:
             call = self._calls[i]
             err = ClientError(call.client, call.sent.round, call.tag, cause(self._tries[i]), trace)
             if self._is_repeated(i, err, kind, lost=True):
-                again.append(i)
-        if any(self._tries[i] > 1 for i in again) or len(again) < len(unit):
-            for i in again:
+                repeated.append(i)
+        if any(self._tries[i] > 1 for i in repeated) or len(repeated) < len(unit):
+            for i in repeated:
                 self._enqueue([i])
-        elif again:
-            self._enqueue(again)
+        elif repeated:
+            self._enqueue(repeated)
 
     def _is_repeated(self, i: int, err: ClientError, kind: str, lost: bool = False) -> bool:
         """Apply the policy to a failed call: report it, and return whether it is run again.

@@ -62,17 +62,17 @@ class StartProgress:
 
 def effort(up: set[int]) -> dict[int, tuple[float, float]]:
     """Memory in bytes of every worker that is not yet an actor, and CPU seconds if its constructor runs."""
-    found = {}
+    efforts = {}
     for process in _workers():
         with suppress(psutil.Error):
             if process.pid not in up:
                 times = process.cpu_times()
                 starts = any(title in " ".join(process.cmdline()) for title in TITLES)
-                found[process.pid] = (
+                efforts[process.pid] = (
                     float(process.memory_info().rss),
                     times.user + times.system if starts else 0.0,
                 )
-    return found
+    return efforts
 
 
 def _workers() -> Iterator[psutil.Process]:

@@ -126,15 +126,15 @@ def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -
     count = _count(wish, clients, per_round, nodes)
     gpus = wish.gpus if wish.gpus != "auto" else _even_share(nodes, count)
     cpus = wish.cpus if wish.cpus != "auto" else _cpu_share(nodes, count, gpus, wish)
-    found = ActorPlan(actors=count, cpus=cpus, gpus=gpus)
-    room = _room(nodes, found, wish)
+    actors = ActorPlan(actors=count, cpus=cpus, gpus=gpus)
+    room = _room(nodes, actors, wish)
     if room < count:
-        raise ResourceError(_refusal(found, room, nodes, wish))
-    return found
+        raise ResourceError(_refusal(actors, room, nodes, wish))
+    return actors
 
 
 @contextmanager
-def reserve(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
+def reserve(actors: ActorPlan, timeout: float, health: Health) -> Iterator[list[dict[str, Any]]]:
     """Reserve the resources of all actors while the block runs; yields the Ray options of each actor.
 
     Inside a placement group (a trial of Ray Tune) the actors use its resources instead. The resources are
@@ -143,13 +143,13 @@ def reserve(found: ActorPlan, timeout: float, health: Health) -> Iterator[list[d
     Raises:
         BusyError: The cluster did not have the resources free within `timeout` seconds.
     """
-    options: dict[str, Any] = {"num_cpus": found.cpus, "num_gpus": found.gpus}
+    options: dict[str, Any] = {"num_cpus": actors.cpus, "num_gpus": actors.gpus}
     if get_current_placement_group() is not None:
-        yield [dict(options) for _ in range(found.actors)]
+        yield [dict(options) for _ in range(actors.actors)]
         return
     prefix = f"rayfed-{uuid.uuid4().hex[:12]}"
     try:
-        strategies = _places(found, timeout, prefix)
+        strategies = _places(actors, timeout, prefix)
         yield [{**options, "scheduling_strategy": s} for s in strategies]
     finally:
         if not health.lost:
@@ -162,7 +162,7 @@ GRAB = 5.0
 PAUSE = 1.0  # longest pause in seconds before the next attempt, if another run was faster
 
 
-def _places(found: ActorPlan, timeout: float, prefix: str) -> list[PlacementGroupSchedulingStrategy]:
+def _places(actors: ActorPlan, timeout: float, prefix: str) -> list[PlacementGroupSchedulingStrategy]:
     """Reserve a bundle for each actor, all or none, in one placement group for each node.
 
     Ray's gcs_server computes without a pause while a group has lost one of its nodes and no other node has
@@ -171,20 +171,20 @@ def _places(found: ActorPlan, timeout: float, prefix: str) -> list[PlacementGrou
     """
     deadline = time.monotonic() + timeout
     while True:
-        whole = placement_group([found.bundle] * found.actors, strategy="SPREAD", name=_name(prefix))
+        whole = placement_group([actors.bundle] * actors.actors, strategy="SPREAD", name=_name(prefix))
         if not whole.wait(max(0.0, deadline - time.monotonic())):
             free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
             raise BusyError(
-                f"cluster.actors: {found.actors} actors with {found.bundle} were not placed within "
+                f"cluster.actors: {actors.actors} actors with {actors.bundle} were not placed within "
                 f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs or ask for fewer"
             )
         nodes = list(placement_group_table(whole)["bundles_to_node_id"].values())
         if len(set(nodes)) == 1:
-            return _bundles_of(whole, found.actors)
+            return _bundles_of(whole, actors.actors)
         remove_placement_group(whole)
         own = {
             node: placement_group(
-                [found.bundle] * nodes.count(node),
+                [actors.bundle] * nodes.count(node),
                 name=_name(prefix),
                 bundle_label_selector=[{"ray.io/node-id": node}] * nodes.count(node),
             )
@@ -271,44 +271,44 @@ def _cpu_share(nodes: Sequence[Resources], count: int, gpus: float, wish: Wish) 
     return 1 / FINEST
 
 
-def _room(nodes: Sequence[Resources], found: ActorPlan, wish: Wish) -> int:
+def _room(nodes: Sequence[Resources], actors: ActorPlan, wish: Wish) -> int:
     """Number of such actors that fit on the nodes; a share of a GPU cannot be split over two GPUs."""
-    return sum(_room_on(node, found, wish) for node in nodes)
+    return sum(_room_on(node, actors, wish) for node in nodes)
 
 
-def _room_on(node: Resources, found: ActorPlan, wish: Wish) -> int:
+def _room_on(node: Resources, actors: ActorPlan, wish: Wish) -> int:
     slack = 1e-9
     memory = wish.memory
-    limits = [int(node.get("CPU", 0) / found.cpus + slack)]
+    limits = [int(node.get("CPU", 0) / actors.cpus + slack)]
     if memory:
         limits.append(int(node.get("memory", float("inf")) // memory) if "memory" in node else limits[0])
-    if found.gpus:
+    if actors.gpus:
         gpus = int(node.get("GPU", 0))
-        by_share = int(1 / found.gpus + slack)
+        by_share = int(1 / actors.gpus + slack)
         by_memory = by_share if wish.per_gpu is None else wish.per_gpu
-        limits.append(gpus * min(by_share, by_memory) if found.gpus <= 1 else int(gpus / found.gpus))
+        limits.append(gpus * min(by_share, by_memory) if actors.gpus <= 1 else int(gpus / actors.gpus))
     return min(limits)
 
 
-def _refusal(found: ActorPlan, room: int, nodes: Sequence[Resources], wish: Wish) -> str:
+def _refusal(actors: ActorPlan, room: int, nodes: Sequence[Resources], wish: Wish) -> str:
     total = {k: sum(node.get(k, 0) for node in nodes) for k in ("CPU", "GPU")}
     has = (
         f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"
     )
-    if found.gpus and not total["GPU"]:
+    if actors.gpus and not total["GPU"]:
         where = "this machine" if len(nodes) == 1 else "the cluster"
         return f"cluster.gpus_per_actor: {where} has no GPU; leave it out, or write cluster.gpus_per_actor=0"
-    cpus = "" if wish.cpus == "auto" else f"{found.cpus:g} CPU, "
-    what = "1 actor with" if found.actors == 1 else f"{found.actors} actors, each with"
-    verb = "does not fit" if found.actors == 1 else "do not fit"
+    cpus = "" if wish.cpus == "auto" else f"{actors.cpus:g} CPU, "
+    what = "1 actor with" if actors.actors == 1 else f"{actors.actors} actors, each with"
+    verb = "does not fit" if actors.actors == 1 else "do not fit"
     measured = f" (whose memory holds {wish.per_gpu} actors)" if wish.per_gpu is not None else ""
-    asked = f"{what} {cpus}{found.gpus:.4g} GPU{measured} and {wish.memory / GB:g} GB"
-    key = "cluster.gpus_per_actor" if found.gpus else "cluster.actors"
+    asked = f"{what} {cpus}{actors.gpus:.4g} GPU{measured} and {wish.memory / GB:g} GB"
+    key = "cluster.gpus_per_actor" if actors.gpus else "cluster.actors"
     fits = [f"cluster.actors={room}"] if room else []
-    if found.gpus:
-        other = replace(found, gpus=_even_share(nodes, found.actors))
+    if actors.gpus:
+        other = replace(actors, gpus=_even_share(nodes, actors.actors))
         others = _room(nodes, other, wish)
-        if others >= found.actors:
+        if others >= actors.actors:
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g}")
         elif others and not room:
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g} with cluster.actors={others}")

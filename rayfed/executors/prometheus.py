@@ -231,19 +231,19 @@ def shares(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, fl
 
 def score_gauges(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tuple[float, float]]:
     """Score and loss by split (test, held_out, personal) and domain; `all` is the mean over clients."""
-    found: dict[tuple[str, str], tuple[float, float]] = {}
+    gauges: dict[tuple[str, str], tuple[float, float]] = {}
     for model, one in scores.items():
         split = "test" if model == "global" else model
         for name, score in one.domains.items():
-            found[split, name] = (score.value, score.loss)
+            gauges[split, name] = (score.value, score.loss)
         if everybody := one.by_client():
             number = sum(count for _, count in everybody)
             value = sum(score.value * count for score, count in everybody)
             loss = sum(score.loss * count for score, count in everybody)
-            found[split, ALL] = (value / number, loss / number)
+            gauges[split, ALL] = (value / number, loss / number)
         for name, score in one.held_out.items():
-            found["held_out", name] = (score.value, score.loss)
-    return found
+            gauges["held_out", name] = (score.value, score.loss)
+    return gauges
 
 
 def validation_scores(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:

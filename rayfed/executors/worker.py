@@ -324,8 +324,8 @@ def failed_call(
         cause = out_of_memory(err, share, changes_for(call, smaller, examples))
     elif is_fault(err):
         kind = DeviceError
-        said = one_line(err).partition(" CUDA kernel errors might")[0]
-        cause = f"{type(err).__name__}: {said}{place_of(err)}{LOST_WITH_MPS if mps_runs() else ''}"
+        text = one_line(err).partition(" CUDA kernel errors might")[0]
+        cause = f"{type(err).__name__}: {text}{place_of(err)}{LOST_WITH_MPS if mps_runs() else ''}"
     elif isinstance(err, FloatingPointError):
         kind = NonFiniteClientError
     trace = "".join(traceback.format_exception(err))
@@ -340,24 +340,24 @@ def out_of_memory(err: BaseException, share: float, changes: list[str]) -> str:
         share: Share of the device that this process was given.
         changes: Overrides of the training that need less.
     """
-    said = ". ".join(" ".join(str(err).split()).split(". ")[:SENTENCES]).removesuffix(".")
-    said = said.partition(" CUDA kernel errors might")[0]
-    if EXCLUSIVE.search(said):
+    text = ". ".join(" ".join(str(err).split()).split(". ")[:SENTENCES]).removesuffix(".")
+    text = text.partition(" CUDA kernel errors might")[0]
+    if EXCLUSIVE.search(text):
         return (
-            f"{said}: this GPU takes one process only, if another job has not taken it; what would fit: "
+            f"{text}: this GPU takes one process only, if another job has not taken it; what would fit: "
             f"cluster.gpus_per_actor=1, or several processes after `nvidia-smi -c DEFAULT`"
         )
     if share < 1:
         changes = [f"cluster.gpus_per_actor={min(1.0, 2 * share):.3g} (now {share:.3g})", *changes]
-    return f"{said}; what needs less: {', '.join(changes) or 'a smaller model'}"
+    return f"{text}; what needs less: {', '.join(changes) or 'a smaller model'}"
 
 
 def changes_for(call: Call, smaller: Smaller, examples: int) -> list[str]:
     """The smallest change of each key of the training with which a call would need less memory."""
-    found = smaller.changes(examples)
+    by_key = smaller.changes(examples)
     if call.tag == TRAINING:
-        found.pop("eval_batch_size", None)
-    return [override(changes[0], key) for key, changes in found.items()]
+        by_key.pop("eval_batch_size", None)
+    return [override(changes[0], key) for key, changes in by_key.items()]
 
 
 log = logging.getLogger(__name__)
@@ -623,12 +623,12 @@ class Worker:
             ResourceError: The device has too little memory for this group; names what needs less.
             DeviceError: The device failed; this process cannot run another call.
         """
-        for again in (False, True):
+        for is_second in (False, True):
             try:
                 return self._together(calls, stores())
             except Exception as err:
                 cause = err.__cause__ or err if isinstance(err, MemberError) else err
-                failed = self._group_failure(calls, cause, again)
+                failed = self._group_failure(calls, cause, is_second)
                 _drop_frames(err)
             self._model.forget()
             self._give_back_after(failed, calls[0])
@@ -639,22 +639,24 @@ class Worker:
             log.warning("%s; running the clients of this group once more", failed)
         raise AssertionError
 
-    def _group_failure(self, calls: Sequence[Call], err: BaseException, again: bool) -> RayFedError | None:
+    def _group_failure(
+        self, calls: Sequence[Call], err: BaseException, is_second: bool
+    ) -> RayFedError | None:
         """The error of a group; DeviceMemoryError: it is run again, None: its clients are run one by one.
 
         Args:
             calls: The calls.
             err: What was raised.
-            again: The group was run for the second time.
+            is_second: The group was run for the second time.
         """
         if is_fault(err):
             world = self._world
             return failed_call(calls[0], err, world.smaller, world.splits, self._share)
         if is_out_of_memory(err):
-            said = f"{len(calls)} clients at once: {out_of_memory(err, self._share, self._less(calls))}"
-            if again:
-                return ResourceError(f"train.group: {said}")
-            return DeviceMemoryError(calls[0].client, calls[0].sent.round, calls[0].tag, said)
+            text = f"{len(calls)} clients at once: {out_of_memory(err, self._share, self._less(calls))}"
+            if is_second:
+                return ResourceError(f"train.group: {text}")
+            return DeviceMemoryError(calls[0].client, calls[0].sent.round, calls[0].tag, text)
         log_failure([call.client for call in calls], err)
         return None
 

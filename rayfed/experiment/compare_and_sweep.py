@@ -178,14 +178,14 @@ def _by_method(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """The experiments by the names of their methods, with a number where two have the same."""
     if isinstance(experiments, Experiment):
         raise ConfigError("compare: one experiment cannot be compared; give a list of two or more")
-    found: dict[str, Experiment] = {}
+    by_method: dict[str, Experiment] = {}
     for experiment in experiments:
         name = title(experiment.config().algorithm).replace(":", ".")
         number = 2
-        while (own := name if number == 2 and name not in found else f"{name}-{number}") in found:
+        while (own := name if number == 2 and name not in by_method else f"{name}-{number}") in by_method:
             number += 1
-        found[own] = experiment
-    return found
+        by_method[own] = experiment
+    return by_method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +280,8 @@ def sweep(
     def score(values: Mapping[str, Any]) -> float:
         run = base.changed(**values).run(quiet=quiet)
         done.append((values, run))
-        found: float = run.metrics[_key(run, run.metric)]
-        return -found if is_larger_better(run.metric) else found
+        value: float = run.metrics[_key(run, run.metric)]
+        return -value if is_larger_better(run.metric) else value
 
     if all(isinstance(values, list) for values in space.values()):
         combinations = [dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())]
@@ -324,12 +324,12 @@ def _own_values(experiment: Experiment, space: Mapping[str, Any]) -> dict[str, A
     tree = to_dict(experiment.config())
     own = {}
     for key, values in space.items():
-        found: Any = tree
+        node: Any = tree
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if not _contains(values, found):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if not _contains(values, node):
             return None
-        own[key] = found
+        own[key] = node
     return own
 
 

@@ -46,16 +46,16 @@ def passes(batches: Mapping[str, float]) -> dict[str, int]:
         ConfigError: A row would need a part of a pass.
     """
     most = max(batches, key=lambda name: batches[name])
-    found = {}
+    factors = {}
     for name, count in batches.items():
         ratio = batches[most] / count if count else 1.0
-        found[name] = round(ratio)
-        if abs(ratio - found[name]) > ROUNDING * ratio:
+        factors[name] = round(ratio)
+        if abs(ratio - factors[name]) > ROUNDING * ratio:
             raise ConfigError(
                 f"equal_steps: {most} trains on {ratio:.3g} times as many batches as {name}, which no whole "
                 f"number of passes makes equal; leave one of the two out, or leave out equal_steps"
             )
-    return found
+    return factors
 
 
 def with_passes(config: Config, name: str, factor: int) -> Config:
@@ -86,11 +86,11 @@ def factors_beside(main: str, batches: Mapping[str, float]) -> dict[str, int]:
     Raises:
         ConfigError: Another one trains more often than it, or would need a part of a pass.
     """
-    found = passes(batches)
-    if found[main] != 1:
+    factors = passes(batches)
+    if factors[main] != 1:
         most = max(batches, key=lambda name: batches[name])
         raise ConfigError(
-            f"equal_steps: {most} trains {found[main]} times as often as {main}, with which the others are "
+            f"equal_steps: {most} trains {factors[main]} times as often as {main}, with which the others are "
             f"compared; write {most} first in compare, or as algorithm"
         )
-    return found
+    return factors

@@ -355,8 +355,8 @@ class _Shown:
     """Shows what is done in the block; gives whether nothing is shown."""
 
     def __init__(self, quiet: bool | None) -> None:
-        seen = sys.stdout.isatty() or "ipykernel" in sys.modules
-        self._quiet = not seen if quiet is None else quiet
+        is_shown = sys.stdout.isatty() or "ipykernel" in sys.modules
+        self._quiet = not is_shown if quiet is None else quiet
         self._shown = use_screen(screen_of(self._quiet))
 
     def __enter__(self) -> bool:

@@ -194,8 +194,8 @@ class Run:
         Raises:
             ConfigError: The tuning of the run has none that PEFT could read.
         """
-        found = sorted((self._folder / "model").glob("adapter_*"))
-        if not found:
+        files = sorted((self._folder / "model").glob("adapter_*"))
+        if not files:
             raise ConfigError(
                 f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format; run.params "
                 "has all "
@@ -203,7 +203,7 @@ class Run:
             )
         target = Path(path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        for file in found:
+        for file in files:
             shutil.copyfile(file, target / file.name)
         return target
 
@@ -271,10 +271,10 @@ class Run:
 
     def _id_of(self, client: str) -> str:
         ids = list(self.clients.index)
-        found = [each for each in ids if each == client or each.partition("-")[2] == str(client)]
-        if len(found) != 1:
+        matches = [each for each in ids if each == client or each.partition("-")[2] == str(client)]
+        if len(matches) != 1:
             raise ConfigError(unknown("client", client, ids))
-        return found[0]
+        return matches[0]
 
     def __getattr__(self, name: str) -> Any:
         """A metric by its name."""

@@ -221,9 +221,9 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
 
     if isinstance(value, str | DataConfig) or not is_own(value):
         return {"data": value, **({"data.columns": columns} if columns else {})}
-    found = own_data(value, columns) if columns else make_reader(value)
+    reader = own_data(value, columns) if columns else make_reader(value)
     name = user_objects.import_path(value) if callable(value) else ""
-    name = name or user_objects.register(found, type(found), found.fingerprint(), "own_data")
+    name = name or user_objects.register(reader, type(reader), reader.fingerprint(), "own_data")
     return {"data": name, "data.name": "own_data"}
 
 

@@ -66,12 +66,12 @@ class Runner:
             plan = make_plan(config, claim.path)
             with self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
-        path, seen, plan = _prepare(config)
+        path, owner, plan = _prepare(config)
         with self._ray():
-            for setup in plan.setups if seen else ():
+            for setup in plan.setups if owner else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
             # Ray ends before the lock, if it ends with this run.
-            with folders.claim(path, seen, config.overwrite) as own, self._ray():
+            with folders.claim(path, owner, config.overwrite) as own, self._ray():
                 if own.earlier is not None:
                     self.show.tell(f"the run that was in {path} is in {own.earlier} now")
                 return Run(path, self.run(plan, own), config)
@@ -133,17 +133,17 @@ class Runner:
         trained = plan.config.evaluation.model_of
         if trained is not None and not model_digest(trained):
             raise RayFedError(f"the run in {trained}, whose model would be scored, is not finished")
-        again = self.resume and (plan.path / "config.yaml").exists()
+        continues = self.resume and (plan.path / "config.yaml").exists()
         if trained is not None:
-            again = again and _scored_the_same(plan, trained)
+            continues = continues and _scored_the_same(plan, trained)
         with ExitStack() as held:
             with alone or nullcontext():
-                if again:
+                if continues:
                     own = held.enter_context(folders.claim_again(plan.path))
                 else:
-                    seen = folders.look(plan.path, True)
-                    own = held.enter_context(folders.claim(plan.path, seen, True, whole))
-            return replace(self, resume=again).run(plan, own)
+                    owner = folders.look(plan.path, True)
+                    own = held.enter_context(folders.claim(plan.path, owner, True, whole))
+            return replace(self, resume=continues).run(plan, own)
 
     def _comparison(self, plan: Plan, claim: Claim) -> str:
         """Run the main method in the folder of the run, and the others in folders inside it."""
@@ -243,8 +243,8 @@ def _prepare(config: Config) -> tuple[Path, str, Plan]:
     check_trackers(config.trackers)
     path = Path(config.output) if config.output else _new_folder(config)
     folders.check_own_folder(path)
-    seen = folders.look(path, config.overwrite)
-    return path, seen, make_plan(config, path)
+    owner = folders.look(path, config.overwrite)
+    return path, owner, make_plan(config, path)
 
 
 def _new_folder(config: Config) -> Path:

@@ -156,14 +156,14 @@ class Show:
         as_json: Write JSON objects to standard output, and text to standard error.
         whole: Folder of the run that the shown one is a part of; None: it is the whole.
         described: Digests of the partitions whose table of clients was shown.
-        again: The command that continues the whole; empty: `rayfed.resume` does.
+        resume_command: The command that continues the whole; empty: `rayfed.resume` does.
     """
 
     quiet: bool = True
     as_json: bool = False
     whole: Path | None = None
     described: set[str] = field(default_factory=set)
-    again: str = ""
+    resume_command: str = ""
 
     @property
     def tell(self) -> Callable[[str], None]:
@@ -244,8 +244,8 @@ def advice(path: Path, show: Show) -> str:
     """Advice about a run that ended too early."""
     if show.whole is None:
         return how_to_go_on(path)
-    again = show.again or f"python -m rayfed.resume {show.whole}"
-    return f"what is finished is kept; continue with: {again}"
+    command = show.resume_command or f"python -m rayfed.resume {show.whole}"
+    return f"what is finished is kept; continue with: {command}"
 
 
 def _raise_if_asked_to_stop() -> None:

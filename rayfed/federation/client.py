@@ -454,11 +454,11 @@ class Client:
 
     def counted(self) -> dict[str, Any]:
         """Counts of the training batches so far, as fields of `Update`; reads tensors, all at once."""
-        found: dict[str, Any] = {"steps": self.steps, "rows": self.rows}
+        counts: dict[str, Any] = {"steps": self.steps, "rows": self.rows}
         if self.read:
             tokens, learned = torch.stack(self.read).sum(0).tolist()
-            found |= {"tokens": tokens, "learned": learned}
-        return found
+            counts |= {"tokens": tokens, "learned": learned}
+        return counts
 
     def measure(self, **scalars: float | Tensor) -> None:
         """Add scalars to the metrics of this client's answer; what `Cohort.measure` is for a round.

@@ -89,14 +89,14 @@ def _available(
         return places
     if len(places) < MANY:
         return [place for place in places if is_open(place)]
-    found: list[int] = []
+    available: list[int] = []
     asked: set[int] = set()
-    while len(found) < wanted and 2 * len(asked) < len(places):
+    while len(available) < wanted and 2 * len(asked) < len(places):
         place = places[int(rng.integers(len(places)))]
         if place not in asked:
             asked.add(place)
-            found += [place] if is_open(place) else []
-    if len(found) < wanted:  # few are available: ask all the others, too
+            available += [place] if is_open(place) else []
+    if len(available) < wanted:  # few are available: ask all the others, too
         others = rng.permutation([place for place in places if place not in asked]).tolist()
-        found += islice(filter(is_open, others), wanted - len(found))
-    return found
+        available += islice(filter(is_open, others), wanted - len(available))
+    return available

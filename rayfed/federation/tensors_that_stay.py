@@ -46,7 +46,7 @@ def names_that_stay(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
     entries = model.tensors()
     names = [name for name, entry in entries.items() if entry.is_trained and not name.endswith(RESIDUAL)]
     norms = {name for name in names if isinstance(entries[name].module, NORMS)}
-    found: set[str] = set()
+    staying: set[str] = set()
     for rule in rules:
         chosen = norms if rule == NORM else {name for name in names if _matches(rule, name)}
         if not chosen:
@@ -55,8 +55,8 @@ def names_that_stay(model: Backbone, rules: Sequence[str]) -> frozenset[str]:
                 f"local.stays: {rule!r} is the name of no tensor that this tuning trains; choose from "
                 f"{words}, or give a regular expression for whole names such as {names[-1]!r}"
             )
-        found |= chosen
-    return frozenset(found)
+        staying |= chosen
+    return frozenset(staying)
 
 
 def head_of(model: Backbone, rules: Sequence[str]) -> Head:
@@ -78,17 +78,17 @@ def head_of(model: Backbone, rules: Sequence[str]) -> Head:
     return "personal" if names_that_stay(model, rules).issuperset(trained) else "shared"
 
 
-def check_head(wanted: Head | None, found: Head, tuning: str) -> None:
+def check_head(wanted: Head | None, head: Head, tuning: str) -> None:
     """Raise ConfigError if the head is not what the key `head` asks for.
 
     Args:
         wanted: The value of `head`; None: whatever method and tuning scheme make of it.
-        found: What the model says, of `head_of`.
+        head: What the model says, of `head_of`.
         tuning: Name of the tuning scheme.
     """
-    if wanted is None or wanted == found:
+    if wanted is None or wanted == head:
         return
-    if found == "frozen":
+    if head == "frozen":
         what = f"tuning={tuning} trains no head of this model; leave it out, or use another scheme"
     elif wanted == "frozen":
         what = f"tuning={tuning} trains it; use a scheme with train_head, such as tuning=lora"

@@ -177,16 +177,16 @@ class Smaller:
         batch = min(train.batch_size, max(examples, 1))
         part = min(train.micro_batch or batch, batch)
         parts = _halves(part) if self.micro_batch else ()
-        again = (True,) if self.checkpointing and not train.checkpointing else ()
+        recomputes = (True,) if self.checkpointing and not train.checkpointing else ()
         plain = [replace(train, graphs=False)] if train.graphs else []
-        found = {
+        by_key = {
             "graphs": plain,
             "micro_batch": [replace(train, micro_batch=n) for n in parts],
-            "checkpointing": [replace(train, checkpointing=value) for value in again],
+            "checkpointing": [replace(train, checkpointing=value) for value in recomputes],
             "batch_size": [replace(train, batch_size=n) for n in _halves(batch)],
             "eval_batch_size": [replace(train, eval_batch_size=n) for n in _halves(train.eval_batch_size)],
         }
-        return {key: changes for key, changes in found.items() if changes}
+        return {key: changes for key, changes in by_key.items() if changes}
 
 
 def override(train: TrainConfig, key: str) -> str:

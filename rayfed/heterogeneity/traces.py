@@ -318,8 +318,8 @@ def _entries(key: str, file: str, columns: Sequence[str]) -> Mapping[str, Mappin
     """The values of each device by its name; of a table with several rows of a device, lists of them."""
     readers: Mapping[str, Callable[[Path], Mapping[Any, Any]]] = {".csv": _table, ".parquet": _table}
     try:
-        found = readers.get(Path(file).suffix, _read_pickle)(Path(file))
-        entries = {str(name): {column: own[column] for column in columns} for name, own in found.items()}
+        table = readers.get(Path(file).suffix, _read_pickle)(Path(file))
+        entries = {str(name): {column: own[column] for column in columns} for name, own in table.items()}
     except OSError as err:
         raise ConfigError(f"{key}: cannot read {file!r}: {err.strerror or 'it has another format'}") from err
     except KeyError as err:
@@ -362,5 +362,5 @@ class _Plain(pickle.Unpickler):
 
 def _read_pickle(path: Path) -> Mapping[Any, Any]:
     with path.open("rb") as file:
-        found: Mapping[Any, Any] = _Plain(file).load()
-    return found
+        content: Mapping[Any, Any] = _Plain(file).load()
+    return content

@@ -137,12 +137,12 @@ class TextSide(nn.Module):
         tokens = self.name_tokens
         if vectors.dim() < 4:
             return self._tower_features(tokens, vectors.expand(len(tokens), -1, -1))
-        found = []
+        features = []
         for part in vectors.split(max(1, MOST_PROMPTS // len(tokens))):
             learned = part.expand(-1, len(tokens), -1, -1).flatten(0, 1)
             encoded = self._tower_features(tokens.repeat(len(part), 1), learned)
-            found.append(encoded.unflatten(0, (len(part), -1)))
-        return torch.cat(found)
+            features.append(encoded.unflatten(0, (len(part), -1)))
+        return torch.cat(features)
 
     def _tower_features(self, tokens: Tensor, learned: Tensor | None = None) -> Tensor:
         """Features (N, width) of N prompts, of class names (N, length) and vectors (N, M, text width)."""

@@ -457,8 +457,8 @@ def adapt(net: nn.Module, pattern: str, rank: int, alpha: float, dropout: float)
         alpha: The products are multiplied by alpha / rank.
         dropout: Dropout probability of the input of the factors.
     """
-    found = {name: module for name, module in net.named_modules() if isinstance(module, ADAPTED)}
-    for name, layer in found.items():
+    layers = {name: module for name, module in net.named_modules() if isinstance(module, ADAPTED)}
+    for name, layer in layers.items():
         if re.fullmatch(pattern, name):
             kind: Any = next(adapted for known, adapted in _KINDS if isinstance(layer, known))
             with layer.weight.device if layer.weight.is_meta else torch.device("cpu"):

@@ -591,16 +591,16 @@ def _char_lstm(config: ModelConfig) -> BareNetwork:
 
 
 def _words(config: ModelConfig, task: str | None) -> BareNetwork:
-    found = build(config, task)
+    network = build(config, task)
     return BareNetwork(
-        net=found.net,
-        width=found.width,
-        size=found.size,
+        net=network.net,
+        width=network.width,
+        size=network.size,
         mean=HALF,
         std=HALF,
         classifiers=(),
-        task=(task or TEXT_CLASSIFICATION) if found.new_head else LANGUAGE_MODELING,
-        words=found,
+        task=(task or TEXT_CLASSIFICATION) if network.new_head else LANGUAGE_MODELING,
+        words=network,
     )
 
 

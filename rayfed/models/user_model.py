@@ -289,30 +289,30 @@ class Network:
             seed: As of `net`.
         """
         body = self.net(seed)
-        said = self.said
+        hints = self.said
         _check_said(self, body, dict(body.named_modules()))
         head: Any = None
-        if said.head not in (None, FIND):
-            head = body.get_submodule(said.head or "")
-            body.set_submodule(said.head or "", nn.Identity())
-        blocks = said.blocks
+        if hints.head not in (None, FIND):
+            head = body.get_submodule(hints.head or "")
+            body.set_submodule(hints.head or "", nn.Identity())
+        blocks = hints.blocks
         if blocks is None and has_uniform_blocks(body):
             blocks = "blocks"
-        net = OwnNet(body, blocks, said.features)
+        net = OwnNet(body, blocks, hints.features)
         model = OwnBackbone(net, head if head is not None else NoHead(self.width or classes), self.label)
-        model.place = said.head if head is not None else None
+        model.place = hints.head if head is not None else None
         model.task = ""
         model.example = self.example
-        model.size = said.size or 224
-        model.scales = said.mean is not None or said.std is not None
-        model.mean, model.std = _by_channel(said.mean, 0.0), _by_channel(said.std, 1.0)
+        model.size = hints.size or 224
+        model.scales = hints.mean is not None or hints.std is not None
+        model.mean, model.std = _by_channel(hints.mean, 0.0), _by_channel(hints.std, 1.0)
         return model
 
 
 def _by_channel(values: tuple[float, ...] | None, otherwise: float) -> Any:
     """Values for each channel; one counts for all three of an image."""
-    found = values or (otherwise,)
-    return found * 3 if len(found) == 1 else found
+    values_by_channel = values or (otherwise,)
+    return values_by_channel * 3 if len(values_by_channel) == 1 else values_by_channel
 
 
 def output_of(output: Any) -> Tensor:
@@ -362,11 +362,11 @@ def register(value: Any) -> str:
     model = value if isinstance(value, Model) else Model(value)
     net = model.net
     if isinstance(net, nn.Module):
-        found = _of_module(net)
+        network = _of_module(net)
         source: Any = type(net)
         digest = _digest(net, model.said)
     elif callable(net):
-        found = Network(label="", make=net)
+        network = Network(label="", make=net)
         source = net
         digest = user_objects.text_digest(user_objects.source_digest(net) + repr(model.said))
     else:
@@ -377,7 +377,7 @@ def register(value: Any) -> str:
         )
     plain = not isinstance(net, nn.Module) and not isinstance(value, Model)
     path = user_objects.import_path(net) if plain else ""
-    known = replace(found, said=model.said, place=user_objects.place(source))
+    known = replace(network, said=model.said, place=user_objects.place(source))
     return path or user_objects.register(known, source, digest)
 
 
@@ -415,9 +415,9 @@ def _of_module(net: nn.Module) -> Network:
     return Network(label=type(net).__name__, shape=shape, values=net)
 
 
-def _digest(net: nn.Module, said: _Said) -> str:
+def _digest(net: nn.Module, hints: _Said) -> str:
     """Digest of the classes and the values of a network."""
-    out = hashlib.sha256(repr(said).encode())
+    out = hashlib.sha256(repr(hints).encode())
     for module in net.modules():
         out.update(type(module).__qualname__.encode())
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
@@ -445,10 +445,10 @@ def network_of(name: str) -> Network | None:
         return None
     if not isinstance(value, Network):
         model = value if isinstance(value, Model) else Model(value)
-        found = (
+        network = (
             _of_module(model.net) if isinstance(model.net, nn.Module) else Network(label=name, make=model.net)
         )
-        value = replace(found, said=model.said, place=user_objects.place(model.net))
+        value = replace(network, said=model.said, place=user_objects.place(model.net))
     return replace(value, label=name)
 
 
@@ -474,12 +474,12 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
             names the line of the user's code.
     """
     net = network.net(seed).eval()
-    said = network.said
+    hints = network.said
     modules = dict(net.named_modules())
-    last = _candidate(modules) if said.head == FIND else said.head
-    seen: list[Any] = []
-    handle = modules[last].register_forward_hook(lambda m, i, out: seen.append(out)) if last else None
-    call = net if said.features is None else getattr(net, said.features)
+    last = _candidate(modules) if hints.head == FIND else hints.head
+    inputs: list[Any] = []
+    handle = modules[last].register_forward_hook(lambda m, i, out: inputs.append(out)) if last else None
+    call = net if hints.features is None else getattr(net, hints.features)
     try:
         with torch.no_grad(), every_layer_called():
             returned = call(x)
@@ -502,52 +502,52 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
             "examples; the "
             f"first dimension must be that of the examples{network.place}"
         )
-    if said.features is None and last is not None:
-        is_output = len(seen) == 1 and isinstance(seen[0], Tensor) and torch.equal(seen[0], output)
-        if not is_output and said.head != FIND:
+    if hints.features is None and last is not None:
+        is_output = len(inputs) == 1 and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], output)
+        if not is_output and hints.head != FIND:
             raise ConfigError(
                 f"model: the output of {network.label!r} is not that of its module {last!r}; name "
                 "another head=, or "
                 f"head=None{network.place}"
             )
         last = last if is_output else None
-    elif said.features is None:
+    elif hints.features is None:
         last = None
     width = output.shape[1] if output.ndim > 1 else 1
     return replace(
-        network, said=replace(said, head=last), width=int(width), example=(tuple(x.shape[1:]), x.dtype)
+        network, said=replace(hints, head=last), width=int(width), example=(tuple(x.shape[1:]), x.dtype)
     )
 
 
 def _check_said(network: Network, net: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    said = network.said
-    if said.head not in (None, FIND) and said.head not in modules:
-        raise ConfigError(unknown("model: head", said.head, [name for name in modules if name]))
-    if said.head not in (None, FIND) and not isinstance(modules[said.head or ""], nn.Linear | nn.Conv2d):
-        kind = type(modules[said.head or ""]).__name__
+    hints = network.said
+    if hints.head not in (None, FIND) and hints.head not in modules:
+        raise ConfigError(unknown("model: head", hints.head, [name for name in modules if name]))
+    if hints.head not in (None, FIND) and not isinstance(modules[hints.head or ""], nn.Linear | nn.Conv2d):
+        kind = type(modules[hints.head or ""]).__name__
         raise ConfigError(
-            f"model: head={said.head!r} is of type {kind}, no linear layer or convolution; name one, or "
+            f"model: head={hints.head!r} is of type {kind}, no linear layer or convolution; name one, or "
             "head=None"
         )
-    if said.features is not None and not callable(getattr(net, said.features, None)):
+    if hints.features is not None and not callable(getattr(net, hints.features, None)):
         raise ConfigError(
-            f"model: features={said.features!r} is no method of {type(net).__name__}{network.place}"
+            f"model: features={hints.features!r} is no method of {type(net).__name__}{network.place}"
         )
-    if said.features is not None and said.head in (None, FIND):
+    if hints.features is not None and hints.head in (None, FIND):
         raise ConfigError(
-            f"model: features={said.features!r} needs head=, the module that gets these features"
+            f"model: features={hints.features!r} needs head=, the module that gets these features"
         )
-    if said.blocks is None:
+    if hints.blocks is None:
         return
-    if said.blocks not in modules:
+    if hints.blocks not in modules:
         lists = [n for n, m in modules.items() if isinstance(m, nn.Sequential | nn.ModuleList)]
-        raise ConfigError(unknown("model: blocks", said.blocks, lists))
-    found = modules[said.blocks]
+        raise ConfigError(unknown("model: blocks", hints.blocks, lists))
+    found = modules[hints.blocks]
     holder = nn.Module()
     holder.blocks = found
     if not has_uniform_blocks(holder):
         raise ConfigError(
-            f"model: blocks={said.blocks!r} is no list of blocks of one type with tensors of the same "
+            f"model: blocks={hints.blocks!r} is no list of blocks of one type with tensors of the same "
             "shapes, "
             f"which could be left out one by one{network.place}"
         )

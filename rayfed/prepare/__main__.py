@@ -121,17 +121,17 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     model = without_values(whole)
     size = args.image_size or model.size
     with use_screen(screen_of(quiet=args.json)):
-        found = examine(args.name, config, size, model.resize, model.tokenizer)
+        findings = examine(args.name, config, size, model.resize, model.tokenizer)
     name = "" if args.image_size else whole.model.name
-    examination.tell(found, published, name, size, as_json=args.json)
-    if found.shard is None:
+    examination.tell(findings, published, name, size, as_json=args.json)
+    if findings.shard is None:
         return 2
     if args.plot:
-        examination.plot(config, whole.seed, found.shard, args.plot, model.resize, model.tokenizer)
+        examination.plot(config, whole.seed, findings.shard, args.plot, model.resize, model.tokenizer)
         if not args.json:
             say(f"clients: {args.plot}")
     if args.clean:
-        removed = clean(found.shard.parent, keep=found.shard)
+        removed = clean(findings.shard.parent, keep=findings.shard)
         if not args.json:
             say(examination.cleaning_text(*removed))
     return 0

@@ -150,21 +150,21 @@ NAMED = 10
 
 
 def tell(
-    found: Findings, published: PublishedDataset | None, model: str, size_of_input: int, as_json: bool
+    findings: Findings, published: PublishedDataset | None, model: str, size_of_input: int, as_json: bool
 ) -> None:
     """Show the findings.
 
     Args:
-        found: What was found.
+        findings: What was found.
         published: What the authors published; None for other data sets.
         model: The model for which the data set was prepared; empty where the user gave a size.
         size_of_input: Side of the prepared images in pixels, or characters in a window.
         as_json: Write a JSON object instead of text.
     """
     if as_json:
-        say(json.dumps(_as_json(found), indent=1, allow_nan=False))
+        say(json.dumps(_as_json(findings), indent=1, allow_nan=False))
         return
-    inventory = found.inventory
+    inventory = findings.inventory
     official = any(row.test for row in inventory.rows)
     columns = ("domain", "classes", "images", *(["test"] if official else []), "published")
     rows = []
@@ -172,43 +172,43 @@ def tell(
         known = "-" if row.published is None else f"{row.published:,}"
         test = [f"{row.test:,}"] if official else []
         rows.append((row.domain, str(row.classes), f"{row.images:,}", *test, known))
-    total = f"{found.name} in {found.root}" if found.root else found.name
+    total = f"{findings.name} in {findings.root}" if findings.root else findings.name
     say(Table(total, columns, tuple(rows), inventory.notes).text(terminal_width()))
-    stream = sys.stdout if found.ok else sys.stderr
-    for line in _complaints(found):
+    stream = sys.stdout if findings.ok else sys.stderr
+    for line in _complaints(findings):
         say(line, stream)
-    if published and (inventory.notes or not found.ok):
+    if published and (inventory.notes or not findings.ok):
         say(f"the whole data set: {published.source}", stream)
-    if found.shard:
-        how = f"prepared in {found.seconds:.1f} s" if found.seconds else "prepared before"
-        say(f"{how}: {found.shard} ({size(found.shard.stat().st_size)})")
+    if findings.shard:
+        how = f"prepared in {findings.seconds:.1f} s" if findings.seconds else "prepared before"
+        say(f"{how}: {findings.shard} ({size(findings.shard.stat().st_size)})")
         if model:
             say(f"for model={model}, with inputs of size {size_of_input}; for another model, add model=NAME")
 
 
-def _complaints(found: Findings) -> Iterator[str]:
-    for problem in found.inventory.problems:
+def _complaints(findings: Findings) -> Iterator[str]:
+    for problem in findings.inventory.problems:
         yield f"problem: {problem}"
-    if count := len(found.unreadable):
-        what = "left out" if found.ok else "problem"
+    if count := len(findings.unreadable):
+        what = "left out" if findings.ok else "problem"
         yield f"{what}: {count} unreadable {'file' if count == 1 else 'files'}"
-        for line in found.unreadable[:NAMED]:
+        for line in findings.unreadable[:NAMED]:
             yield f"  {line}"
         if count > NAMED:
             yield f"  ... and {count - NAMED} more"
 
 
-def _as_json(found: Findings) -> dict[str, Any]:
+def _as_json(findings: Findings) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "root": found.root,
-        "ok": found.ok,
-        "domains": [asdict(row) for row in found.inventory.rows],
-        "problems": list(found.inventory.problems),
-        "notes": list(found.inventory.notes),
-        "unreadable": list(found.unreadable),
-        "shard": str(found.shard) if found.shard else None,
-        "seconds": round(found.seconds, 3),
+        "name": findings.name,
+        "root": findings.root,
+        "ok": findings.ok,
+        "domains": [asdict(row) for row in findings.inventory.rows],
+        "problems": list(findings.inventory.problems),
+        "notes": list(findings.inventory.notes),
+        "unreadable": list(findings.unreadable),
+        "shard": str(findings.shard) if findings.shard else None,
+        "seconds": round(findings.seconds, 3),
     }
 
 

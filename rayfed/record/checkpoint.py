@@ -215,15 +215,15 @@ def _restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 def _contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU copies that share no storage, as safetensors requires."""
     seen: set[int] = set()
-    found = {}
+    copies = {}
     for name, value in tensors.items():
         held = value.cpu().contiguous()
         storage = held.untyped_storage()
         if storage.data_ptr() in seen or storage.nbytes() != held.numel() * held.element_size():
             held = held.clone(memory_format=torch.contiguous_format)
         seen.add(held.untyped_storage().data_ptr())
-        found[name] = held
-    return found
+        copies[name] = held
+    return copies
 
 
 log = logging.getLogger(__name__)
@@ -400,8 +400,8 @@ class Checkpoints:
             remove(_store_file(self.path, name))
 
     def _all(self) -> Iterator[Path]:
-        found = (p for p in self.path.glob("round-*") if NAME.fullmatch(p.name))
-        return (p for p in found if os.path.lexists(p / FACTS))
+        folders = (p for p in self.path.glob("round-*") if NAME.fullmatch(p.name))
+        return (p for p in folders if os.path.lexists(p / FACTS))
 
 
 def _store_file(folder: Path, name: str) -> Path:

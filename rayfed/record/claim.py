@@ -64,11 +64,11 @@ def clear(root: Path) -> None:
         clear(part)
         remove_kept(part)
     names = names_of(root)
-    found = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
-    for name in found:
+    own = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
+    for name in own:
         if not name.endswith("/"):
             unlink_plain(root / name)
-    remove_empty([root / name for name in sorted(found) if name.endswith("/")])
+    remove_empty([root / name for name in sorted(own) if name.endswith("/")])
     names.clear()
 
 
@@ -83,17 +83,17 @@ def set_aside(root: Path) -> Path:
         OSError: A file cannot be moved; those before it are in the new folder then.
     """
     numbered = (root.with_name(f"{root.name}.before-{number}") for number in count(1))
-    found = next(path for path in numbered if not os.path.lexists(path))
+    aside = next(path for path in numbered if not os.path.lexists(path))
     try:
-        found.mkdir()
+        aside.mkdir()
     except OSError as err:
         raise ConfigError(
-            f"output: {str(found)!r}, which would keep the earlier run, cannot be made: {err.strerror}; "
+            f"output: {str(aside)!r}, which would keep the earlier run, cannot be made: {err.strerror}; "
             f"choose another folder"
         ) from err
     drop_temporaries(root)
-    move_run(root, found)
-    return found
+    move_run(root, aside)
+    return aside
 
 
 def move_run(root: Path, to: Path) -> None:
@@ -112,15 +112,15 @@ def move_run(root: Path, to: Path) -> None:
         move_run(part, below)
         remove_kept(part)
     names = names_of(root)
-    found = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
+    own = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
     for name in (MARKER, NAMES):
         if (root / name).is_file():
             shutil.copyfile(root / name, to / name)
-    for name in found:
+    for name in own:
         if not name.endswith("/") and is_plain(root / name):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(root / name, to / name)  # also to another disk
-    remove_empty([root / name for name in sorted(found) if name.endswith("/")])
+    remove_empty([root / name for name in sorted(own) if name.endswith("/")])
     forget_names(to)
     names.clear()
 
@@ -272,18 +272,18 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     """
     try:
         _check_above(path)
-        found = sorted(_strangers(path))
+        strangers = sorted(_strangers(path))
         mark = read_mark(path)
     except DamagedError as err:
         raise ConfigError(f"output: {err}; move the folder away, or choose another one") from err
     except OSError as err:
         raise ConfigError(f"output: cannot write to {str(path)!r}: {err.strerror}") from err
-    if mark is None and not found:
+    if mark is None and not strangers:
         return ""
     if mark is None:
         raise ConfigError(
-            f"output: {str(path)!r} is not empty and holds no {kind} ({_few(found)}); choose another folder, "
-            f"or move these files away"
+            f"output: {str(path)!r} is not empty and holds no {kind} ({_few(strangers)}); choose another "
+            "folder, or move these files away"
         )
     if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
         raise ConfigError(_already_held(path, mark.kind))
@@ -326,13 +326,13 @@ def _is_unbegun(path: Path, mark: Mark | None) -> bool:
 
 @contextmanager
 def claim(
-    path: Path, seen: str, overwrite: bool = False, part_of: Path | None = None, kind: str = "run"
+    path: Path, owner: str, overwrite: bool = False, part_of: Path | None = None, kind: str = "run"
 ) -> Iterator[Claim]:
     """Lock a folder and begin a run in it.
 
     Args:
         path: The folder, which need not exist.
-        seen: Result of `look` when the command started.
+        owner: Result of `look` when the command started.
         overwrite: Replace the run that is in the folder.
         part_of: Folder of the run or sweep that this one is a part of, and with which it is removed.
         kind: run, sweep or job.
@@ -344,18 +344,18 @@ def claim(
     with _saying(path):
         if part_of is not None:
             make_folder(path.parent)
-        found = Claim(path=path, kind=kind, made=make_all(path))
-    with ExitStack() as held, found.writers:
+        claimed = Claim(path=path, kind=kind, made=make_all(path))
+    with ExitStack() as held, claimed.writers:
         try:
-            _lock(path, held, found.writers, MOMENT)
-            _look_again(path, seen, overwrite, kind)
+            _lock(path, held, claimed.writers, MOMENT)
+            _look_again(path, owner, overwrite, kind)
             for part in parts(path):
-                _lock(part, found.writers, found.writers, MOMENT)
-            found.begin(part_of)
+                _lock(part, claimed.writers, claimed.writers, MOMENT)
+            claimed.begin(part_of)
         except ConfigError:
-            remove_empty(found.made)
+            remove_empty(claimed.made)
             raise
-        yield found
+        yield claimed
 
 
 @contextmanager
@@ -373,11 +373,11 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
             to it.
     """
     _check_run(path, kind)
-    found = Claim(path=path, kind=kind)
-    with ExitStack() as held, found.writers:
-        _lock(path, held, found.writers, patience)
+    claimed = Claim(path=path, kind=kind)
+    with ExitStack() as held, claimed.writers:
+        _lock(path, held, claimed.writers, patience)
         _check_run(path, kind)
-        yield found
+        yield claimed
 
 
 def _lock(path: Path, commands: ExitStack, writers: ExitStack, patience: float | None) -> None:
@@ -385,7 +385,7 @@ def _lock(path: Path, commands: ExitStack, writers: ExitStack, patience: float |
     writers.enter_context(hold_lock(path, WRITER, patience))
 
 
-def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
+def _look_again(path: Path, owner: str, overwrite: bool, kind: str) -> None:
     """Call `look` again with the locks held; if the folder is refused, remove the new lock files."""
     try:
         now = look(path, overwrite, kind)
@@ -394,7 +394,7 @@ def _look_again(path: Path, seen: str, overwrite: bool, kind: str) -> None:
             for name in (WRITER, COMMAND):
                 unlink_plain(path / name)
         raise
-    if now != seen:
+    if now != owner:
         raise ConfigError(
             f"output: another command has begun a {kind} in {str(path)!r} since this one was started; choose "
             f"another folder"

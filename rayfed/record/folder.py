@@ -255,8 +255,8 @@ class RunFolder:
         if scores is None:
             path.unlink(missing_ok=True)
         else:
-            found = without_nonfinite(dict(scores))
-            write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            finite = without_nonfinite(dict(scores))
+            write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
 
     def finish(self, params: Params, files: Mapping[str, bytes] | None = None) -> str:
         """Write all tables and the final tensors, last of all; returns the sha256 of the tensors.

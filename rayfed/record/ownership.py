@@ -290,8 +290,8 @@ def written_files(folder: Path) -> list[Path]:
     if root is None:
         return [Path(name) for name in sorted(_unowned) if Path(name).parent == folder.absolute()]
     start = f"{folder.absolute().relative_to(root).as_posix()}/"
-    found = (n for n in names_of(root).all() if n.startswith(start) and "/" not in n[len(start) :])
-    return [root / name for name in found if name != start]
+    names = (n for n in names_of(root).all() if n.startswith(start) and "/" not in n[len(start) :])
+    return [root / name for name in names if name != start]
 
 
 def temporary(path: Path, place: int = 0) -> Path:
@@ -304,9 +304,9 @@ def temporary(path: Path, place: int = 0) -> Path:
     root = owner(path)
     if root is None:
         return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    found = root / f".rayfed-{os.getpid()}-{threading.get_native_id()}{f'-{place}' if place else ''}.tmp"
-    note(found)
-    return found
+    file = root / f".rayfed-{os.getpid()}-{threading.get_native_id()}{f'-{place}' if place else ''}.tmp"
+    note(file)
+    return file
 
 
 def unlink_plain(path: Path) -> bool:

@@ -199,11 +199,11 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _open(path) as file, pq.ParquetFile(file) as found:  # its `read_table` imports pandas
-        names = found.schema_arrow.names
+    with _open(path) as file, pq.ParquetFile(file) as parquet:  # its `read_table` imports pandas
+        names = parquet.schema_arrow.names
         if missing := [name for name in columns or () if name not in names]:
             raise pa.ArrowInvalid(f"there is no column {missing[0]!r} among {', '.join(names)}")
-        return found.read(columns)
+        return parquet.read(columns)
 
 
 def read_footer(path: Path) -> pq.FileMetaData:

@@ -76,11 +76,11 @@ NO_TRACKING = Tracking()
 
 def variables() -> dict[str, str]:
     """MLFLOW_* and WANDB_* of this process; a local path in MLFLOW_TRACKING_URI becomes absolute."""
-    found = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
-    scheme, colon, file = found.get(URI, "").partition(":///")
+    environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    scheme, colon, file = environment.get(URI, "").partition(":///")
     if scheme == "sqlite" and colon and file:
-        found[URI] = f"sqlite:///{Path(file).absolute()}"
-    return found
+        environment[URI] = f"sqlite:///{Path(file).absolute()}"
+    return environment
 
 
 @contextmanager
@@ -448,7 +448,7 @@ def flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
 
 def _allowed_name(key: str) -> str:
     """A name with only the characters that MLflow allows."""
-    return re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}_", key)[:250]
+    return re.sub(r"[^\w\-. :/]", lambda character: f"_{ord(character[0]):x}_", key)[:250]
 
 
 def _home(run: Path) -> Path:

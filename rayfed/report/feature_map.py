@@ -72,15 +72,15 @@ def choose_images(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indice
     partition = run.setup.partition
     if not partition.held_out:
         domains = run.setup.dataset.domains
-        again = (
+        more = (
             f"python -m rayfed.run --config {run.folder}/config.yaml data.held_out={domains[-1]} output=NEW"
         )
         raise ConfigError(
             f"data.held_out: {str(run.folder)!r} has seen all domains; hold out one of {', '.join(domains)} "
-            f"with {again}, or give one run of protocol=leave_one_out"
+            f"with {more}, or give one run of protocol=leave_one_out"
         )
-    seen = partition.domain_training()
-    seen_rows = {domain: (False, evenly(rows, images // len(seen))) for domain, rows in seen.items()}
+    training = partition.domain_training()
+    seen_rows = {domain: (False, evenly(rows, images // len(training))) for domain, rows in training.items()}
     total = sum(len(rows) for _, rows in seen_rows.values())
     share = -(-total // len(partition.held_out))
     return seen_rows | {domain: (True, evenly(rows, share)) for domain, rows in partition.held_out.items()}

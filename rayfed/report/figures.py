@@ -87,21 +87,22 @@ def score_by_domain(run: RunTables) -> style.Drawing | None:
 def _entries(run: RunTables, rows: Rows) -> list[Any]:
     """Legend of the domains in these rows, in the order of the data set; held-out ones are dashed."""
     held_out = {row["client"] for row in rows if row["exchange"] == HELD_OUT}
-    found = _in_order(run, rows)
-    if len(found) > MOST_CURVES:
+    clients = _in_order(run, rows)
+    if len(clients) > MOST_CURVES:
         mean = style.Look(style.PALETTE[0], "o", "-")
         return [
             style.line_of(mean, "mean over domains"),
-            style.line_of(style.UNKNOWN, f"each of {len(found)} domains", marker=False),
+            style.line_of(style.UNKNOWN, f"each of {len(clients)} domains", marker=False),
         ]
     return [
-        style.line_of(run.look(d), d + (" (held out)" if d in held_out else ""), d in held_out) for d in found
+        style.line_of(run.look(d), d + (" (held out)" if d in held_out else ""), d in held_out)
+        for d in clients
     ]
 
 
 def _in_order(run: RunTables, rows: Rows) -> list[str]:
-    found = dict.fromkeys(row["client"] for row in rows)
-    return [d for d in run.domains if d in found] + [d for d in found if d not in run.domains]
+    clients = dict.fromkeys(row["client"] for row in rows)
+    return [d for d in run.domains if d in clients] + [d for d in clients if d not in run.domains]
 
 
 def _curves(run: RunTables, axis: Any, model: str, metric: str, rows: Rows) -> bool:
@@ -211,13 +212,13 @@ def _costs(rounds: Rows) -> dict[str, list[float]]:
         totals["time"] += row.get("seconds", 0.0)
         for name, total in totals.items():
             sums[name].append(total)
-    found = {}
+    costs = {}
     if totals["bytes"]:
-        unit, word = next(pair for pair in UNITS if totals["bytes"] >= pair[0])
-        found[f"traffic up and down, {word}"] = [value / unit for value in sums["bytes"]]
+        unit, unit_name = next(pair for pair in UNITS if totals["bytes"] >= pair[0])
+        costs[f"traffic up and down, {unit_name}"] = [value / unit for value in sums["bytes"]]
     if totals["time"]:
-        found["time on this machine, s"] = sums["time"]
-    return found
+        costs["time on this machine, s"] = sums["time"]
+    return costs
 
 
 def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str) -> style.Drawing | None:
@@ -323,9 +324,9 @@ def _folds(run: RunTables) -> Folds:
     if run.config.get("protocol") != "leave_one_out":
         return {}
     tables = [RunTables(path) for path in sorted(run.path.iterdir()) if (path / "partition.parquet").exists()]
-    found = {fold.path.name: fold for fold in tables if any(metric_of(row, "val_") for row in fold.rounds)}
-    order = list(next(iter(found.values())).domains) if found else []
-    return {name: found[name] for name in sorted(found, key=order.index)}
+    folds = {fold.path.name: fold for fold in tables if any(metric_of(row, "val_") for row in fold.rounds)}
+    order = list(next(iter(folds.values())).domains) if folds else []
+    return {name: folds[name] for name in sorted(folds, key=order.index)}
 
 
 @style.in_style

@@ -83,8 +83,8 @@ class RunTables:
     @cached_property
     def own_tensors(self) -> tuple[int, int]:
         """Numbers of clients that kept tensors in the run whose model was scored, and of scored clients."""
-        found = self.environment.get(OWN_TENSORS)
-        return (found["kept"], found["clients"]) if found else (0, 0)
+        counts = self.environment.get(OWN_TENSORS)
+        return (counts["kept"], counts["clients"]) if counts else (0, 0)
 
     @cached_property
     def owners(self) -> dict[str, str]:
@@ -198,12 +198,12 @@ def head_notes(
             methods.setdefault(head, {})[name] = None
         if split := run.environment.get("test_split"):
             splits[split] = None
-    told = next(iter(methods)) if len(methods) == 1 else ""
-    told = told or "; ".join(f"{head} with {', '.join(names)}" for head, names in methods.items())
+    heads_text = next(iter(methods)) if len(methods) == 1 else ""
+    heads_text = heads_text or "; ".join(f"{head} with {', '.join(names)}" for head, names in methods.items())
     split = f"the test split is the split {', '.join(splits)} of the data set" if splits else ""
-    parts = [f"head: {told}" if told else "", rule, split]
+    parts = [f"head: {heads_text}" if heads_text else "", rule, split]
     note = "; ".join(part for part in parts if part)
-    return (note,) if told else ()
+    return (note,) if heads_text else ()
 
 
 def cut_notes(runs: Iterable[RunTables]) -> tuple[str, ...]:

@@ -198,9 +198,9 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     with count_up("models scored", 1 + len(models) + points**2) as advance:
 
         def loss(params: Params) -> float:
-            found = loss_on(experiment, cohort, run.state, params)
+            loss_there = loss_on(experiment, cohort, run.state, params)
             advance()
-            return found
+            return loss_there
 
         rows = losses(plane, names, points, loss)
     write_parquet(folder / "landscape.parquet", rows)

@@ -49,15 +49,15 @@ def measures_of(folder: Path) -> dict[str, float]:
     folds = [fold for fold in folds if fold.name in RunTables(fold).held_out]
     if not folds:
         check_run_folder(folder)
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for run in folds or [folder]:
         if not (run / "clients.parquet").exists():
             raise ConfigError(f"{str(run)!r} is not the folder of a finished run; {how_to_go_on(run)}")
         for name, value in _scores(RunTables(run)).items():
-            found.setdefault(name, []).append(value)
+            numbers.setdefault(name, []).append(value)
         trained = read_json(run / "environment.json", dict)["numbers_trained"]
-        found.setdefault(PARAMETERS, []).append(float(trained))
-    return {name: sum(values) / len(values) for name, values in found.items()}
+        numbers.setdefault(PARAMETERS, []).append(float(trained))
+    return {name: sum(values) / len(values) for name, values in numbers.items()}
 
 
 def _scores(run: RunTables) -> dict[str, float]:
@@ -125,14 +125,14 @@ def over_parameters(
     folders: Mapping[str, Path], show: Sequence[str]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Points of `curves` over the numbers of trained parameters: one curve for each algorithm."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {measure: {} for measure in show}
+    points: dict[str, dict[str, list[tuple[float, float]]]] = {measure: {} for measure in show}
     for folder in folders.values():
         own = measures_of(folder)
         algorithm = str(RunTables(folder).config["algorithm"])
         for measure in show:
             _check(folder, own, measure)
-            found[measure].setdefault(algorithm, []).append((own[PARAMETERS], own[measure]))
-    return found
+            points[measure].setdefault(algorithm, []).append((own[PARAMETERS], own[measure]))
+    return points
 
 
 def over_rounds(
@@ -145,18 +145,20 @@ def over_rounds(
     """
     if list(show) != ["loss"]:
         raise ConfigError(f"--show: {','.join(show)} cannot be drawn over the rounds; choose loss")
-    found = {}
+    points = {}
     for name, folder in folders.items():
         pairs = [(row["round"], row["loss"]) for row in read_rows(folder) if row.get("loss") is not None]
         if not pairs:
             raise ConfigError(f"--show: loss is not in the rounds of {str(folder)!r}; set evaluation.every=1")
-        found[name] = pairs
-    return {"loss": found}
+        points[name] = pairs
+    return {"loss": points}
 
 
-def _check(folder: Path, found: Mapping[str, float], measure: str) -> None:
-    if measure not in found:
-        raise ConfigError(f"--show: {measure!r} is not in {str(folder)!r}; choose one of {', '.join(found)}")
+def _check(folder: Path, measures: Mapping[str, float], measure: str) -> None:
+    if measure not in measures:
+        raise ConfigError(
+            f"--show: {measure!r} is not in {str(folder)!r}; choose one of {', '.join(measures)}"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,11 +196,11 @@ def draw(folders: Mapping[str, Path], show: Sequence[str], over: str) -> style.D
         return curves(over_rounds(folders, show), over)
     if over == PARAMETERS:
         return curves(over_parameters(folders, show), over)
-    found = {name: measures_of(folder) for name, folder in folders.items()}
-    for name, own in found.items():
+    measures = {name: measures_of(folder) for name, folder in folders.items()}
+    for name, own in measures.items():
         for measure in show:
             _check(folders[name], own, measure)
-    return bars(found, show)
+    return bars(measures, show)
 
 
 if __name__ == "__main__":

@@ -178,20 +178,20 @@ def leave_one_out_table(config: Config, folders: Mapping[str, Path]) -> Tables:
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
     second that of FedCLIP's Table 1.
     """
-    found = [
+    outcomes = [
         outcome(path, name, domain, config.evaluation.ties) for domain, name, path in runs_in(config, folders)
     ]
     title = title_of(config, "each domain held out in turn")
-    table = by_target(found, title, config.evaluation.ties)
+    table = by_target(outcomes, title, config.evaluation.ties)
     table = replace(table, notes=(*table.notes, *on_heads(config, folders, rule="")))
-    return Tables((table, by_measure(found)))
+    return Tables((table, by_measure(outcomes)))
 
 
 def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
     """Name and folder of each method in a run of a protocol: the main one, then those of `compare`."""
     others = (config.compare,) if isinstance(config.compare, str) else config.compare
-    found = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
-    return [(config.algorithm, folder), *found]
+    methods = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
+    return [(config.algorithm, folder), *methods]
 
 
 def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, str, Path]]:
@@ -222,36 +222,36 @@ def title_of(config: Config, how: str) -> str:
     )
 
 
-def by_target(found: Sequence[HeldOutScore], title: str, ties: Ties = "first") -> Table:
+def by_target(scores: Sequence[HeldOutScore], title: str, ties: Ties = "first") -> Table:
     """One row per held-out domain and algorithm, and their means; the notes name the selected round."""
-    targets = list(dict.fromkeys(o.held_out for o in found))
-    shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in found)]
+    targets = list(dict.fromkeys(o.held_out for o in scores))
+    shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in scores)]
     rows = []
-    for o in found:
+    for o in scores:
         stars = {name: "*" if name == o.held_out else "" for name in targets}
         cells = [percent(o.domains.get(name)) + stars[name] for name in targets]
         rows.append(
             (o.held_out, o.algorithm, str(o.round), *cells, *(percent(o.measures.get(m)) for m in shown))
         )
-    for name in dict.fromkeys(o.algorithm for o in found):
-        mine = [o for o in found if o.algorithm == name]
+    for name in dict.fromkeys(o.algorithm for o in scores):
+        mine = [o for o in scores if o.algorithm == name]
         means = (percent(_mean_of(mine, m)) for m in shown)
         rows.append(("mean", name, "", *[""] * len(targets), *means))
     columns = ("held out", "method", "round", *targets, *(MEASURES[m] for m in shown))
-    notes = (f"{found[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
+    notes = (f"{scores[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
     return Table(title, columns, tuple(rows), notes)
 
 
-def by_measure(found: Sequence[HeldOutScore]) -> Table:
+def by_measure(scores: Sequence[HeldOutScore]) -> Table:
     """One row per measure and algorithm, one column per held-out domain, and the mean."""
     rows = []
     for measure, label in MEASURES.items():
-        for name in dict.fromkeys(o.algorithm for o in found):
-            mine = [o for o in found if o.algorithm == name]
+        for name in dict.fromkeys(o.algorithm for o in scores):
+            mine = [o for o in scores if o.algorithm == name]
             if any(measure in o.measures for o in mine):
                 cells = (percent(o.measures.get(measure)) for o in mine)
                 rows.append((label, name, *cells, percent(_mean_of(mine, measure))))
-    targets = dict.fromkeys(o.held_out for o in found)
+    targets = dict.fromkeys(o.held_out for o in scores)
     return Table("by held-out domain", ("measure", "method", *targets, "AVG"), tuple(rows))
 
 
@@ -432,20 +432,20 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         folders: Folders of the finished runs, by `from-<the only domain of the clients>` or
             `from-<their number>-domains`.
     """
-    found = [
+    parts = [
         (part.removeprefix("from-"), name, last, _targets(path, last))
         for part, name, path in runs_in(config, folders)
         for last in [last_scored(read_rows(path))]
     ]
-    domains = list(dict.fromkeys(domain for *_, targets in found for domain in targets))
+    domains = list(dict.fromkeys(domain for *_, targets in parts for domain in targets))
     rows = []
-    for source, name, last, targets in found:
+    for source, name, last, targets in parts:
         scores = [targets.get(domain) for domain in domains]
         mean = last.get(f"held_out_{metric_in(last)}")
         cells = map(percent, (of_global(last, "_domain"), *scores, mean))
         rows.append((source, name, round_of(last), *cells))
     notes = (
-        f"{metric_in(found[0][2])} in percent of the global model; own domains: mean over the domains of the",
+        f"{metric_in(parts[0][2])} in percent of the global model; own domains: mean over the domains of the",
         "clients, on their test samples; other domains: no client has an example of them, on all of their",
         "samples, with their unweighted mean",
     )

@@ -125,10 +125,10 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    found: Any = config
+    node: Any = config
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:

@@ -199,10 +199,10 @@ def gap_slopes(run: RunTables) -> style.Drawing | None:
 
 def by_client(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Rows of the table `slopes` by client, in order."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    rows_by_client: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["client"], []).append(row)
-    return found
+        rows_by_client.setdefault(row["client"], []).append(row)
+    return rows_by_client
 
 
 def steepness(slope: float) -> str:

@@ -55,7 +55,7 @@ class JobProgress:
 
     Attributes:
         job: The job.
-        again: The command that continues it.
+        resume_command: The command that continues it.
         finished: Digest and scores of the finished cells, by name.
         running: Names of the cells that run now.
         failed: Reasons by name of the cell.
@@ -64,7 +64,7 @@ class JobProgress:
     """
 
     job: TableJob
-    again: str = ""
+    resume_command: str = ""
     finished: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
     running: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class JobProgress:
     @property
     def advice(self) -> str:
         """Advice if the job ends too early."""
-        return f"what is finished is kept; continue with: {self.again or 'the same command'}"
+        return f"what is finished is kept; continue with: {self.resume_command or 'the same command'}"
 
 
 RESULT = "reproduction.json"
@@ -110,14 +110,14 @@ def reproduce(
     """
     progress = progress or JobProgress(job)
     mark = mark_of(job.path)
-    again = mark is not None and mark.kind == KIND
-    if again:
+    continues = mark is not None and mark.kind == KIND
+    if continues:
         check_same(job)
-    seen = "" if again else folders.look(job.path, kind=KIND)
+    owner = "" if continues else folders.look(job.path, kind=KIND)
     plans = Plans()
     progress.finished |= read_finished(job)
     _check(progress, plans)
-    with _claim(job, again, seen), closing(_finishing(progress, plans)) as finishing:
+    with _claim(job, continues, owner), closing(_finishing(progress, plans)) as finishing:
         write_text(job.path / MANIFEST, to_json(job.manifest, indent=1) + "\n")
         note_advice(progress.advice)
         for cell, digest, seconds in finishing:
@@ -134,10 +134,10 @@ def reproduce(
 
 
 @contextmanager
-def _claim(job: TableJob, again: bool, seen: str) -> Iterator[None]:
-    """Hold the folder of a job while the block runs; `seen` is what `look` said of a new one."""
-    if not again:
-        with folders.claim(job.path, seen, kind=KIND):
+def _claim(job: TableJob, continues: bool, owner: str) -> Iterator[None]:
+    """Hold the folder of a job while the block runs; `owner` is the result of `look` for a new one."""
+    if not continues:
+        with folders.claim(job.path, owner, kind=KIND):
             yield
         return
     with folders.claim_again(job.path, KIND) as own:
@@ -246,12 +246,12 @@ def _side_by_side(
         for session in sessions:
             held.enter_context(session)
         pool = held.enter_context(ThreadPoolExecutor(part.lanes))
-        left = {pool.submit(work, cell): cell for cell in waiting}
+        running = {pool.submit(work, cell): cell for cell in waiting}
         try:
-            while left:
-                done, _ = wait(left, LOOK, FIRST_COMPLETED)
+            while running:
+                done, _ = wait(running, LOOK, FIRST_COMPLETED)
                 for future in done:
-                    yield from _outcome(progress, left.pop(future), future.result)
+                    yield from _outcome(progress, running.pop(future), future.result)
                 _raise_if_lost(link)
                 progress.on_change(progress)
         except BaseException:
@@ -296,7 +296,7 @@ def _run(
         plan = plans.of(cell)
         if part is not None:
             plan = _place(plan, part)
-        show = Show(whole=progress.job.path, again=progress.again)
+        show = Show(whole=progress.job.path, resume_command=progress.resume_command)
         runner = Runner(show=show, session=session, stays=True, resume=True)
         digest = runner.part(plan, progress.job.path, plans.alone)
     finally:

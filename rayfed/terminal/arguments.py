@@ -53,7 +53,7 @@ def called_as(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _as_called(usage: str) -> str:
-    return re.sub(r"python -m ([\w.]*\w)", lambda found: _names.get(found[1], found[0]), usage)
+    return re.sub(r"python -m ([\w.]*\w)", lambda match: _names.get(match[1], match[0]), usage)
 
 
 class Arguments(argparse.ArgumentParser):
@@ -101,15 +101,15 @@ class Arguments(argparse.ArgumentParser):
             SystemExit: They are not allowed (code 2), or --help was asked for (code 0).
         """
         global _command
-        found, unknown = self.parse_known_intermixed_args(args)
+        parsed, unknown = self.parse_known_intermixed_args(args)
         if unknown:
             self.exit(2, f"error: {one_line(ValueError(self._refusal(unknown[0])))}\n")
         _command = shlex.join(["python", "-m", self.prog, *(sys.argv[1:] if args is None else args)])
         try:
-            refuse_repeated(getattr(found, "overrides", ()))
+            refuse_repeated(getattr(parsed, "overrides", ()))
         except ConfigError as err:
             self.exit(2, f"error: {one_line(err)}\n")
-        return found
+        return parsed
 
 
 def refuse_repeated(overrides: Sequence[str]) -> None:

@@ -246,11 +246,11 @@ def _sweep() -> None:
     while _has_children() and time.monotonic() < deadline:
         import psutil
 
-        left = psutil.Process().children(recursive=True)
-        for process in left:
+        remaining = psutil.Process().children(recursive=True)
+        for process in remaining:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=1.0)
+        psutil.wait_procs(remaining, timeout=1.0)
 
 
 def _has_children() -> bool:

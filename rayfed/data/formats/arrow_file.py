@@ -165,17 +165,17 @@ def join_texts(rows: Sequence[Tokens]) -> dict[str, NDArray[Any]]:
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     starts[1:] = np.cumsum([len(row.ids) for row in rows])
     nothing: NDArray[Any] = np.empty(0, np.int32)
-    found: dict[str, NDArray[Any]] = {
+    arrays: dict[str, NDArray[Any]] = {
         "starts": starts,
         TOKENS: np.concatenate([nothing, *(row.ids for row in rows)]).astype(np.int32),
     }
     flags = [row.learned for row in rows if row.learned is not None]
     if flags:
-        found[LEARNED] = np.concatenate(flags).astype(np.uint8)
+        arrays[LEARNED] = np.concatenate(flags).astype(np.uint8)
     scores = [row.score for row in rows if row.score is not None]
     if scores:
-        found[SCORE] = np.array(scores, dtype=np.float32)
-    return found
+        arrays[SCORE] = np.array(scores, dtype=np.float32)
+    return arrays
 
 
 def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[str, Any]) -> None:

@@ -80,10 +80,10 @@ def read_class_names(path: Path, key: str) -> list[str]:
 
 
 def _dictionary(path: Path) -> dict[str, Any]:
-    found = load_arrays(path)
-    if not isinstance(found, dict):
+    content = load_arrays(path)
+    if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no dictionary")  # noqa: TRY004  (all malformed files raise ValueError)
-    return found
+    return content
 
 
 Half = tuple[Any, NDArray[np.int64]]
@@ -129,14 +129,14 @@ class ArraySet(ContentReader):
 
     @cached_property
     def _files(self) -> dict[str, list[Path]]:
-        found = {
+        paths = {
             half: [plain_or_packed(self._root / name) for name in names]
             for half, names in self.files().items()
         }
         folder_of(
-            self.root, [str(path.relative_to(self._root)) for path in chain(*found.values())], self.where
+            self.root, [str(path.relative_to(self._root)) for path in chain(*paths.values())], self.where
         )
-        return found
+        return paths
 
     @cached_property
     def _halves(self) -> dict[str, Half]:

@@ -157,5 +157,9 @@ class EuroSat(FileSet):
     def rows(self, root: str, split: str) -> Rows:
         import torchvision
 
-        found = torchvision.datasets.EuroSAT(root)
-        return [Path(path) for path, _ in found.samples], [label for _, label in found.samples], found.classes
+        official = torchvision.datasets.EuroSAT(root)
+        return (
+            [Path(path) for path, _ in official.samples],
+            [label for _, label in official.samples],
+            official.classes,
+        )

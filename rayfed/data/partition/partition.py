@@ -66,10 +66,10 @@ class Partition:
     @cached_property
     def trainers(self) -> Sequence[ClientSplit]:
         """The clients that train, or with `pooled` a single one that has the samples of all of them."""
-        seen = tuple(c for c in self.clients if c.id not in self.unseen) if self.unseen else self.clients
+        training = tuple(c for c in self.clients if c.id not in self.unseen) if self.unseen else self.clients
         if not self.pooled:
-            return seen
-        train, val, test = (union([getattr(c, s) for c in seen]) for s in SPLITS)
+            return training
+        train, val, test = (union([getattr(c, s) for c in training]) for s in SPLITS)
         return (ClientSplit(id="pooled", domain="pooled", train=train, val=val, test=test),)
 
     @cached_property

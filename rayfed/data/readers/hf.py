@@ -141,9 +141,9 @@ class HuggingFace(ContentReader):
             folders = [Path(constants.HF_HUB_CACHE), Path(_library().config.HF_DATASETS_CACHE)]
             folders += [self._path(self.cache) / "hf"] if self.cache else []
         for folder in folders:
-            found = Path(os.path.normpath(folder / path))
-            if found.is_relative_to(folder) or found.is_relative_to(folder.resolve()):
-                return found
+            inside = Path(os.path.normpath(folder / path))
+            if inside.is_relative_to(folder) or inside.is_relative_to(folder.resolve()):
+                return inside
         raise DataError(
             f"image {key} of hf/{self.name} is in {path!r}, outside of {folders[0]}; put the images into "
             f"the folder of the data set, and write their paths from there"
@@ -177,7 +177,7 @@ class HuggingFace(ContentReader):
         library = _library()
         try:
             with _only(logging.CRITICAL, "datasets"):  # it logs what it raises, in several lines
-                found = self._load(library)
+                splits = self._load(library)
         except (ConfigError, DataError):
             raise
         except Exception as err:  # the library raises almost anything
@@ -187,7 +187,7 @@ class HuggingFace(ContentReader):
                 f"{where} cannot be loaded by the library datasets ({reason}); download the data set, and "
                 f"set data.root to its folder or Parquet file"
             ) from err
-        return dict(found) if isinstance(found, dict) else {"train": found}
+        return dict(splits) if isinstance(splits, dict) else {"train": splits}
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
@@ -241,10 +241,12 @@ class HuggingFace(ContentReader):
         if wanted is None and len(likely) == 1:
             return likely[0]
         if wanted is None:
-            found = f"{len(likely)} columns of hf/{self.name} could be it"
+            reason = f"{len(likely)} columns of hf/{self.name} could be it"
             if not likely:
-                found = f"no column of hf/{self.name} has the type {TYPES[part]}"
-            raise ConfigError(f"data.columns.{part}: not set, and {found}; name one of {', '.join(features)}")
+                reason = f"no column of hf/{self.name} has the type {TYPES[part]}"
+            raise ConfigError(
+                f"data.columns.{part}: not set, and {reason}; name one of {', '.join(features)}"
+            )
         if wanted not in features:
             raise ConfigError(unknown(f"data.columns.{part}", wanted, list(features)))
         return wanted
@@ -321,14 +323,14 @@ class _Texts(TextTable):
 
     @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
-        found = {}
+        tables = {}
         for split, rows in self.splits.items():
             named = {name: kind.int2str for name, kind in rows.features.items() if hasattr(kind, "int2str")}
-            found[split] = [
+            tables[split] = [
                 {**row, **{n: of(row[n]) for n, of in named.items() if row[n] is not None and row[n] >= 0}}
                 for row in rows.to_list()
             ]
-        return found
+        return tables
 
     @property
     def _files(self) -> Sequence[Path]:

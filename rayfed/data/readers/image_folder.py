@@ -129,8 +129,8 @@ class ImageFolder:
 
     def _class_names(self, root: Path, domains: Sequence[str]) -> set[str]:
         """Names of all class folders, also of empty ones."""
-        found = [root / name for name in subfolders(root) if self._name(name) in domains]
-        folders = [root] if list(domains) == [ONE_DOMAIN] and not found else found
+        top_folders = [root / name for name in subfolders(root) if self._name(name) in domains]
+        folders = [root] if list(domains) == [ONE_DOMAIN] and not top_folders else top_folders
         return {self._name(name) for folder in folders for name in subfolders(folder)}
 
     def _name(self, folder: str) -> str:

@@ -46,8 +46,8 @@ class GroupSize:
         """A sentence for the header of a run; empty if `auto` or the config chose single clients."""
         if self.clients > 1:
             return f"{self.clients} clients share each forward and backward pass (train.group)"
-        told = self.why and not self.chosen
-        return f"clients are trained one by one, because {self.why}" if told else ""
+        explains = self.why and not self.chosen
+        return f"clients are trained one by one, because {self.why}" if explains else ""
 
 
 def group_size(

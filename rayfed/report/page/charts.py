@@ -104,12 +104,12 @@ def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
     shapes = dict(re.findall(r'<path id="(m\w+)" d="([^"]*)"', text))  # markers; a page has no id twice
     text = re.sub(
         r'<use xlink:href="#(m\w+)" x="([^"]*)" y="([^"]*)"',
-        lambda found: f'<path d="{shapes[found[1]]}" transform="translate({found[2]} {found[3]})"',
+        lambda match: f'<path d="{shapes[match[1]]}" transform="translate({match[2]} {match[3]})"',
         text,
     )
     text = re.sub(r'<defs>.*?</defs>|<!--.*?-->| clip-path="[^"]*"| id="[^"]*"', "", text, flags=re.DOTALL)
-    text = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
-    text = re.sub(r"#0102[0-9a-f]{2}", lambda found: VARIABLES[found[0]], text)
+    text = re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), text)
+    text = re.sub(r"#0102[0-9a-f]{2}", lambda match: VARIABLES[match[0]], text)
     text = re.sub(r'<g/>|font-family: [^;"]*; ?| transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"(?<=base64,)\s+", "", text)
     text = re.sub(r"\s*\n\s*", " ", text)
@@ -301,13 +301,13 @@ def _numbers(
 ) -> tuple[list[Column], list[list[Cell]]]:
     """Columns and rows: the horizontal axis, then each curve and the edges of its band."""
     columns = [Column(x.name, x.kind)]
-    found: list[dict[float, float]] = []
+    numbers: list[dict[float, float]] = []
     for one in series:
         edges = (("", one.y), *((("lowest", one.low), ("highest", one.high)) if one.has_band else ()))
         for edge, values in edges:
             columns.append(Column(f"{one.label}, {edge}" if edge else one.label, y.kind))
-            found.append(dict(zip(one.x, values or (), strict=True)))
-    rows: list[list[Cell]] = [[place, *(column.get(place) for column in found)] for place in places]
+            numbers.append(dict(zip(one.x, values or (), strict=True)))
+    rows: list[list[Cell]] = [[place, *(column.get(place) for column in numbers)] for place in places]
     return columns, rows
 
 

@@ -103,8 +103,8 @@ class PageRun:
     @cached_property
     def metric(self) -> str:
         """Name of the metric."""
-        found = (metric_of(self.row, prefix) for prefix in ("", "personal_", "held_out_"))
-        return next((name for name in found if name), METRICS[0])
+        metrics = (metric_of(self.row, prefix) for prefix in ("", "personal_", "held_out_"))
+        return next((name for name in metrics if name), METRICS[0])
 
     def number(self, key: str) -> float | None:
         """A number of the reported round: a key in which `{}` stands for the metric; None if it has none."""
@@ -114,8 +114,8 @@ class PageRun:
     @cached_property
     def without(self) -> dict[str, float]:
         """Mean over domains of the final global model without the tensors of a kind, by kind."""
-        found = scores_without(self.path, self.row) or {}
-        return {kind: one["domains"] for kind, one in found.items() if one["domains"] is not None}
+        scores = scores_without(self.path, self.row) or {}
+        return {kind: one["domains"] for kind, one in scores.items() if one["domains"] is not None}
 
     @property
     def held_out_score(self) -> float | None:
@@ -125,8 +125,8 @@ class PageRun:
     @property
     def unseen(self) -> dict[str, float]:
         """Scores of the clients that never train, in the reported round; empty where all clients train."""
-        found = ((words, self.row.get(key.format(self.metric))) for words, key in UNSEEN.items())
-        return {words: value for words, value in found if value is not None}
+        scores = ((words, self.row.get(key.format(self.metric))) for words, key in UNSEEN.items())
+        return {words: value for words, value in scores if value is not None}
 
     def columns_of(self, name: str) -> list[str]:
         """Names of the columns of a table; none where the run has no such table."""
@@ -179,14 +179,14 @@ class PageRun:
             model, metric, value (NaN where it was not finite).
         """
         columns = ["round", "exchange", "client", "domain", "model", "metric", "value"]
-        found = self.frame("clients", columns)
-        found = found[found["exchange"].isin(list(KINDS)) & found["model"].isin(list(MODELS))]
-        found = found.rename(columns={"client": "name"})
-        found["of"] = found["exchange"].map(KINDS).astype(str)
+        scores = self.frame("clients", columns)
+        scores = scores[scores["exchange"].isin(list(KINDS)) & scores["model"].isin(list(MODELS))]
+        scores = scores.rename(columns={"client": "name"})
+        scores["of"] = scores["exchange"].map(KINDS).astype(str)
         for key in ("name", "domain", "model", "metric"):
-            found[key] = found[key].astype(str)
-        found["value"] = pd.to_numeric(found["value"])
-        return found.drop(columns=["exchange"])
+            scores[key] = scores[key].astype(str)
+        scores["value"] = pd.to_numeric(scores["value"])
+        return scores.drop(columns=["exchange"])
 
     def now(self, of: str, model: str, metric: str) -> pd.Series[float]:
         """Scores of the reported round by name, in the order of the data set.
@@ -252,8 +252,8 @@ class PageRun:
     @property
     def commands(self) -> list[str]:
         """The command lines with which the run was started and continued."""
-        found = self.environment.get("commands")
-        return [str(command) for command in found] if isinstance(found, list) else []
+        commands = self.environment.get("commands")
+        return [str(command) for command in commands] if isinstance(commands, list) else []
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

@@ -109,8 +109,8 @@ def over_seeds(tables: Sequence[Table]) -> list[Table]:
         kinds = (f"{column.name} {column.kind}" for column in table.heads)
         groups.setdefault((SEED.sub("", table.title), *kinds), []).append(table)
     several = {key: own for key, own in groups.items() if len({t.title for t in own}) == len(own) > 1}
-    found = [_mean_of(title, own) for (title, *_), own in several.items()]
-    return [grid for grid in found if grid.rows]
+    means = [_mean_of(title, own) for (title, *_), own in several.items()]
+    return [grid for grid in means if grid.rows]
 
 
 def _mean_of(title: str, tables: Sequence[Table]) -> Table:
@@ -362,11 +362,11 @@ def distinguish(members: Sequence[Member]) -> list[Member]:
         groups.setdefault((member.method, member.setting, member.run.seed), []).append(member)
     keys: set[str] = set()
     for group in groups.values():
-        found = [dict(flat(member.run.config)) for member in group]
+        configs = [dict(flat(member.run.config)) for member in group]
         keys |= {
             key
-            for key in found[0]
-            if not key.startswith(SIDE) and len({config_text(one.get(key)) for one in found}) > 1
+            for key in configs[0]
+            if not key.startswith(SIDE) and len({config_text(one.get(key)) for one in configs}) > 1
         }
     named = [_with(member, sorted(keys)) for member in members]
     counts = [(m.method, m.setting, m.run.seed) for m in named]
@@ -428,14 +428,14 @@ def summary(members: Sequence[Member]) -> Section:
         pairs.append((what if count != 1 else what[:-1], str(count)))
     folds = methods(groups)
     levels = {name: mean_of(headline, group) for name, group in (folds or groups).items()}
-    found = {name: mean for name, mean in levels.items() if mean is not None}
-    if found:
+    means = {name: mean for name, mean in levels.items() if mean is not None}
+    if means:
         sign = 1 if is_larger_better(metric) else -1
-        best = max(found, key=lambda name: sign * found[name])
+        best = max(means, key=lambda name: sign * means[name])
         what = "held-out score" if members[0].run.by_validation else "mean over domains"
         first = "highest" if sign > 0 else "lowest"
         pairs.append(
-            (f"{first} {what}: {best}{', %' if score.kind == 'percent' else ''}", score.show(found[best]))
+            (f"{first} {what}: {best}{', %' if score.kind == 'percent' else ''}", score.show(means[best]))
         )
     parts: list[Part] = [Tiles(title="Runs", pairs=pairs)]
     if folds:
@@ -449,14 +449,14 @@ def methods(groups: Groups) -> dict[str, list[Member]]:
     Empty otherwise, as means over different settings cannot be compared; and where the settings are the
     trials of a single method. Parts of a protocol other than leave_one_out are left out.
     """
-    found: dict[str, list[Member]] = {}
+    by_method: dict[str, list[Member]] = {}
     for group in groups.values():
         if averaged := [member for member in group if member.averaged]:
-            found.setdefault(group[0].method, []).extend(averaged)
-    settings = [{m.setting for m in group} for group in found.values()]
+            by_method.setdefault(group[0].method, []).extend(averaged)
+    settings = [{m.setting for m in group} for group in by_method.values()]
     same = bool(settings) and len(settings[0]) > 1 and all(one == settings[0] for one in settings)
     folds = all(m.run.by_validation for group in groups.values() for m in group)
-    return found if same and (len(found) > 1 or folds) else {}
+    return by_method if same and (len(by_method) > 1 or folds) else {}
 
 
 def _is_finished(member: Member) -> bool:
@@ -658,18 +658,18 @@ def _of_group(name: str, group: Sequence[Member], key: str) -> Series:
 def by_domain(members: Sequence[Member]) -> Section:
     """Scores of all groups of runs on every domain, mean over seeds, as a table and as a heat map."""
     groups = runs_by_setting(members)
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for name, group in groups.items():
         for domain, score, _ in (each for member in group for each in domains_of(member)):
             bare = domain.removesuffix(UNSEEN)
-            found.setdefault(name, {}).setdefault(bare, []).append(score)
-    names = list(dict.fromkeys(domain for one in found.values() for domain in one))
+            scores.setdefault(name, {}).setdefault(bare, []).append(score)
+    names = list(dict.fromkeys(domain for one in scores.values() for domain in one))
     if not names:
         return Section("Domains", [])
-    values = [[fmean(one[d]) if d in one else np.nan for d in names] for one in found.values()]
+    values = [[fmean(one[d]) if d in one else np.nan for d in names] for one in scores.values()]
     cells = Cells(
         values=np.array(values, dtype=float),
-        down=list(found),
+        down=list(scores),
         across=names,
         row="method",
         column="domain",
@@ -679,7 +679,7 @@ def by_domain(members: Sequence[Member]) -> Section:
     parts: list[Part] = [heat_map(title, cells, "Mean over seeds." if _several_seeds(groups) else "")]
     if len(names) <= MOST_DOMAINS:
         columns = [Column("method"), *(Column(name, cells.value.kind) for name in names)]
-        rows: list[list[Cell]] = [[name, *row] for name, row in zip(found, values, strict=True)]
+        rows: list[list[Cell]] = [[name, *row] for name, row in zip(scores, values, strict=True)]
         parts.insert(0, Table(title="Score by domain", columns=columns, rows=rows))
     return Section("Domains", parts)
 
@@ -800,8 +800,8 @@ def _rows(
 ) -> Iterator[list[Cell]]:
     shared = [key for key in first if key in second]
     for name, measure in MEASURES.items():
-        found = [(measure(first[key]), measure(second[key])) for key in shared]
-        differences = [x - y for x, y in found if x is not None and y is not None]
+        pairs = [(measure(first[key]), measure(second[key])) for key in shared]
+        differences = [x - y for x, y in pairs if x is not None and y is not None]
         if differences:
             yield [name, "runs", *statistics(differences)]
     both = [d for key in shared for d in _of_clients(first[key], second[key])]
@@ -852,24 +852,24 @@ def page_of(paths: Sequence[Path], names: Sequence[str] = ()) -> Page:
         ConfigError: A folder holds no run.
         DamagedError: A file in a folder cannot be read.
     """
-    found = [find(path) for path in dict.fromkeys(paths)]
-    members = [member for one in found for member in one.members]
+    folders = [find(path) for path in dict.fromkeys(paths)]
+    members = [member for one in folders for member in one.members]
     if names:
         members = [replace(member, method=name) for member, name in zip(members, names, strict=True)]
-    if len(members) == 1 and not found[0].tables:
+    if len(members) == 1 and not folders[0].tables:
         return single_page(members[0].run)
     for member in members:
         with reading(member.run.path):
             member.run.read()
     with reading(paths[0]):
-        return several_page(found, distinguish(members))
+        return several_page(folders, distinguish(members))
 
 
 MOST_IN_TITLE = 5
 """Largest number of methods that the title of a page about runs in several folders names."""
 
 
-def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
+def several_page(folders: Sequence[Found], members: Sequence[Member]) -> Page:
     """The page about several runs.
 
     Raises:
@@ -877,8 +877,8 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
     """
     shown: list[Section] = [
         summary(members),
-        *(Section(one.heading, one.tables) for one in found),
-        Section("The protocol over seeds", over_seeds([table for one in found for table in one.tables])),
+        *(Section(one.heading, one.tables) for one in folders),
+        Section("The protocol over seeds", over_seeds([table for one in folders for table in one.tables])),
         results(members),
         over_rounds(members),
         by_domain(members),
@@ -886,13 +886,13 @@ def several_page(found: Sequence[Found], members: Sequence[Member]) -> Page:
         fairness(members),
         cost(members),
         single.configs([m.run for m in members], [m.name for m in members]),
-        _commands(found, members),
+        _commands(folders, members),
         single.glossary(),
     ]
     chapters = []
     if len(members) <= MOST_CHAPTERS:
         chapters = [Chapter(name=m.name, sections=sections(m.run)) for m in members]
-    titles = dict.fromkeys(one.title for one in found)
+    titles = dict.fromkeys(one.title for one in folders)
     if len(titles) > 1:
         methods = dict.fromkeys(m.method for m in members)
         titles = methods if len(methods) <= MOST_IN_TITLE else {f"{len(methods)} methods": None}
@@ -912,9 +912,9 @@ def _places(members: Sequence[Member]) -> list[str]:
     return [*data, *models]
 
 
-def _commands(found: Sequence[Found], members: Sequence[Member]) -> Section:
+def _commands(folders: Sequence[Found], members: Sequence[Member]) -> Section:
     """Commands that repeat all runs, and the environment of each."""
-    whole = [one.repeat for one in found if one.repeat]
+    whole = [one.repeat for one in folders if one.repeat]
     parts: list[Part] = []
     if whole:
         parts.append(Sentences(title="One command", code=whole))

@@ -109,18 +109,18 @@ def _rules(run: PageRun) -> list[str]:
         return ["No round was evaluated yet."]
     rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
-    found = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
-    found += [note[0].upper() + note[1:] + "." for note in head_notes([run.tables], rule="")]
-    found += [f"{note}." for note in own_tensors([run.config])]
+    rules = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
+    rules += [note[0].upper() + note[1:] + "." for note in head_notes([run.tables], rule="")]
+    rules += [f"{note}." for note in own_tensors([run.config])]
     others = () if run.by_validation else selection_notes(run.rounds)
-    found += [f"Other rules: {note.partition('; ')[2]}." for note in others]
+    rules += [f"Other rules: {note.partition('; ')[2]}." for note in others]
     notes = (*privacy_notes(run.config, run.rounds), *fault_notes(run.rounds))
-    found += [note[0].upper() + note[1:] + "." for note in notes]
+    rules += [note[0].upper() + note[1:] + "." for note in notes]
     if len(run.rounds) < run.planned:
-        found.append(f"The run is not finished: {len(run.rounds)} of {run.planned} rounds.")
+        rules.append(f"The run is not finished: {len(run.rounds)} of {run.planned} rounds.")
     if run.digest:
-        found.append(f"SHA-256 digest of the final tensors: {run.digest}.")
-    return found
+        rules.append(f"SHA-256 digest of the final tensors: {run.digest}.")
+    return rules
 
 
 MOST_CURVES = 10
@@ -148,13 +148,13 @@ def over_rounds(run: PageRun) -> Section:
         words = "" if len(run.models) == 1 else f" of the {model} model{'s' if model == 'personal' else ''}"
         for metric in (run.metric, "loss"):
             axis = Axis(name="loss") if metric == "loss" else share_axis(run.metric)
-            if found := _by_domain(run, model, metric):
+            if series := _by_domain(run, model, metric):
                 caption = "One curve a domain; its band goes from the lowest to the highest of its clients."
-                if any(one.dashed for one in found):
+                if any(one.dashed for one in series):
                     caption += " Dashed: a domain of which no client has an example."
-                if len(found) == len(QUANTILES):
+                if len(series) == len(QUANTILES):
                     caption = "Quantiles over the domains, of which there are too many for a curve each."
-                parts.append(curves(f"Test {metric} by domain{words}", found, ROUND, axis, caption))
+                parts.append(curves(f"Test {metric} by domain{words}", series, ROUND, axis, caption))
     return Section("Curves", parts)
 
 
@@ -166,13 +166,13 @@ def _by_domain(run: PageRun, model: str, metric: str) -> list[Series]:
     names = run.order(list(domains["name"].unique()))
     if len(names) > MOST_CURVES:
         return quantile_curves(domains)
-    found = []
+    series = []
     for place, name in enumerate(names):
         of = domains[domains["name"] == name].sort_values("round")
         edges = own.loc[name].reindex(of["round"]) if name in own.index.get_level_values(0) else None
         low, high = (None, None) if edges is None else (edges["min"].tolist(), edges["max"].tolist())
         held_out = bool((of["of"] == "held out").any())
-        found.append(
+        series.append(
             Series(
                 label=name + (" (held out)" if held_out else ""),
                 x=of["round"].tolist(),
@@ -183,7 +183,7 @@ def _by_domain(run: PageRun, model: str, metric: str) -> list[Series]:
                 dashed=held_out,
             )
         )
-    return found
+    return series
 
 
 def _place(run: PageRun, domain: str, other: int) -> int:
@@ -194,9 +194,9 @@ def _place(run: PageRun, domain: str, other: int) -> int:
 
 def quantile_curves(rows: pd.DataFrame) -> list[Series]:
     """Quantiles of the column `value` over the rounds."""
-    found = rows.groupby("round")["value"].quantile(np.asarray(list(QUANTILES.values()))).unstack()
+    quantiles = rows.groupby("round")["value"].quantile(np.asarray(list(QUANTILES.values()))).unstack()
     return [
-        Series(label=name, x=found.index.tolist(), y=found[share].tolist())
+        Series(label=name, x=quantiles.index.tolist(), y=quantiles[share].tolist())
         for name, share in QUANTILES.items()
     ]
 
@@ -335,14 +335,16 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Table:
         ]
         return Table(title="Clients", columns=columns, rows=rows, filters={"domain": ""})
     domain = own.index.map(lambda cid: run.clients.get(str(cid), ""))
-    found = own.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
+    spreads = own.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
     counts = own.groupby(domain).size()
     columns = [
         Column("domain"),
         Column("clients", "count"),
         *(Column(q, shown_as("percent", run.metric)) for q in QUANTILES),
     ]
-    quantiles: list[list[Cell]] = [[d, int(counts[d]), *found.loc[d]] for d in run.order(list(found.index))]
+    quantiles: list[list[Cell]] = [
+        [d, int(counts[d]), *spreads.loc[d]] for d in run.order(list(spreads.index))
+    ]
     caption = f"Quantiles of the {run.metric} of {len(own):,} clients, which are too many for a row each."
     return Table(title="Clients, by domain", notes=(caption,), columns=columns, rows=quantiles)
 
@@ -383,8 +385,8 @@ def fairness(run: PageRun) -> Section:
 def of_rounds(run: PageRun, key: str, words: str) -> Series:
     """A column of the rounds as a curve; without points where no round has it."""
     full = run.prefix + key
-    found = [(row["round"], row[full]) for row in run.rounds if isinstance(row.get(full), int | float)]
-    return Series(label=words, x=[number for number, _ in found], y=[value for _, value in found])
+    points = [(row["round"], row[full]) for row in run.rounds if isinstance(row.get(full), int | float)]
+    return Series(label=words, x=[number for number, _ in points], y=[value for _, value in points])
 
 
 def cumulative(scores: dict[str, npt.NDArray[np.float64]], metric: str, whose: str = "") -> Part:
@@ -405,10 +407,10 @@ def cumulative(scores: dict[str, npt.NDArray[np.float64]], metric: str, whose: s
 
 def steps(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
     """Places at which a cumulative curve is drawn: all scores, or evenly spaced quantiles of many."""
-    found = np.unique(values)
-    if len(found) > MOST_STEPS:
-        found = np.quantile(values, np.linspace(0, 1, MOST_STEPS))
-    return [float(v) for v in found]
+    values_once = np.unique(values)
+    if len(values_once) > MOST_STEPS:
+        values_once = np.quantile(values, np.linspace(0, 1, MOST_STEPS))
+    return [float(v) for v in values_once]
 
 
 def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: str = "model") -> Table:
@@ -479,8 +481,10 @@ def _classes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
 
 def class_names(run: PageRun, labels: Sequence[int]) -> list[str]:
     """Names of these classes, from the manifest; their numbers where it has no names."""
-    found = ((run.tables.manifest.schema.metadata or {}) if run.tables.manifest is not None else {}).get(META)
-    names = parse_json(found).get("classes", []) if found else []
+    stored = ((run.tables.manifest.schema.metadata or {}) if run.tables.manifest is not None else {}).get(
+        META
+    )
+    names = parse_json(stored).get("classes", []) if stored else []
     return [str(names[label]) if label < len(names) else str(label) for label in labels]
 
 
@@ -514,10 +518,12 @@ def _table(run: PageRun, own: pd.DataFrame, what: str) -> Table:
         return Table(title="Examples of each client", columns=columns, rows=rows, filters={"domain": ""})
     total = counts.get("train", counts.sum(axis=1))
     domain = total.index.map(lambda cid: run.clients.get(str(cid), "")).astype(str)
-    found = total.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
+    spreads = total.groupby(domain).quantile(np.asarray(list(QUANTILES.values()))).unstack()
     sizes = total.groupby(domain).size()
     columns = [Column("domain"), Column("clients", "count"), *(Column(q, "count") for q in QUANTILES)]
-    quantiles: list[list[Cell]] = [[d, int(sizes[d]), *found.loc[d]] for d in run.order(list(found.index))]
+    quantiles: list[list[Cell]] = [
+        [d, int(sizes[d]), *spreads.loc[d]] for d in run.order(list(spreads.index))
+    ]
     caption = "Quantiles over the clients of each domain, which are too many for a row each."
     return Table(title=f"Training {what} of a client", notes=(caption,), columns=columns, rows=quantiles)
 
@@ -586,8 +592,8 @@ def _by_client(run: PageRun, sums: pd.DataFrame) -> Table:
         return Table(
             title="Bytes of each client", columns=columns, rows=rows, filters={"domain": ""}, folded=True
         )
-    found = sums.quantile(list(QUANTILES.values()))
-    rows = [[name, *map(float, found.loc[share])] for name, share in QUANTILES.items()]
+    quantiles = sums.quantile(list(QUANTILES.values()))
+    rows = [[name, *map(float, quantiles.loc[share])] for name, share in QUANTILES.items()]
     caption = f"Quantiles over {len(sums):,} clients, which are too many for a row each."
     return Table(title="Bytes of a client", notes=(caption,), columns=[Column("quantile"), *ways], rows=rows)
 
@@ -767,9 +773,9 @@ def _groups(run: PageRun) -> Iterator[Part]:
         {"round": r, "client": str(c), "cluster": int(k)} for r, c, k in rows.itertuples(index=False)
     ]
     flat = [(number, cid, group) for number, of in matched_groups(plain).items() for cid, group in of.items()]
-    found = pd.DataFrame(flat, columns=["round", "client", "value"])
+    frame = pd.DataFrame(flat, columns=["round", "client", "value"])
     yield by_client_and_round(
-        run, "Group of each client over the rounds", found, Column("group", "count"), "groups"
+        run, "Group of each client over the rounds", frame, Column("group", "count"), "groups"
     )
 
 
@@ -810,8 +816,8 @@ def _weights(run: PageRun) -> Iterator[Part]:
         yield curves("Weight of each domain", series, ROUND, axis, "Sum over its clients.")
     if len(run.clients) > MOST_CLIENTS:
         axis = Axis(name="weight", kind="percent")
-        found = quantile_curves(rows[["round", "value"]])
-        yield curves("Weights of the clients", found, ROUND, axis, "Quantiles over the clients.")
+        lines = quantile_curves(rows[["round", "value"]])
+        yield curves("Weights of the clients", lines, ROUND, axis, "Quantiles over the clients.")
         return
     weight = Column("weight", "percent")
     yield by_client_and_round(run, "Weight of each client", rows, weight, "zero")
@@ -836,8 +842,8 @@ def _numbers(run: PageRun) -> Iterator[Part]:
     if any("lr" in row for row in run.rounds):
         keys = {"lr": None, **keys}
     for key in list(keys)[:MOST_NUMBERS]:
-        found = [(row["round"], row.get(key)) for row in run.rounds]
-        points = [(number, float(v)) for number, v in found if isinstance(v, int | float)]
+        pairs = [(row["round"], row.get(key)) for row in run.rounds]
+        points = [(number, float(v)) for number, v in pairs if isinstance(v, int | float)]
         if points and len({value for _, value in points}) > 1:
             series = Series(label=key, x=[n for n, _ in points], y=[v for _, v in points])
             yield curves(f"{key} over the rounds", [series], ROUND, Axis(name=key))
@@ -924,39 +930,39 @@ def config(run: PageRun) -> Section:
 
 def configs(runs: Sequence[PageRun], names: Sequence[str]) -> Section:
     """The settings that differ between runs, highlighted, and those that do not."""
-    found = [dict(flat(run.config)) for run in runs]
-    keys = list(dict.fromkeys(key for one in found for key in one))
-    different = [key for key in keys if differs(found, key)]
+    trees = [dict(flat(run.config)) for run in runs]
+    keys = list(dict.fromkeys(key for one in trees for key in one))
+    different = [key for key in keys if differs(trees, key)]
     same = [key for key in keys if key not in different and key not in NOT_COMPARED]
-    shown = [{key: one[key] for key in different if key in one} for one in found]
+    shown = [{key: one[key] for key in different if key in one} for one in trees]
     parts: list[Part] = [_side_by_side("Settings that differ", "key", shown, names)]
-    rows: list[list[Cell]] = [[key, config_text(found[0].get(key))] for key in same]
+    rows: list[list[Cell]] = [[key, config_text(trees[0].get(key))] for key in same]
     columns = [Column("key"), Column("value")]
     parts.append(Table(title="Settings that all runs share", columns=columns, rows=rows, folded=True))
     return Section("Config", parts)
 
 
-def differs(found: Sequence[Mapping[str, Any]], key: str) -> bool:
+def differs(trees: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether a key has several values in these flat configs, or is missing in some."""
     if key in NOT_COMPARED:
         return False
-    return len({config_text(one[key]) if key in one else None for one in found}) > 1
+    return len({config_text(one[key]) if key in one else None for one in trees}) > 1
 
 
-def _side_by_side(title: str, what: str, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+def _side_by_side(title: str, what: str, trees: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
     """A row for each key and a column for each run, or with many runs a row for each run."""
-    keys = list(dict.fromkeys(key for one in found for key in one))
-    marked = frozenset(place for place, key in enumerate(keys) if differs(found, key))
+    keys = list(dict.fromkeys(key for one in trees for key in one))
+    marked = frozenset(place for place, key in enumerate(keys) if differs(trees, key))
     rows: list[list[Cell]]
-    if len(found) <= MOST_COLUMNS:
-        rows = [[key, *(config_text(one.get(key, "")) for one in found)] for key in keys]
+    if len(trees) <= MOST_COLUMNS:
+        rows = [[key, *(config_text(one.get(key, "")) for one in trees)] for key in keys]
         columns = [Column(what), *(Column(name) for name in names)]
-        caption = "Highlighted: what differs." if len(found) > 1 else ""
+        caption = "Highlighted: what differs." if len(trees) > 1 else ""
         return Table(title=title, notes=(caption,), columns=columns, rows=rows, marked=marked)
     keys = [keys[place] for place in sorted(marked)]
     rows = [
         [name, *(config_text(one.get(key, "")) for key in keys)]
-        for name, one in zip(names, found, strict=True)
+        for name, one in zip(names, trees, strict=True)
     ]
     caption = "What differs, a row for each run."
     return Table(title=title, notes=(caption,), columns=[Column("run"), *map(Column, keys)], rows=rows)
@@ -1008,8 +1014,8 @@ def sections(run: PageRun) -> list[Section]:
         DamagedError: A file of the run cannot be read; the message names the folder or the file.
     """
     with reading(run.path):
-        found = [section(run) for section in SECTIONS]
-    return [section for section in found if section.parts]
+        all_sections = [section(run) for section in SECTIONS]
+    return [section for section in all_sections if section.parts]
 
 
 def single_page(run: PageRun) -> Page:
