@@ -196,6 +196,38 @@ def test_the_steps_of_a_run_are_the_calls_of_a_run_on_ray(tmp_path, cache, ray_c
     assert len(listed) <= 13
 
 
+LONG = {
+    "rayfed/executors/actor_pool.py",
+    "rayfed/executors/worker.py",
+    "rayfed/report/page/several.py",
+    "rayfed/report/page/single.py",
+}
+"""Files that may have more than 700 lines: one idea each, or the sections of one page."""
+
+
+def test_the_tree_has_few_and_large_modules_and_each_name_once():
+    """The limits that keep it readable; a module with one user and few lines belongs to that user."""
+    files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "rayfed").rglob("*.py")}
+    lines = {file: text.count("\n") for file, text in files.items()}
+    assert len(files) <= 230
+    assert {file for file, count in lines.items() if count > 700} <= LONG
+    own = [file for file in files if not re.search(r"/tuning/|/readers/|/__\w+__\.py$", file)]
+    assert sum(lines[file] < 60 for file in own) <= 20
+    users = Counter()
+    for file, text in files.items():
+        froms = re.findall(r"^ *from (rayfed[\w.]*) import (?:\(([^)]*)\)|(.*))", text, flags=re.MULTILINE)
+        used = {part for part, *_ in froms} | {
+            f"{part}.{name}" for part, *lists in froms for name in re.findall(r"\w+", "".join(lists))
+        }
+        used |= set(re.findall(r"^ *import (rayfed[\w.]*)", text, flags=re.MULTILINE))
+        users.update(used - {file.removesuffix(".py").replace("/", ".")})
+    assert sum(users[file.removesuffix(".py").replace("/", ".")] == 1 for file in own) <= 30
+    stems = Counter(Path(file).name for file in own)
+    assert {name for name, count in stems.items() if count > 1} == set()
+    classes = Counter(re.findall(r"^class (\w+)", "\n".join(files.values()), flags=re.MULTILINE))
+    assert {name for name, count in classes.items() if count > 1} == set()
+
+
 def test_every_path_that_the_page_names_exists():
     text = (ROOT / "docs" / "architecture.md").read_text()
     paths = re.findall(r"`((?:rayfed|tests|docs|algorithms|tune|configs)/[\w/.]*)`", text)

@@ -346,7 +346,7 @@ def _table(path: Path) -> Mapping[Any, Any]:
     return entries
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Reads dictionaries, lists, numbers and strings only, so that no code of the file is run."""
 
     ALLOWED = frozenset(
@@ -362,5 +362,5 @@ class _Plain(pickle.Unpickler):
 
 def _read_pickle(path: Path) -> Mapping[Any, Any]:
     with path.open("rb") as file:
-        content: Mapping[Any, Any] = _Plain(file).load()
+        content: Mapping[Any, Any] = _PlainUnpickler(file).load()
     return content
