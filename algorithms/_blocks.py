@@ -93,8 +93,12 @@ class BlockServer(Server):
         sizes = [info.num_examples for info in cohort.clients.values()]
         return {FEDDYN_ALPHA: self.feddyn_alpha, FEDDYN_MEAN: sum(sizes) / len(sizes)}
 
-    def visit(self, local: Local) -> Task:
-        return partial(fit_counted, local=local) if self.weighting == SAMPLES_SEEN else super().visit(local)
+    def training_task(self, local: Local) -> Task:
+        return (
+            partial(fit_counted, local=local)
+            if self.weighting == SAMPLES_SEEN
+            else super().training_task(local)
+        )
 
     def plan(self, state: ServerState, cohort: Cohort) -> ServerState:
         """Allocate blocks, count the frozen bytes to download, and record both in the table `allocations`."""

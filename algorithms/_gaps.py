@@ -38,10 +38,10 @@ class GapServer(Server):
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)
-        updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
+        updates = cohort.run(self.training_task(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates, local)
 
-    def visit(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> Task:
         return partial(fit, local=local, end=self.gap_split)
 
     def aggregate(

@@ -65,7 +65,7 @@ class GroupingServer(LossWeighted):
         messages = dict(self.send(state, cohort))
         if CENTERS in local.needs:
             messages = {cid: self._tell(sent, state, cid, cohort.rounds) for cid, sent in messages.items()}
-        updates = cohort.run(self.visit(local), messages, tag=TRAINING)
+        updates = cohort.run(self.training_task(local), messages, tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
     def _tell(self, message: Broadcast, state: ServerState, cid: str, rounds: int) -> Broadcast:
@@ -77,7 +77,7 @@ class GroupingServer(LossWeighted):
         private = {CENTERS: state.memory[CENTERS], GROUP: group[cid], PREVIOUS: known[cid], ROUNDS: rounds}
         return replace(message, shared={**message.shared, **private})
 
-    def visit(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> Task:
         return partial(
             fit_represented, local=local, when=self.rep_model, batches=self.rep_batches, loss=self.loss
         )

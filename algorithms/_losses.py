@@ -45,7 +45,7 @@ class LossWeighted(Server):
 
     loss: LossKind = "received"
 
-    def visit(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> Task:
         return partial(fit_with_loss, local=local, loss=self.loss)
 
     def losses(self, cohort: Cohort, updates: Sequence[Update]) -> list[float]:

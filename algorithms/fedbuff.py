@@ -73,7 +73,7 @@ class FedBuff(Server):
         lasts = max(0.0, arrivals[-1]["arrival"] - begun)
         updates: Sequence[Update] = ()
         with suppress(NobodyAnsweredError):  # others may still be training: the next round goes on with them
-            updates = cohort.of(sent).run(self.visit(local), sent, tag=TRAINING, lasts=lasts)
+            updates = cohort.of(sent).run(self.training_task(local), sent, tag=TRAINING, lasts=lasts)
         needed = {v["version"]: kept[v["version"]] for v in training}
         cohort.measure(training=float(len(training)), versions=float(len(needed)))
         _record(cohort, [(u, sent[u.client]) for u in updates])

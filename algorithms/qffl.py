@@ -45,7 +45,7 @@ class FairServer(LossWeighted):
     norm: Norm = "l2_sum"
     numerator: Literal["own", "last"] = "own"
 
-    def visit(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> Task:
         return partial(fit_with_rate, local=local, loss=self.loss)
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:

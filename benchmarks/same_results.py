@@ -10,6 +10,9 @@ rounds.jsonl but the wall-clock times, and the scores of every client. The exit 
 differs, if a case fails or is gone, or if nothing could be compared. A method that the saved file does not
 name is shown as new.
 
+With `--same-training` each case gets the optimizer, its rate and its other options from the config of its
+saved run, because tuning schemes brought others later.
+
 Floating-point sums depend on the processor and on the version of torch, so digests are comparable on one kind
 of machine only; a saved file says on which kind it was made. `benchmarks/same_results_7d22d02.json` is the
 table of commit 7d22d02. Cases on PACS, digits and Shakespeare read the folder $RAYFED_SHARED, by default
@@ -45,6 +48,7 @@ TENSORS = "model/params.safetensors"
 ROWS = ("rounds.jsonl", "result.json")
 SHARED = Path(os.environ.get("RAYFED_SHARED", ROOT.parent / "shared")).resolve()
 PACKAGES = ("torch", "numpy", "scikit-learn", "timm", "peft", "open_clip_torch")
+TRAINING = ("optimizer", "lr", "momentum", "weight_decay", "betas", "eps", "schedule", "clip_norm")
 PATIENCE = 900  # seconds for one case
 CASES = Path(__file__).with_name("same_results_cases.yaml")
 
@@ -188,7 +192,20 @@ def measure(checkout: Path, case: Case, folder: Path) -> Digests:
     """
     with tempfile.TemporaryDirectory(dir=folder) as output:
         run(checkout, ["-m", "rayfed.run", *case.values(), f"output={output}/run", "--quiet"], folder)
-        return digests(Path(output))
+        return {**digests(Path(output)), "training": training(Path(output))}
+
+
+def training(output: Path) -> dict[str, Any]:
+    """Options of the optimizer in the config of the first run below a folder; empty without a config."""
+    for file in sorted(output.rglob("config.yaml"))[:1]:
+        section = yaml.safe_load(file.read_text()).get("train", {})
+        return {key: section[key] for key in TRAINING if key in section}
+    return {}
+
+
+def with_training(case: Case, values: Mapping[str, Any]) -> Case:
+    """The case with these options of the optimizer."""
+    return {**case, **{f"train.{key}": f"train.{key}={json.dumps(value)}" for key, value in values.items()}}
 
 
 def absent(case: Case) -> str:
@@ -216,7 +233,7 @@ def outcome(
 
 
 def show(
-    checkout: Path, names: Sequence[str], before: Mapping[str, Digests], folder: Path
+    checkout: Path, names: Sequence[str], before: Mapping[str, Digests], folder: Path, same_training: bool
 ) -> tuple[dict[str, Digests], list[str]]:
     """Run the named cases and print a line for each.
 
@@ -227,7 +244,10 @@ def show(
     print("| case | before | after | same |\n|---|---|---|---|")
     for name in names:
         old = before.get(name)
-        new, cell = outcome(checkout, todo.get(name), old, folder)
+        case = todo.get(name)
+        if case and old and same_training:
+            case = with_training(case, old.get("training", {}))
+        new, cell = outcome(checkout, case, old, folder)
         short = [each["tensors"][:12] if each else "" for each in (old, new)]
         print(f"| {name} | {' | '.join(short)} | {cell} |", flush=True)
         cells.append(cell)
@@ -274,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="folder of the code that runs (this one)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the digests; replaces the file")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with these saved digests")
+    parser.add_argument("--same-training", action="store_true", help="use the optimizers of the saved runs")
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help="for example 'text/*'")
     args = parser.parse_args(argv)
     checkout, before = args.checkout.resolve(), saved_digests(args.against)
@@ -282,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = run(checkout, ["-c", "import rayfed; print(rayfed.__file__)"], Path(folder)).strip()
         if not Path(package).is_relative_to(checkout):
             parser.error(f"--checkout: {checkout} was given, but Python imports {package}")
-        found, cells = show(checkout, names, before, Path(folder))
+        found, cells = show(checkout, names, before, Path(folder), args.same_training)
     if args.save:
         save(args.save, checkout, found)
     kinds = [cell.partition(":")[0] for cell in cells]

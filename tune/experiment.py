@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rayfed.config.compose import compose, config_groups
+from rayfed.config.compose import compose, config_groups, put_value
 from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
 from rayfed.user_files import read_file
@@ -53,7 +53,7 @@ class Base:
             tree = copy.deepcopy(self.tree)
         for key, value in values.items():
             if key not in groups:
-                _put(tree, key, value)
+                put_value(tree, key, value)
         config = replace(resolve(tree), compare=())
         return config if seed is None else replace(config, seed=seed)
 
@@ -75,13 +75,3 @@ def check_searchable(key: str) -> None:
     section, _, rest = key.partition(".")
     if section in FIXED or key == "cluster" or (section == "cluster" and rest in FIXED_CLUSTER):
         raise ConfigError(f"space.{key}: cannot be searched, it is the same for the whole sweep")
-
-
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    node = tree
-    for part in path:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"{key}: {part} is a value, not a section")
-    node[last] = value

@@ -278,7 +278,7 @@ def compose(
         _set(tree, key, value)
     for key, value in (more or {}).items():
         nested: dict[str, Any] = {}
-        _put(nested, key, value)
+        put_value(nested, key, value)
         merge(tree, nested)
     return tree
 
@@ -330,7 +330,7 @@ def _cell(table: papers.PaperTable, chosen: Mapping[str, str], values: Mapping[s
     tree = _pooled_as(own, tree)
     for key, value in changes.items():
         if key not in known and not _is_replaced(key, groups, chosen):
-            _put(tree, key, value)
+            put_value(tree, key, value)
     return tree
 
 
@@ -485,10 +485,10 @@ def choices(group: str) -> list[str]:
 
 def _set(tree: dict[str, Any], key: str, text: str) -> None:
     """Put the YAML value of `a.b.c=text` into nested mappings."""
-    _put(tree, key, parse_value(key, text))
+    put_value(tree, key, parse_value(key, text))
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def put_value(tree: dict[str, Any], key: str, value: Any) -> None:
     """Put a value under the key `a.b.c` into nested mappings."""
     *path, last = key.split(".")
     node = tree

@@ -45,7 +45,7 @@ class Cost:
     loads: Mapping[int, Load]
     depth: int
 
-    def visit(self, sent: Broadcast, steps: int, rows: int) -> tuple[int, int]:
+    def of_visit(self, sent: Broadcast, steps: int, rows: int) -> tuple[int, int]:
         """Operations of the batches that a client drew in a visit, and the numbers that it trains.
 
         Args:
@@ -300,7 +300,7 @@ class Cohort(Federation):
 
     def _count_cost(self, call: Call, update: Update) -> None:
         if self.cost is not None and call.tag == TRAINING:
-            flops, trained = self.cost.visit(call.sent, update.steps, update.rows)
+            flops, trained = self.cost.of_visit(call.sent, update.steps, update.rows)
             self.ledger.flops += flops
             self.ledger.trained = max(self.ledger.trained, trained)
 

@@ -79,10 +79,10 @@ class Server:
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         """One communication round: any number of exchanges with clients; returns the next state."""
         state = local.exchange(state, cohort)
-        updates = cohort.run(self.visit(local), self.send(state, cohort), tag=TRAINING)
+        updates = cohort.run(self.training_task(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
-    def visit(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> Task:
         """The task of the training exchange; override it to have models scored before or after training."""
         return partial(fit, local=local)
 
@@ -141,7 +141,16 @@ class Server:
         So it is where the class overrides none of the functions that see the answers of single clients, or
         that choose what each client receives, on which the denominator of a mean depends.
         """
-        rules = ("round", "visit", "send", "aggregate", "record_weights", "base_weights", "average", "_steps")
+        rules = (
+            "round",
+            "training_task",
+            "send",
+            "aggregate",
+            "record_weights",
+            "base_weights",
+            "average",
+            "_steps",
+        )
         return all(getattr(cls, name) is getattr(Server, name) for name in rules)
 
     def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:

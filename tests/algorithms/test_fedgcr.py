@@ -296,7 +296,7 @@ def _broken():
 
     @dataclass(frozen=True)
     class Broken(LossWeighted):
-        def visit(self, local):
+        def training_task(self, local):
             return partial(lie, local=local)
 
         def aggregate(self, state, cohort, updates):

@@ -224,7 +224,7 @@ def test_only_the_chosen_blocks_change(tmp_path):
     frozen = executor.worker.checksum()
     state = server.plan(server.start(setup.start), world)
     sent = server.send(state, world)
-    for update in world.run(server.visit(setup.experiment.local), sent):
+    for update in world.run(server.training_task(setup.experiment.local), sent):
         held = set(sent[update.client].blocks)
         assert {block_of(n) for n in update.params} == held | {None}
         resident = executor.worker._model.tensors()

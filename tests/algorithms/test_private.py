@@ -264,7 +264,9 @@ def sent_in(name, cache):
         )
         state = replace(setup.experiment.server.start(setup.start), round=round)
         server = setup.experiment.server
-        [answer] = cohort.run(server.visit(setup.experiment.local), server.send(state, cohort), tag="fit")
+        [answer] = cohort.run(
+            server.training_task(setup.experiment.local), server.send(state, cohort), tag="fit"
+        )
         absent = {n.rpartition(".")[2] for n in setup.start} - {n.rpartition(".")[2] for n in answer.params}
         found.append(tuple(n for n in NAMES if n.rpartition(".")[2] not in absent))
     return tuple(found)

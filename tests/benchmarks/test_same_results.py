@@ -103,7 +103,9 @@ if options["algorithm"] == "broken":
 folder = Path(options["output"])
 (folder / "model").mkdir(parents=True)
 moved = options["algorithm"] == Path("moved").read_text()
-save_file({"w": np.full(2, float(moved))}, folder / "model" / "params.safetensors")
+rate = options.get("train.lr", Path("rate").read_text())
+(folder / "config.yaml").write_text(f"train: {{lr: {rate}, epochs: 1}}")
+save_file({"w": np.full(2, moved + float(rate))}, folder / "model" / "params.safetensors")
 (folder / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\\n")
 """
 
@@ -112,7 +114,12 @@ save_file({"w": np.full(2, float(moved))}, folder / "model" / "params.safetensor
 def checkout(tmp_path):
     """A pretended checkout; the method that its file `moved` names has another result than the others."""
     folder = tmp_path / "checkout"
-    for name, text in {"rayfed/__init__.py": "", "rayfed/run.py": PRETENDED, "moved": ""}.items():
+    for name, text in {
+        "rayfed/__init__.py": "",
+        "rayfed/run.py": PRETENDED,
+        "moved": "",
+        "rate": "0.1",
+    }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "algorithms").mkdir()
@@ -135,6 +142,11 @@ def test_a_table_is_saved_and_compared(checkout, tmp_path, capsys, monkeypatch):
         r"method/added \|  \| \w{12} \| new \|.*\n1 new, 2 yes$", capsys.readouterr().out.strip(), re.S
     )
 
+    (checkout / "rate").write_text("0.2")
+    assert main(against) == 1
+    assert main([*against, "--same-training"]) == 0
+    (checkout / "rate").write_text("0.1")
+    capsys.readouterr()
     (checkout / "moved").write_text("kept")
     assert main(against) == 1
     assert capsys.readouterr().out.strip().endswith("1 new, 1 NO, 1 yes")

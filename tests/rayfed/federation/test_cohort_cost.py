@@ -15,9 +15,9 @@ def sent(blocks=None):
 
 def test_steps_and_rows_by_hand():
     """5 examples in batches of 2: 3 steps in each of 2 passes, and 10 rows."""
-    assert COST.visit(sent(), 6, 10) == (6 * 10 + 10 * 11, 15)
-    assert COST.visit(sent((1, 4)), 6, 10) == (6 * 10 + 10 * 3, 7)
-    assert COST.visit(sent(), 0, 0) == (0, 15)
+    assert COST.of_visit(sent(), 6, 10) == (6 * 10 + 10 * 11, 15)
+    assert COST.of_visit(sent((1, 4)), 6, 10) == (6 * 10 + 10 * 3, 7)
+    assert COST.of_visit(sent(), 0, 0) == (0, 15)
 
 
 @pytest.mark.parametrize(("blocks", "row"), [((0,), 3), ((0, 1, 2), 5), ((0, 1, 2, 3, 4), 9)])
