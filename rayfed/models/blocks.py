@@ -100,7 +100,7 @@ class BlockStack(nn.Sequential):
             step = partial(last, block) if last is not None and j == self.active[-1] else block
             forgets = self.checkpointing and torch.is_grad_enabled()
             run = partial(_run_checkpointed, step) if forgets else step
-            yield run if self._change is None else partial(self._change, block, run, j)
+            yield run if self._change is None else partial(self._run_changed, block, run, j)
             if self._taps is not None and j in self._taps:
                 yield partial(self._keep, j)
         if self.tokens is not None and last is None:
@@ -136,7 +136,7 @@ class BlockStack(nn.Sequential):
         finally:
             self._change = None
 
-    def _change(self, block: Any, run: Any, j: int, x: Tensor, **options: Any) -> Tensor:
+    def _run_changed(self, block: Any, run: Any, j: int, x: Tensor, **options: Any) -> Tensor:
         assert self._change is not None
         ends = j == self.active[0], j == self.active[-1]
         return self._change(block, partial(run, **options), j, x, *ends)
