@@ -49,7 +49,7 @@ ALLOWED = {
     "rayfed/tuning/lora.py:_finds_sites:return bool(in_every_block(chosen_layers(model, self.sites, "
     "LAST)))": "a pattern of names of layers, made once for each model",
     f"{M}/clip.py:token_width:return int(self._parts.token_embedding.embedding_dim)": "a shape",
-    f"{M}/clip.py:_joined:self._stops = (self.name_tokens.argmax(-1) - 1).tolist()": (
+    f"{M}/clip.py:_join:self._stops = (self.name_tokens.argmax(-1) - 1).tolist()": (
         "once for each model, in its first pass"
     ),
 }
