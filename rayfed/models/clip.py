@@ -246,7 +246,7 @@ class ImageTower(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.paired is None:
             return self.untuned(x)
-        with self.blocks.wrapped(self.paired.image_block):
+        with self.blocks.use_change(self.paired.image_block):
             return self.untuned(x)
 
     def untuned(self, x: Tensor) -> Tensor:
