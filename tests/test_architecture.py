@@ -197,7 +197,9 @@ def test_the_steps_of_a_run_are_the_calls_of_a_run_on_ray(tmp_path, cache, ray_c
 
 
 LONG = {
+    "rayfed/engine/measure_client.py",
     "rayfed/executors/actor_pool.py",
+    "rayfed/executors/grouped/passes.py",
     "rayfed/executors/worker.py",
     "rayfed/report/page/several.py",
     "rayfed/report/page/single.py",
