@@ -13,7 +13,8 @@ There is a line for each setting, with - where a row was not run. `A` is the mea
 deviation over the seeds; `A - B` the mean difference over the seeds, `A / B` the geometric mean of the
 quotient and `A - 50` the distance to a number, each with the p of a two-sided paired t-test (of the
 logarithms for a quotient) and the number of seeds in which it is above 0 (above 1). Settings behind `|`,
-as `one - other`, add a line with such a test of their difference.
+as `one - other`, add a line with such a test of their difference. Below a table of the first measure is a
+sentence for each setting whose rows were scored without adapters, too.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rayfed.reproduce.results import judge
+from rayfed.reproduce.results import alike, judge
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "claims"
 TABLE = re.compile(r"(<!-- table (\w+)(?:, (.+?))?: (.+?) -->\n).*?(<!-- /table -->)", re.DOTALL)
 COLUMNS = ("setting", "row", "seed", "measure", "value")
+BARE = "without adapters"
+"""Measure of the final model with the adapters put back to their start values."""
 
 Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 """By row and measure: by setting: the score of each seed."""
@@ -100,7 +103,20 @@ def _table(name: str, measure: str | None, what: str) -> str:
     for pair in filter(None, pairs.split("; ")):
         one, other = ([_steps(c, s, measure, scores) for c in names] for s in pair.split(" - "))
         lines.append(f"| {pair} | {' | '.join(map(_change, names, one, other))} |")
+    if measure == next(iter(scores))[1]:
+        notes = [f"- {note}" for setting in settings for note in _alike(setting, names, measure, scores)]
+        lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
+
+
+def _alike(setting: str, names: Sequence[str], measure: str, scores: Scores) -> Iterator[str]:
+    """Words on how far the rows of a setting differ, against what their adapters add."""
+    rows = {}
+    for name in names:
+        whole, bare = (scores.get((name, key), {}).get(setting, {}) for key in (measure, BARE))
+        if common := whole.keys() & bare.keys():
+            rows[name] = [fmean(whole[seed] for seed in common), fmean(whole[s] - bare[s] for s in common)]
+    yield from alike(setting, rows)
 
 
 def _steps(column: str, setting: str, measure: str | None, scores: Scores) -> dict[int, float]:

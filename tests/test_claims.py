@@ -78,6 +78,23 @@ def test_a_row_that_was_not_run_in_a_setting_is_a_dash(tmp_path, monkeypatch):
     assert "| b | - | 1.00 ± 0.00 | - |" in text
 
 
+def test_a_sentence_says_where_rows_differ_by_less_than_the_adapters_add(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
+    bare = SCORES.splitlines()[1:]
+    bare = [f"{line.rsplit(',', 2)[0]},without adapters,{float(line.rsplit(',')[-1]) - 9}" for line in bare]
+    (tmp_path / "x.csv").write_text(SCORES + "".join(f"{line}\n" for line in bare))
+    text = claim_tables.page("<!-- table x, m: one; two; one - two -->\n<!-- /table -->\n")
+    words = "one; two: they differ by {:.1f} points, the adapters add 9.0 (mean over the rows); "
+    words += "without adapters they differ by {:.1f}; this setting cannot tell them apart"
+    assert text.splitlines()[-4:-1] == [
+        "",
+        f"- a: {words.format(3.5, 3.5)}",
+        f"- b: {words.format(5.5, 5.5)}",
+    ]
+    other = claim_tables.page("<!-- table x, without adapters: one; two -->\n<!-- /table -->\n")
+    assert "differ" not in other
+
+
 def test_scores_come_from_a_finished_job(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
     cell = {"setting": "a", "scores": {"m": 1 / 3}}

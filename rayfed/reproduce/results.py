@@ -357,13 +357,24 @@ def _apart(job: TableJob, finished: Finished) -> Iterator[str]:
             found = [finished[cell][1] for cell in cells if cell in finished]
             if found := [scores for scores in found if {FINAL, ADDED} <= scores.keys()]:
                 rows[name] = [fmean(scores[key] for scores in found) for key in (FINAL, ADDED)]
-        if len(rows) > 1:
-            scores, added = zip(*rows.values(), strict=True)
-            bare = [score - gain for score, gain in rows.values()]
-            apart, why = told_apart(scores, added)
-            said = f"{setting}: {', '.join(rows)}: {why} (mean over the rows)"
-            said += f"; without adapters they differ by {max(bare) - min(bare):.1f}"
-            yield said if apart else f"{said}; this setting cannot tell them apart"
+        yield from alike(setting, rows)
+
+
+def alike(setting: str, rows: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """A sentence on how far the rows of a setting differ, against what their adapters add; none of one row.
+
+    Args:
+        setting: The setting.
+        rows: By row, the score of the final model in percent, and what the adapters add to it.
+    """
+    if len(rows) < 2:
+        return
+    scores, added = zip(*rows.values(), strict=True)
+    bare = [score - gain for score, gain in rows.values()]
+    apart, why = told_apart(scores, added)
+    said = f"{setting}: {'; '.join(rows)}: {why} (mean over the rows)"
+    said += f"; without adapters they differ by {max(bare) - min(bare):.1f}"
+    yield said if apart else f"{said}; this setting cannot tell them apart"
 
 
 def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator[str]:

@@ -166,7 +166,7 @@ def test_a_note_says_where_rows_differ_by_no_more_than_the_adapters_add(added, t
     rows = {"none": (60.0, added[0]), "FedGCR": (80.0, added[1])}
     (note,) = [n for n in compare(job, without(job, rows)).notes if "adapters add" in n]
     mean = sum(added) / 2
-    assert note.startswith(f"dif10: none, FedGCR: they differ by 20.0 points, the adapters add {mean:.1f}")
+    assert note.startswith(f"dif10: none; FedGCR: they differ by 20.0 points, the adapters add {mean:.1f}")
     left = 20.0 - added[1] + added[0]
     assert f"; without adapters they differ by {left:.1f}" in note
     assert note.endswith("this setting cannot tell them apart") is not told
