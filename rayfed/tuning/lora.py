@@ -238,15 +238,16 @@ def _add_personal(layer: Any) -> None:
         layer.own_B = nn.Linear(rank, layer.out_features, bias=False).to(weight.device, weight.dtype)
     nn.init.kaiming_uniform_(layer.own_A.weight, a=math.sqrt(5))
     nn.init.zeros_(layer.own_B.weight)
-    layer.own_weight, layer.whole_scale = 0.0, layer.scaling["default"]
+    # Before a method sets a weight, zeros are added, so that a check finds that the output depends on them.
+    layer.own_weight, layer.whole_scale = None, layer.scaling["default"]
 
     def add(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         x, own = inputs[0], module.own_weight
-        if isinstance(own, float):
-            if not own:
+        if not isinstance(own, Tensor):
+            if own == 0:
                 return output
             low = module.own_A(module.lora_dropout["default"](x.to(module.own_A.weight.dtype)))
-            return output + (module.whole_scale * own * module.own_B(low)).to(output.dtype)
+            return output + (module.whole_scale * (own or 0.0) * module.own_B(low)).to(output.dtype)
         rows = own.repeat_interleave(len(x) // len(own)).view(-1, *[1] * (x.ndim - 1))
         x = x.to(module.own_A.weight.dtype)
         apart = module.own_B(module.own_A(x)) - module.lora_B["default"](module.lora_A["default"](x))

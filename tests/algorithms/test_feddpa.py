@@ -48,6 +48,15 @@ def test_a_layer_mixes_both_adapters(own):
     near(layer(x), torch.tensor(expected).float(), 4 * layer.in_features)
 
 
+def test_before_a_weight_is_set_the_own_adapter_adds_zeros_and_has_a_gradient():
+    model = tuned()
+    first = model(images(2))
+    first.sum().backward()
+    assert all(p.grad is not None for p in trainable(model).values())
+    mix(model, 0.0)
+    assert torch.equal(model(images(2)), first)
+
+
 def test_windows_of_one_example_have_its_weight():
     model = tuned()
     layer = next(m for m in model.modules() if hasattr(m, "own_A"))

@@ -47,7 +47,7 @@ OPTIONS = {
 QUICK_OPTIONS = ("Adam kept",)
 """Moments of an optimizer in stores."""
 
-NOT_TRAINED = {"fedkseed", "local", "zero_shot"}
+NOT_TRAINED = {"fedkseed", "local", "slora", "zero_shot"}
 """Methods that send nothing back or train without dropout, which then changes no tensor of the run."""
 
 QUICK_KINDS = (("vit", "exits"), ("vit", "gc_prompt"), ("mixer", "lora"))
