@@ -3,9 +3,13 @@
     python -m benchmarks.which_method --pacs PACS --weights FILE --text BANKING77 [--seeds 3]
         [--setting NAME ...] [--method NAME ...] [--folder runs/which_method] [overrides]
 
-The same command again continues where it stopped. A setting is written after each of its seeds that is
-finished for all methods; overrides, such as `rounds=5`, hold for every run. `docs.generate.results` makes the
-tables of docs/results.md from the file, with differences to FedAvg and their tests.
+All methods of a setting have the same optimizer and rate, that of the tuning or the setting, and train on as
+many batches. Those that are defined for plain SGD have that, and are compared with FedAvg with plain SGD,
+which is the row `fedavg_sgd`.
+
+The same command again continues where it stopped, and with other methods adds these. The file has the methods
+whose seeds are all finished, and names the others; overrides, such as `rounds=5`, hold for every run.
+`docs.generate.results` makes the tables of docs/results.md from the file.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from rayfed.config.catalog import choices_of
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
+from rayfed.engine.measure_client import batches_a_step
 from rayfed.errors import ConfigError, one_line
+from rayfed.experiment.equal_steps import ROUNDING, with_passes
 from rayfed.federation.method_registry import METHODS
 from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_json, read_rows
@@ -35,13 +41,14 @@ from rayfed.user_files import to_json
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "benchmarks" / "results" / "which_method.json"
 COMMON = (
-    *("tensorboard=false", "figures=false", "cluster=inline", "evaluation.every=1000"),
-    *("evaluation.without_parts=false", "rounds=10"),
+    *("tensorboard=false", "figures=false", "cluster=inline", "evaluation.without_parts=false"),
+    "train.epochs=1",
 )
 SETTINGS = {
     "unequal devices": (
         *("data=digits_five_mini", "model=vit_mini", "tuning=lora", "data.partition.scheme=by_domain"),
-        *("data.limit=200", "data.test=80", "capacity=[12,10,8,6,3]"),
+        *("data.limit=100", "data.test=60", "capacity=[12,10,8,6,3]"),
+        *("rounds=8", "train.batch_size=8", "train.lr=0.003"),
     ),
     "label skew": (
         *("data=digits_five_mini", "model=vit_mini", "tuning=residual_adapter"),
@@ -50,25 +57,43 @@ SETTINGS = {
             "data.partition.alpha=0.3",
             "data.partition.clients_per_domain=2",
         ),
+        "rounds=10",
     ),
     "photographs and drawings": (
         *("data=pacs", "data.root={pacs}", "model=timm", "model.name=mobilenetv2_100", "model.size=96"),
         *("model.weights={weights}", "model.options={{pad_type: same}}", "tuning=residual_adapter"),
-        *("data.partition.scheme=by_domain", "data.test=0.4", "data.val=0.1"),
+        *("tuning.multiplier=0.1", "data.partition.scheme=by_domain", "data.limit=150", "data.test=0.4"),
+        *("data.val=0.1", "rounds=6"),
     ),
     "texts": (
-        *("data=banking77", "data.root={text}", "model=text_mini", "tuning=lora", "data.limit=2000"),
+        *("data=banking77", "data.root={text}", "data.classes=10", "model=text_mini", "model.size=32"),
+        *("tuning=lora", "data.limit=500", "data.test=0.4"),
         *(
             "data.partition.scheme=dirichlet",
             "data.partition.alpha=0.5",
             "data.partition.clients_per_domain=5",
         ),
+        *("rounds=6", "train.batch_size=8", "train.lr=0.003"),
     ),
 }
 """Overrides of each setting; a word in braces is a path from the command line."""
 
 SCORES = {"mean": "accuracy", "worst client": "worst_client_accuracy", "spread": "sigma_client"}
 """Columns of the last round that are kept: over the clients, of the models that the method deploys."""
+
+SGD = ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.1")
+"""Training of the methods that are defined for plain SGD; the rate was not tuned."""
+PLAIN = "fedavg_sgd"
+"""Name of the row of FedAvg with `SGD`."""
+BASES = dict.fromkeys(("fednova", "perfedavg", "qffl", "scaffold"), PLAIN)
+"""Rows that are not compared with FedAvg, and with which one instead: they are defined for plain SGD."""
+OWN = {"fedbuff": ("server.buffer=3",), "fedrep": ("local.head_passes=1",)}
+"""Overrides of single methods: fewer answers than clients, and two batches a step as others."""
+NAMES = tuple(sorted((*METHODS.names(), PLAIN)))
+"""All rows."""
+LEFT_OUT = {"fedkseed": "algorithm: fedkseed needs thousands of steps, and a rate for each setting"}
+BATCHES = 2
+"""Batches on which a client trains for each of its steps in a pass, by every method."""
 
 
 def configs(
@@ -78,24 +103,48 @@ def configs(
 
     Args:
         setting: Name of the setting.
-        methods: Names of methods.
+        methods: Names of methods, or of the row `PLAIN`.
         given: Paths by the words that `SETTINGS` has in braces.
         overrides: Overrides of every run.
     """
-    fixed = [text.format(**given) for text in SETTINGS[setting]]
-    found, refused = {}, {}
+    fixed = [*COMMON, *(text.format(**given) for text in SETTINGS[setting])]
+    found = {}
+    refused = {name: LEFT_OUT[name] for name in methods if name in LEFT_OUT}
     plans = Plans()
     own = {each.name: each.brings["tuning"] for each in choices_of("algorithm") if "tuning" in each.brings}
-    for name in methods:
+    common = load_config([*fixed, "algorithm=fedavg", *overrides])
+    for row in methods:
+        name = "fedavg" if row == PLAIN else row
+        plain = SGD if row == PLAIN or row in BASES else ()
         try:
-            config = load_config([*COMMON, *fixed, f"algorithm={name}", *overrides])
+            if row in refused:
+                continue
+            config = load_config([*fixed, f"algorithm={name}", *plain, *OWN.get(name, ()), *overrides])
+            if not plain:
+                config = replace(config, train=common.train)
             _check_own(name, own.get(name), config)
             compatible_parts(config)
-            plans.of(_cell(name, setting, 0, config, Path("unused")))
-            found[name] = config
+            config = replace(config, evaluation=replace(config.evaluation, every=max(1, config.rounds // 2)))
+            plan = plans.of(_cell(row, setting, 0, config, Path("unused")))
+            found[row] = with_passes(config, row, _factor(row, batches_a_step(plan.setups[0])))
         except ConfigError as err:
-            refused[name] = one_line(err)
+            refused[row] = one_line(err)
     return found, refused
+
+
+def _factor(name: str, batches: float) -> int:
+    """By what the passes of a method are multiplied, which trains on so many batches for a step.
+
+    Raises:
+        ConfigError: No whole number of passes makes its batches those of the others.
+    """
+    factor = round(BATCHES / batches) if batches else 1
+    if batches and abs(factor * batches - BATCHES) > ROUNDING:
+        raise ConfigError(
+            f"algorithm: {name} trains on {batches:g} batches for a step, of which no number of passes makes "
+            f"{BATCHES}"
+        )
+    return factor
 
 
 def _check_own(name: str, own: str | None, config: Config) -> None:
@@ -145,16 +194,21 @@ def _cell(name: str, setting: str, seed: int, config: Config, path: Path) -> Job
 
 
 def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
-    """Scores and cost of every finished run: fractions, bytes in both directions, steps, and seconds."""
+    """Scores and cost of every finished run: fractions, bytes in both directions, steps, and seconds.
+
+    `half` is the mean after half of the rounds.
+    """
     for cell in job.cells:
         if not cell.record.exists():
             continue
         history = read_rows(cell.path)
-        last = next(row for row in reversed(history) if SCORES["mean"] in row)
+        scored = [row for row in history if SCORES["mean"] in row]
+        last = scored[-1]
         yield {
             "method": cell.row,
             "seed": cell.seed,
             **{name: last[column] for name, column in SCORES.items()},
+            "half": scored[0][SCORES["mean"]],
             "bytes": sum(row["bytes_up"] + row["bytes_down"] for row in history),
             "steps": sum(row["local_steps"] for row in history),
             "seconds": read_json(cell.record, dict)["seconds"],
@@ -162,7 +216,7 @@ def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
 
 
 def facts(job: TableJob, overrides: Sequence[str], refused: Mapping[str, str]) -> dict[str, Any]:
-    """Everything needed to run a setting again, and its results, without seeds that some methods lack.
+    """Everything needed to run a setting again, and the results of the methods that have all seeds.
 
     Args:
         job: The job of the setting.
@@ -171,7 +225,7 @@ def facts(job: TableJob, overrides: Sequence[str], refused: Mapping[str, str]) -
     """
     rows = list(rows_of(job))
     whole = [
-        seed for seed in job.seeds if {row["method"] for row in rows if row["seed"] == seed} == {*job.rows}
+        name for name in job.rows if {row["seed"] for row in rows if row["method"] == name} == {*job.seeds}
     ]
     git = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -184,9 +238,10 @@ def facts(job: TableJob, overrides: Sequence[str], refused: Mapping[str, str]) -
         "rounds": job.cells[0].config.rounds,
         "clients": _clients(job),
         "overrides": [text for text in SETTINGS[job.settings[0]] if "{" not in text.replace("{{", "")],
+        "bases": BASES,
         "refused": dict(refused),
-        "seeds": whole,
-        "rows": [row for row in rows if row["seed"] in whole],
+        "seeds": list(job.seeds),
+        "rows": [row for row in rows if row["method"] in whole],
     }
 
 
@@ -202,9 +257,20 @@ def _clients(job: TableJob) -> int:
 
 
 def write(setting: str, found: Mapping[str, Any], file: Path = FILE) -> None:
-    """Write the results of a setting into the file, which keeps those of the others."""
+    """Write the results of a setting into the file, which keeps those of the other settings.
+
+    Other methods of the setting are kept too, unless the runs had another config. `unfinished` has the
+    methods of which neither results nor a reason are known.
+    """
     every = read_json(file, dict) if file.exists() else {}
-    every[setting] = found
+    before = every.get(setting, {})
+    if all(before.get(key) == found[key] for key in ("overrides", "rounds", "seeds", "clients")):
+        new = {*found["refused"], *(row["method"] for row in found["rows"])}
+        rows = [row for row in before["rows"] if row["method"] not in new]
+        refused = {name: why for name, why in before["refused"].items() if name not in new}
+        found = {**found, "rows": [*rows, *found["rows"]], "refused": {**refused, **found["refused"]}}
+    known = {*found["refused"], *(row["method"] for row in found["rows"])}
+    every[setting] = {**found, "unfinished": [name for name in NAMES if name not in known]}
     write_text(file, to_json({name: every[name] for name in SETTINGS if name in every}, indent=1) + "\n")
 
 
@@ -212,7 +278,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--setting", action="append", choices=SETTINGS, metavar="NAME")
-    parser.add_argument("--method", action="append", choices=METHODS.names(), metavar="NAME")
+    parser.add_argument("--method", action="append", choices=NAMES, metavar="NAME")
     parser.add_argument("--folder", type=Path, default=Path("runs/which_method"))
     parser.add_argument("--file", type=Path, default=FILE)
     for name in ("pacs", "weights", "text"):
@@ -220,13 +286,12 @@ def main(argv: Sequence[str]) -> None:
     args, overrides = parser.parse_known_args(argv)
     given = {name: getattr(args, name) for name in ("pacs", "weights", "text")}
     for setting in args.setting or SETTINGS:
-        found, refused = configs(setting, args.method or METHODS.names(), given, overrides)
+        found, refused = configs(setting, args.method or NAMES, given, overrides)
         if not found:
             parser.error(f"{setting}: no method fits; {'; '.join(sorted(set(refused.values())))}")
-        for seeds in range(1, args.seeds + 1):  # all methods of a seed before the next seed
-            job = job_of(setting, found, seeds, args.folder)
-            reproduce(job, lambda line: sys.stdout.write(f"{line}\n"))
-            write(setting, facts(job, overrides, refused), args.file)
+        job = job_of(setting, found, args.seeds, args.folder)
+        reproduce(job, lambda line: sys.stdout.write(f"{line}\n"))
+        write(setting, facts(job, overrides, refused), args.file)
 
 
 if __name__ == "__main__":

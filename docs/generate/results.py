@@ -31,7 +31,9 @@ PAGE = DOCS / "results.md"
 EVIDENCE = DOCS.parent / "benchmarks" / "results"
 METHODS = "which_method.json"
 BASE = "fedavg"
-"""Method to which all others are compared."""
+"""Method to which the others are compared, unless `bases` of a setting names another row."""
+SGD = ", SGD"
+"""Mark of a method that is compared with FedAvg with plain SGD."""
 BLOCK = re.compile(r"(<!-- results ([^>]+?) -->\n).*?(<!-- /results -->)", re.DOTALL)
 HEADS = {
     "Reproduced": ("statement of a paper", "here", "evidence"),
@@ -105,37 +107,47 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     """The table of a setting: scores, cost and the difference to FedAvg of every method, best mean first.
 
     In brackets is the p of a two-sided paired t-test over the seeds, corrected by Holm for the number of
-    methods, unless it is 1. Differences larger than chance are in bold.
+    methods, unless it is 1. Differences larger than chance are in bold. `2nd half` is what the mean gained in
+    the second half of the rounds.
 
     Raises:
         KeyError: The setting was not run.
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))[setting]
     rows = _by_method(found["rows"])
-    tests = _corrected(rows)
+    bases = found.get("bases", {})
+    tests = _corrected(rows, bases)
     ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
     lines = [
-        f"| method | mean | worst client | spread | - {BASE} | MB | seconds | steps |",
+        f"| method | mean | worst client | spread | - {BASE} | 2nd half | MB | seconds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in ranked:
         mine = rows[name]
         shown = [_percent(mine, "mean"), _percent(mine, "worst client"), _percent(mine, "spread")]
-        shown += [_difference(_differences(rows, name), tests.get(name)) if name != BASE else ""]
+        shown += [_difference(_differences(rows, name, bases), tests.get(name)) if name != BASE else ""]
+        shown += [f"{100 * (_mean(mine, 'mean') - _mean(mine, 'half')):+.1f}"]
         shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", f"{_mean(mine, 'seconds'):,.0f}"]
-        shown += [f"{_mean(mine, 'steps'):,.0f}"]
-        lines.append(f"| `{name}` | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *_facts(found, rows, tests)]) + "\n"
+        lines.append(f"| `{name}`{SGD if name in bases else ''} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", *_facts(found, rows, tests, bases)]) + "\n"
 
 
-def _facts(found: Mapping[str, Any], rows: Rows, tests: Mapping[str, float | None]) -> Iterator[str]:
+def _facts(
+    found: Mapping[str, Any], rows: Rows, tests: Mapping[str, float | None], bases: Mapping[str, str]
+) -> Iterator[str]:
     """Sentences below a table of methods."""
     seeds = ", ".join(map(str, found["seeds"]))
     shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
     larger = f"Larger than chance: {_names(shown)}." if shown else "No difference is larger than chance."
-    alike = [name for name in tests if not any(_differences(rows, name))]
+    alike = [name for name in tests if not any(_differences(rows, name, bases)) and name not in bases]
     same = f" The same scores as `{BASE}` in every seed: {_names(alike)}." if alike else ""
-    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds. {larger}{same}"
+    steps = sorted(_mean(each, "steps") for each in rows.values())
+    span = f"{steps[0]:,.0f}" + (f" to {steps[-1]:,.0f}" if steps[-1] > steps[0] else "")
+    batches = f"{span} training batches of all clients"
+    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds, {batches}. {larger}{same}"
+    if missing := found.get("unfinished"):
+        yield ""
+        yield f"Not run with all seeds: {_names(missing)}."
     yield ""
     yield needed(len(found["seeds"]), len(tests))
     yield ""
@@ -153,9 +165,9 @@ def _by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Mapping
     return found
 
 
-def _differences(rows: Rows, name: str) -> list[float]:
-    """Mean of a method minus that of FedAvg by seed, in points."""
-    mine, base = rows[name], rows[BASE]
+def _differences(rows: Rows, name: str, bases: Mapping[str, str]) -> list[float]:
+    """Mean of a method minus that of the row it is compared with, by seed, in points."""
+    mine, base = rows[name], rows.get(bases.get(name, BASE), {})
     return [100 * (mine[seed]["mean"] - base[seed]["mean"]) for seed in sorted(mine.keys() & base.keys())]
 
 
@@ -203,6 +215,8 @@ def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def _difference(differences: Sequence[float], p: float | None) -> str:
+    if not differences:
+        return "not compared"
     text = f"{fmean(differences):+.1f}"
     if p is None or p >= 0.9995:
         return text
@@ -226,7 +240,9 @@ def summary(evidence: Path = EVIDENCE) -> str:
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))
     every = {setting: _by_method(each["rows"]) for setting, each in found.items()}
-    tests = {setting: _corrected(rows) for setting, rows in every.items()}
+    bases = {setting: each.get("bases", {}) for setting, each in found.items()}
+    tests = {setting: _corrected(rows, bases[setting]) for setting, rows in every.items()}
+    plain = {name for each in bases.values() for name in each}
     heads = ["method", *every, *COST]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     names = dict.fromkeys(name for rows in every.values() for name in rows)
@@ -238,27 +254,28 @@ def summary(evidence: Path = EVIDENCE) -> str:
             elif name == BASE:
                 shown.append(_percent(rows[name], "mean"))
             else:
-                shown.append(_difference(_differences(rows, name), tests[setting].get(name)))
+                apart = _differences(rows, name, bases[setting])
+                shown.append(_difference(apart, tests[setting].get(name)))
         there = [rows for rows in every.values() if name in rows]
         cost = ([_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there] for key in COST)
         shown += [f"{fmean(ratios):.1f}" for ratios in cost]
-        lines.append(f"| `{name}` | {' | '.join(shown)} |")
-    verdicts = [_verdict(each, tests[each], every[each]) for each in every]
+        lines.append(f"| `{name}`{SGD if name in plain else ''} | {' | '.join(shown)} |")
+    verdicts = [_verdict(each, tests[each], every[each], bases[each]) for each in every]
     reach = dict.fromkeys(needed(len(every[each][BASE]), len(tests[each])) for each in every)
     return "\n".join([*lines, "", *verdicts, "", *reach]) + "\n"
 
 
-def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows) -> str:
+def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows, bases: Mapping[str, str]) -> str:
     """A line on the methods that are better or worse than FedAvg by more than chance in a setting."""
     shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
-    better = [name for name in shown if fmean(_differences(rows, name)) > 0]
+    better = [name for name in shown if fmean(_differences(rows, name, bases)) > 0]
     worse = [name for name in shown if name not in better]
     return f"- {setting}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
 
 
-def _corrected(rows: Rows) -> dict[str, float | None]:
+def _corrected(rows: Rows, bases: Mapping[str, str]) -> dict[str, float | None]:
     """Corrected p by method, of its difference to FedAvg."""
-    return holm({name: pvalue(_differences(rows, name)) for name in rows if name != BASE})
+    return holm({name: pvalue(_differences(rows, name, bases)) for name in rows if name != BASE})
 
 
 if __name__ == "__main__":

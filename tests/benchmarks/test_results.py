@@ -100,29 +100,36 @@ def test_tests_are_corrected_by_holm():
 
 
 def test_a_table_of_methods_has_means_costs_and_corrected_differences(tmp_path):
-    """Differences of b are 10, 10 and 10.3 points: t = 101, two degrees of freedom, p = 0.0001."""
+    """Differences of b are 10, 10 and 10.3 points: t = 101, two degrees of freedom, p = 0.0001.
+
+    d is compared with c.
+    """
     means = {"fedavg": (0.5, 0.6, 0.5), "b": (0.6, 0.7, 0.603), "c": (0.5, 0.58, 0.5), "d": (0.5, 0.6, 0.5)}
+    means["e"] = means["fedavg"]
     rows = [
         {"method": name, "seed": seed, "mean": mean, "worst client": mean / 2, "spread": 0.1}
-        | {"bytes": 2_000_000, "seconds": 10 * (seed + 1), "steps": 40}
+        | {"bytes": 2_000_000, "seconds": 10 * (seed + 1), "steps": 40 + seed, "half": mean - 0.05}
         for name, each in means.items()
         for seed, mean in enumerate(each)
     ]
     facts = {"command": "x", "commit": "0123abc", "processor": "y", "date": "z", "seeds": [0, 1, 2]}
-    facts |= {"clients": 5, "rounds": 10, "rows": rows}
+    facts |= {"clients": 5, "rounds": 10, "rows": rows, "bases": {"d": "c"}, "unfinished": ["f"]}
     (tmp_path / results.METHODS).write_text(json.dumps({"s": facts}))
     assert results.methods("s", tmp_path).splitlines() == [
-        "| method | mean | worst client | spread | - fedavg | MB | seconds | steps |",
+        "| method | mean | worst client | spread | - fedavg | 2nd half | MB | seconds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
-        "| `b` | 63.4 ± 5.7 | 31.7 ± 2.8 | 10.0 ± 0.0 | **+10.1 (p < 0.001)** | 2.0 | 20 | 40 |",
-        "| `fedavg` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 |  | 2.0 | 20 | 40 |",
-        "| `d` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.0 | 2.0 | 20 | 40 |",
-        "| `c` | 52.7 ± 4.6 | 26.3 ± 2.3 | 10.0 ± 0.0 | -0.7 (p 0.845) | 2.0 | 20 | 40 |",
+        "| `b` | 63.4 ± 5.7 | 31.7 ± 2.8 | 10.0 ± 0.0 | **+10.1 (p < 0.001)** | +5.0 | 2.0 | 20 |",
+        "| `fedavg` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 |  | +5.0 | 2.0 | 20 |",
+        "| `d`, SGD | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.7 | +5.0 | 2.0 | 20 |",
+        "| `e` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.0 | +5.0 | 2.0 | 20 |",
+        "| `c` | 52.7 ± 4.6 | 26.3 ± 2.3 | 10.0 ± 0.0 | -0.7 | +5.0 | 2.0 | 20 |",
         "",
-        "Seeds 0, 1, 2, 5 clients, 10 rounds. Larger than chance: `b`. "
-        "The same scores as `fedavg` in every seed: `d`.",
+        "Seeds 0, 1, 2, 5 clients, 10 rounds, 41 training batches of all clients. Larger than chance: `b`. "
+        "The same scores as `fedavg` in every seed: `e`.",
         "",
-        "Of 3 tests with 3 seeds, the first takes a mean difference of 4.4 times its deviation "
+        "Not run with all seeds: `f`.",
+        "",
+        "Of 4 tests with 3 seeds, the first takes a mean difference of 5.1 times its deviation "
         "over the seeds.",
         "",
         "`x`, commit 0123abc, y, z.",

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import which_method
 from docs.generate import results
 from rayfed.config.schema import compatible_parts, load_config
+from rayfed.errors import ConfigError
 
 TINY = (
     "rounds=1",
@@ -18,7 +19,7 @@ TINY = (
 )
 TINY = (*TINY, "tuning.rank=2", "capacity=[4,3,2,2,1]")
 SETTING = "unequal devices"
-TRIED = ("fedavg", "fedra", "ditto", "fedgcr", "zero_shot", "promptfl")
+TRIED = ("fedavg", "fedavg_sgd", "fedra", "ditto", "scaffold", "fedgcr", "zero_shot", "promptfl")
 
 
 def call(tmp_path, cache, *more):
@@ -38,7 +39,10 @@ def test_it_writes_every_method_and_seed_and_repeats_nothing(tmp_path, cache, ca
     assert found["seeds"] == [0, 1]
     assert found["clients"] == 5
     ran = {row["method"] for row in found["rows"]}
-    assert {"fedavg", "fedra"} <= ran
+    assert ran == {"fedavg", "fedavg_sgd", "fedra", "ditto", "scaffold"}
+    assert found["bases"]["scaffold"] == "fedavg_sgd"
+    assert {"fedprox", "fedkseed"} <= {*found["unfinished"]}
+    assert len({row["steps"] for row in found["rows"]}) == 1  # Ditto trains two models, half as often
     assert "fedgcr" in found["refused"]  # its groups need prompts of GC-Net
     assert found["refused"]["zero_shot"] == "algorithm: zero_shot trains nothing"
     assert found["refused"]["promptfl"] == "tuning: promptfl is made for tuning=text_prompt"
@@ -64,10 +68,36 @@ def test_a_setting_in_which_no_method_fits_says_why(tmp_path, cache, capsys):
 
 
 def test_settings_that_were_written_before_stay(tmp_path):
+    """Other methods of a setting stay too, but not those with another config."""
     file = tmp_path / "x.json"
-    which_method.write("texts", {"a": 1}, file)
-    which_method.write(SETTING, {"b": 2}, file)
-    assert list(json.loads(file.read_text()).items()) == [(SETTING, {"b": 2}), ("texts", {"a": 1})]
+
+    def facts(rounds, refused, *methods):
+        rows = [{"method": name, "seed": 0} for name in methods]
+        about = {"overrides": [], "rounds": rounds, "seeds": [0], "clients": 5}
+        return about | {"refused": dict.fromkeys(refused, "why"), "rows": rows}
+
+    def ran(setting):
+        return [row["method"] for row in json.loads(file.read_text())[setting]["rows"]]
+
+    which_method.write("texts", facts(1, ["fedra"], "fedavg", "ditto"), file)
+    which_method.write(SETTING, facts(1, [], "fedavg"), file)
+    assert list(json.loads(file.read_text())) == [SETTING, "texts"]
+    which_method.write("texts", facts(1, [], "ditto", "afl", "fedra"), file)
+    assert ran("texts") == ["fedavg", "ditto", "afl", "fedra"]
+    assert json.loads(file.read_text())["texts"]["refused"] == {}
+    which_method.write("texts", facts(2, [], "afl"), file)
+    assert (ran("texts"), ran(SETTING)) == (["afl"], ["fedavg"])
+
+
+@pytest.mark.parametrize(("batches", "factor"), [(1.0, 2), (2.0, 1), (0.0, 1)])
+def test_all_methods_train_on_as_many_batches(batches, factor):
+    assert which_method._factor("x", batches) == factor
+
+
+@pytest.mark.parametrize("batches", [4.0, 1.5])
+def test_a_method_that_cannot_train_on_as_many_is_refused(batches):
+    with pytest.raises(ConfigError, match="x trains on"):
+        which_method._factor("x", batches)
 
 
 @pytest.mark.parametrize("setting", which_method.SETTINGS)
