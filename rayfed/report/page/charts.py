@@ -108,7 +108,7 @@ def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
         text,
     )
     text = re.sub(r'<defs>.*?</defs>|<!--.*?-->| clip-path="[^"]*"| id="[^"]*"', "", text, flags=re.DOTALL)
-    text = re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), text)
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{2,}", _short, tag[0]), text)
     text = re.sub(r"#0102[0-9a-f]{2}", lambda match: VARIABLES[match[0]], text)
     text = re.sub(r'<g/>|font-family: [^;"]*; ?| transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"(?<=base64,)\s+", "", text)
@@ -118,6 +118,11 @@ def svg_of(drawing: Picture, summary: str, more: str = "") -> str:
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(summary)}">'
         f"{text}{more}</svg>"
     )
+
+
+def _short(match: re.Match[str]) -> str:
+    """A coordinate with one decimal at most; labels, which are no part of a tag, keep all of theirs."""
+    return f"{float(match[0]):.1f}".removesuffix(".0")
 
 
 def thin(count: int, most: int) -> list[int]:

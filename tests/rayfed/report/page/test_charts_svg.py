@@ -40,6 +40,13 @@ def test_a_curve_goes_through_its_points_where_the_script_of_the_page_expects_th
     assert figure.legend[0].colour == "var(--c0)"
 
 
+def test_labels_of_a_narrow_axis_keep_their_decimals():
+    """Coordinates are rounded, but not what is written."""
+    _, picture = drawn(charts.Series(label="a", x=[1, 2], y=[2.594, 2.598]), y=charts.Axis(name="loss"))
+    labels = [each.text for each in picture.iter("text") if re.fullmatch(r"[\d.]+", each.text or "")]
+    assert len(set(labels)) == len(labels) > 4
+
+
 def test_a_curve_has_a_gap_where_there_is_no_number_and_steps_reach_the_end():
     _, picture = drawn(charts.Series(label="a", x=[1, 2, 3, 4], y=[0.1, math.nan, 0.2, 0.3]))
     (line, *_) = group(picture, "series", 0).iter("path")
