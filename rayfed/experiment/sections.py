@@ -35,6 +35,7 @@ class TrainKeys(TypedDict, total=False):
     precision: Literal["fp32", "tf32", "bf16"]
     compile: bool
     graphs: bool
+    base_bits: Literal[4] | None
 
 
 class EvaluationKeys(TypedDict, total=False):

@@ -241,7 +241,7 @@ def test_the_choices_of_fft_gps_tables_are_those_of_their_experiment(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fedgcr/authors", "the code normalises the digits only"),
+        ("fedgcr/authors", "the code normalizes the digits only"),
         ("fedgcr/table1", "section 4.1 says the mean over all clients"),
         ("fedra/figure4", "a subset of NICO++ that it does not name"),
         ("fedra/authors", "the code resizes without it"),
