@@ -600,10 +600,12 @@ MOST_CURVES = 10
 """Largest number of groups of runs with a curve each; of more, those with the highest scores have one."""
 
 BANDS = "Mean over seeds; bands: from the lowest to the highest seed."
+SCORE = Axis(name="score")
+"""Stands for the axis of the score of the runs."""
 CURVES: Mapping[str, tuple[str, Axis]] = {
-    "{}_domain": ("Score, mean over domains", share_axis("score")),
-    HELD_OUT: ("Score of the held-out domain", share_axis("score")),
-    "worst_domain_{}": ("Score of the worst domain", share_axis("score")),
+    "{}_domain": ("Score, mean over domains", SCORE),
+    HELD_OUT: ("Score of the held-out domain", SCORE),
+    "worst_domain_{}": ("Score of the worst domain", SCORE),
     "sigma_type": ("Deviation over domains", Axis(name="sigma_type", kind="points", low=0.0)),
     "loss": ("Loss, mean over clients", Axis(name="loss")),
 }
@@ -619,7 +621,8 @@ def over_rounds(members: Sequence[Member]) -> Section:
         if not any(one.x for one in series):
             continue
         caption = BANDS if _several_seeds(groups) else ""
-        parts.append(curves(title, series, ROUND, axis, f"{caption} {words}".strip()))
+        shown = _score_axis(members) if axis is SCORE else axis
+        parts.append(curves(title, series, ROUND, shown, f"{caption} {words}".strip()))
     return Section("Curves", parts)
 
 
@@ -699,6 +702,12 @@ def fairness(members: Sequence[Member]) -> Section:
     return Section("Fairness", [cumulative(scores, metric, f"The clients of all seeds. {words}"), table])
 
 
+def _score_axis(members: Sequence[Member]) -> Axis:
+    """The axis of the scores of runs, in percent where all have one metric that is a share."""
+    metrics = {member.run.metric for member in members}
+    return share_axis(*metrics) if len(metrics) == 1 else SCORE
+
+
 def cost(members: Sequence[Member]) -> Section:
     """Score over bytes and over time, of one seed of each group."""
     groups, words = _best(runs_by_setting(members))
@@ -710,7 +719,7 @@ def cost(members: Sequence[Member]) -> Section:
         series = [_over(name, group[0], of) for name, group in groups.items()]
         if any(one.x for one in series):
             caption = "The first seed of each." if _several_seeds(groups) else ""
-            parts.append(curves(title, series, axis, share_axis("score"), f"{caption} {words}".strip()))
+            parts.append(curves(title, series, axis, _score_axis(members), f"{caption} {words}".strip()))
     return Section("Cost", parts)
 
 

@@ -41,7 +41,9 @@ def test_seeds_are_bands(methods_page, methods):
     assert last["fedavg"] == pytest.approx(np.mean(found))
     assert last["fedavg, lowest"] == pytest.approx(min(found))
     assert last["fedavg, highest"] == pytest.approx(max(found))
-    assert part_of(methods_page, "Score, mean over domains").svg.count("fill-opacity") == 2
+    svg = part_of(methods_page, "Score, mean over domains").svg
+    assert svg.count("fill-opacity") == 2
+    assert ">accuracy, %<" in svg  # in percent, as in the tables
 
 
 def test_the_table_of_all_runs_has_a_row_for_each_run_and_domain(methods_page, methods):
