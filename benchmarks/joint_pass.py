@@ -15,6 +15,7 @@ all clients, and by how much another process grows in two passes. Gradients of v
 those of plain first.
 
     python -m benchmarks.joint_pass [--shape toy] [--batch 32] [--group 4] [--images 512] [--repeats 7]
+                                    [--sides joint frozen products]
 """
 
 from __future__ import annotations
@@ -253,11 +254,13 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=4, help="clients of a pass")
     parser.add_argument("--images", type=int, default=512, help="images of each repeat")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sides", nargs="*", choices=list(SIDES), help="beside plain; all without it")
     args = parser.parse_args()
     from rayfed.executors.client_actor import keep_freed_memory
 
     shape = SHAPES[args.shape or "toy"]
-    names = [name for name in SIDES if not shape.is_text or name in OF_TEXTS]
+    possible = [name for name in SIDES if not shape.is_text or name in OF_TEXTS]
+    names = [name for name in possible if name == "plain" or args.sides is None or name in args.sides]
     memory = {name: grown(name, shape, args.batch, args.group) for name in names}
     keep_freed_memory()
     runs = {name: SIDES[name](shape, args.batch, args.group) for name in names}

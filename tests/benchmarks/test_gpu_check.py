@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
 from tests.pretended_graphs import recording
+from tests.pretended_memory import memory
 from tests.rounding import near
 
 CPU = Place(HOST, SMALL, ("fedavg",))
@@ -108,6 +109,16 @@ def test_graphs_are_used_and_compared():
     assert [row["same"] for row in rows] == [True] * 2
     assert all(row["recorded"] > 0 and row["passes"] > 2 and "bad" not in row for row in rows)
     assert refused["bad"] == "no pass could be recorded"
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize(("part", "rows"), [("bits", 6), ("bf16", 1), ("training", 6), ("plain", 3)])
+def test_parts_find_nothing_bad_on_a_device(part, rows):
+    with pretended() as device, mixed_precision(), memory(10**9):
+        found = list(gpu_check.PARTS[part](Place(torch.device(device.name), SMALL)))
+    assert len(found) == rows
+    assert [row for row in found if "bad" in row] == []
 
 
 def test_each_row_is_written_and_a_part_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
