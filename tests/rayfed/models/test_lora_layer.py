@@ -24,7 +24,7 @@ from rayfed.models.lora_layer import (
 )
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing import small_setup
-from rayfed.tuning.base import held, load
+from rayfed.tuning.base import load, sent_tensors
 from tests.pretended import Mode, pretended
 from tests.pretended_autocast import mixed_precision
 from tests.rounding import near
@@ -409,14 +409,14 @@ class Rounded(nn.Module):
 def test_a_base_of_four_bits_leaves_adapters_and_residuals_as_they_are():
     model = built("tuning=lora", "tuning.rank=2", "tuning.alpha=3", "tuning.residual=true").eval()
     g = torch.Generator().manual_seed(0)
-    load(model, {n: torch.randn(v.shape, generator=g) / 8 for n, v in held(model).items()})
-    before = {name: value.clone() for name, value in held(model).items()}
+    load(model, {n: torch.randn(v.shape, generator=g) / 8 for n, v in sent_tensors(model).items()})
+    before = {name: value.clone() for name, value in sent_tensors(model).items()}
     quantize(model, Rounded)
     assert not frozen_linears(model)
-    assert {name: value.shape for name, value in held(model).items()} == {
+    assert {name: value.shape for name, value in sent_tensors(model).items()} == {
         name: value.shape for name, value in before.items()
     }
-    assert all(torch.equal(value, before[name]) for name, value in held(model).items())
+    assert all(torch.equal(value, before[name]) for name, value in sent_tensors(model).items())
     assert not any(p.requires_grad for n, p in model.named_parameters() if ".base_layer." in n)
     layer = layers_of(model)[0]
     base, residual = layer.base_layer, layer.lora_R
