@@ -87,11 +87,13 @@ def aligned(
         key, value = (name, a) if measure == A else (other, b)
         turn = nearest_rotation(value @ components(key, received[key], rank).T)
         if lam < 1:
-            turn = nearest_rotation(torch.eye(len(turn)).to(turn).lerp(turn, lam))
+            turn = nearest_rotation(
+                torch.eye(len(turn), dtype=turn.dtype, device=turn.device).lerp(turn, lam)
+            )
         for key, rows in ((name, a), (other, b)):
             (axis,) = rank_axes(key)
             moved = params[key].movedim(axis, 0).clone()
-            moved[: len(rows)] = (turn.T @ rows).to(moved.dtype).view_as(moved[: len(rows)])
+            moved[: len(rows)] = (turn.T @ rows).type_as(moved).view_as(moved[: len(rows)])
             result[key] = moved.movedim(0, axis).contiguous()
     return result
 

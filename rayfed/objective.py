@@ -566,8 +566,16 @@ def share_of(metric: str) -> float:
 
 
 def scale_of(column: str) -> float:
-    """As `share_of`, for a column whose name has that of a metric in it, such as `worst_domain_mae`."""
-    return share_of(next((metric for metric in METRICS if metric in column), METRICS[0]))
+    """As `share_of`, for a column with the name of a metric in its own, such as `worst_domain_mae`."""
+    return share_of(metric_in(column) or METRICS[0])
+
+
+def metric_in(column: str) -> str | None:
+    """Name of the metric whose words are in the name of a column, the longest of several; None: of none.
+
+    Of `worst_domain_rmse` it is `rmse`, and not `mse`.
+    """
+    return max((name for name in METRICS if f"_{name}_" in f"_{column}_"), key=len, default=None)
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from rayfed.config.check_keys import parse
 from rayfed.config.compose import folder
 from rayfed.errors import ConfigError, unknown
-from rayfed.objective import METRICS, is_larger_better
+from rayfed.objective import is_larger_better, metric_in
 from rayfed.types import Count
 from rayfed.user_files import parse_value, read_file, user_path
 from tune.experiment import check_searchable
@@ -232,7 +232,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _direction(name: str) -> Direction:
     if any(word in name for word in SMALLER_IS_BETTER):
         return "min"
-    if metric := next((metric for metric in METRICS if metric in name), None):
+    if metric := metric_in(name):
         return "max" if is_larger_better(metric) else "min"
     raise ConfigError(
         f"objective: {name!r} is no column with a known direction, as val_accuracy is; for a column that the "

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rayfed import objective as objectives
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import samples_of
 from rayfed.objective import (
@@ -16,6 +17,7 @@ from rayfed.objective import (
     Segmentation,
     Task,
     dice,
+    metric_in,
     metric_of,
     objective,
     pearson,
@@ -92,6 +94,17 @@ def test_the_metric_that_scores_hold():
     assert metric_of({"loss": 2}) is None
     with pytest.raises(ConfigError, match=r"'segmentatoin' does not exist; did you mean 'segmentation'"):
         objective("segmentatoin")
+
+
+def test_the_metric_of_a_column_is_named_by_whole_words(monkeypatch):
+    monkeypatch.setattr(objectives, "METRICS", ["accuracy", "mse", "u", "token_accuracy"])
+    columns = {
+        "val_accuracy": "accuracy",
+        "worst_domain_mse": "mse",
+        "token_accuracy_domain": "token_accuracy",
+    }
+    assert {column: metric_in(column) for column in columns} == columns
+    assert [metric_in(column) for column in ("quality", "rmse", "accuracies")] == [None] * 3
 
 
 def test_pixels_are_samples_of_maps():
