@@ -20,7 +20,7 @@ from tests.matrix import TINY, fitting, of_kind
 READS = {
     "rayfed/devices.py:numbers": "the answer, in one copy",
     "algorithms/bgp.py:train": "two numbers for the report of a visit, at its end",
-    "algorithms/fedkseed.py:rebuilt": "the sums of all steps, in one copy, at the beginning of a visit",
+    "algorithms/fedkseed.py:rebuild": "the sums of all steps, in one copy, at the beginning of a visit",
     "algorithms/hetlora.py:train": "the rank that is kept, at the end of a visit",
 }
 """Functions that read values of a device, and why they may."""

@@ -44,6 +44,7 @@ ALLOWED = (
         "fedavgm",
         "fedbn",
         "fedclip",
+        "feddpa",
     ),
     *(
         "fedit",

@@ -44,7 +44,8 @@ def fits(algorithm, tuning):
 @pytest.mark.steady
 @pytest.mark.parametrize("tuning", ["adapter", "bitfit", "ia3", "ssf"])
 def test_a_method_that_takes_lora_for_no_reason_of_its_own_takes_other_tunings(tuning):
-    of_lora = {n for n in METHODS.names() if "lora" in n or n in ("fedit", "fed_sb", "flora", "hetlora")}
+    others = ("feddpa", "fedit", "fed_sb", "flora", "hetlora")
+    of_lora = {name for name in METHODS.names() if "lora" in name or name in others}
     taken = {name for name in METHODS.names() if fits(name, "lora")}
     assert {name for name in taken if not fits(name, tuning)} <= of_lora
     assert len(taken - of_lora) > 25
