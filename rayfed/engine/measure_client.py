@@ -400,7 +400,7 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
 
     Raises:
         ResourceError: The machine cannot hold the actors; says what would fit.
-        ConfigError: The disk cannot hold what the run will write, or `train.graphs` needs a GPU.
+        ConfigError: The disk cannot hold what the run will write, or `train` needs a GPU.
     """
     if cluster.executor == "ray":
         from rayfed.executors.cluster import own_node
@@ -409,10 +409,10 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
         if is_our_own(cluster.address):
             nodes = [own_node(cluster.num_cpus, cluster.num_gpus)]
             gpus = plan_actors(cluster, setup.experiment, nodes).gpus
-            if setup.world.train.graphs:
+            if needs_gpu(setup.world.train):
                 small = is_measured(cluster, nodes) and bool(too_small(setup, cluster))
-                check_graphs(setup.world.train, gpus > 0 and not small)
-    elif setup.world.train.graphs:
+                check_gpu(setup.world.train, gpus > 0 and not small)
+    elif needs_gpu(setup.world.train):
         inline_device(setup, cluster)
     check_disk(path, (1 + checkpoints) * num_bytes(setup.start))
 
@@ -513,12 +513,12 @@ class GpuPlans:
             health: Watch on the processes of Ray.
 
         Raises:
-            ConfigError: `train.graphs` needs a GPU, and the actors get none.
+            ConfigError: `train` needs a GPU, and the actors get none.
             ResourceError: The actors do not fit; the message says what would.
             RayFedError: The measured client failed.
         """
         plan = self._plan(setup, cluster, weights, health)
-        check_graphs(setup.world.train, plan.gpus > 0)
+        check_gpu(setup.world.train, plan.gpus > 0)
         return plan
 
     def _plan(
@@ -555,7 +555,12 @@ class GpuPlans:
         return plan_actors(cluster, setup.experiment, nodes, self._per_gpu, self._mps)
 
 
-def check_graphs(train: TrainConfig, has_gpu: bool) -> None:
+def needs_gpu(train: TrainConfig) -> bool:
+    """Whether clients can be trained so on a GPU only."""
+    return train.graphs or train.base_bits is not None
+
+
+def check_gpu(train: TrainConfig, has_gpu: bool) -> None:
     """Check that clients run on a GPU if their passes are recorded or their weights have four bits there.
 
     Raises:
@@ -628,11 +633,11 @@ def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, s
         cluster: The section `cluster` of the config.
 
     Raises:
-        ConfigError: There is no such device, which gives torch's reason, or `train.graphs` needs a GPU.
+        ConfigError: There is no such device, which gives torch's reason, or `train` needs a GPU.
     """
     device = chosen_device(cluster.device)
     small = "" if device == HOST else too_small(setup, cluster)
-    check_graphs(setup.world.train, device.type == "cuda" and not small)
+    check_gpu(setup.world.train, device.type == "cuda" and not small)
     return (HOST, small) if small else (device, "")
 
 

@@ -216,15 +216,15 @@ class Session:
         name = keeping.path.name
         labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
         with self._ended_by_errors(link.health):
-            placement = self._place(setup, config, name, notify, link)
+            reused = self._place(setup, config, name, notify, link)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
                 shared = [ray.put(setup.world), self._reference(setup)]
-                clients = [] if placement else self._start_clients(shared, labels, link.health)
+                clients = [] if reused else self._start_clients(shared, labels, link.health)
                 start = self._driver.start.options(num_returns="streaming")
                 given = (setup.experiment, shared, self._named, clients, config.failures, labels)
-                _wait_for_actors(start.remote(*given), len(self._named), placement, link.health)
-                if not placement:
+                _wait_for_actors(start.remote(*given), len(self._named), reused, link.health)
+                if not reused:
                     notify(f"actors ready after {time.perf_counter() - began:.1f} s")
                 rows = self._driver.rounds.options(num_returns="streaming")
                 yield from _stream(rows.remote(pack(setup.start), keeping), link.health)
@@ -318,9 +318,9 @@ class Session:
         self._actors.close()
 
 
-def _wait_for_actors(results: Any, total: int, restarts: bool, health: Health) -> None:
+def _wait_for_actors(results: Any, total: int, reused: bool, health: Health) -> None:
     """Wait until all actors are ready, and count them; those that run already are ready at once."""
-    if restarts:
+    if reused:
         stage("loading the model of this run into the actors", passing=True)
         for _ in _stream(results, health):
             pass

@@ -12,7 +12,7 @@ from rayfed.engine.measure_client import (
     CONTEXT,
     GpuPlans,
     _visit,
-    check_graphs,
+    check_gpu,
     check_resources,
     inline_device,
     is_measured,
@@ -153,18 +153,26 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     assert len(asked) == 1
 
 
-def test_graphs_are_refused_before_ray_starts_unless_actors_will_have_a_gpu(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("graphs", True, "train.graphs: true records operations of a GPU"),
+        ("base_bits", 4, "train.base_bits: 4 needs a GPU of NVIDIA"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_before_ray_starts(key, value, words, monkeypatch, tmp_path):
     setup = clients("data.limit=10")
-    graphs = replace(setup, world=replace(setup.world, train=replace(setup.world.train, graphs=True)))
+    train = replace(setup.world.train, **{key: value})
+    wanted = replace(setup, world=replace(setup.world, train=train))
 
     def refused(gpus, **asked):
         node = {**NODE, "GPU": gpus, "object_store_memory": 16e9}
         monkeypatch.setattr("rayfed.executors.cluster.own_node", lambda *_: node)
-        check_resources(ClusterConfig(**asked), setup, tmp_path)  # which asks for no graphs
+        check_resources(ClusterConfig(**asked), setup, tmp_path)  # which needs none
         try:
-            check_resources(ClusterConfig(**asked), graphs, tmp_path)
+            check_resources(ClusterConfig(**asked), wanted, tmp_path)
         except ConfigError as err:
-            return str(err).startswith("train.graphs: true records operations of a GPU")
+            return str(err).startswith(words)
         return False
 
     assert refused(0.0)
@@ -267,8 +275,8 @@ def test_the_sentence_says_that_actors_take_turns():
 def test_a_base_of_four_bits_is_refused_without_a_gpu_and_without_its_library(monkeypatch):
     train, text = TrainConfig(base_bits=4), SimpleNamespace(tokenizer="bert", label="bert")
     with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs a GPU of NVIDIA"):
-        check_graphs(train, False)
-    check_graphs(train, True)
+        check_gpu(train, False)
+    check_gpu(train, True)
     monkeypatch.setattr("rayfed.engine.setup.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs bitsandbytes.*\[quantized\]"):
         _check_base(train, text)
