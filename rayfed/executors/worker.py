@@ -48,6 +48,7 @@ from rayfed.errors import (
     one_line,
     place_of,
 )
+from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.grouped.passes import Group, MemberError, log_failure
 from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
@@ -716,8 +717,8 @@ class Worker:
 
     def _client(self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator) -> Client:
         world = self._world
-        alone = ClientData(call.client, self._examples, world.splits[call.client], self._normalize)
-        data = model.join_batches(alone)
+        data = ClientData(call.client, self._examples, world.splits[call.client], self._normalize)
+        data = model.join_batches(data) if isinstance(model, MemberModel) else data
         personal = world.personal_split if world.scores_personal(call.sent.round) else ""
         train = replace(world.train, lr=world.train.rate(call.sent.round, world.rounds))
         own = (call.client, model, data, train, rng, store, personal, self.cache)

@@ -46,7 +46,7 @@ def backward(
         micro_batch: Largest number of rows of a part; None: the whole batch.
         count: Number of units of some targets that the loss is a mean over, such as rows or tokens.
     """
-    unit = model.unit
+    unit = getattr(model, "unit", None)  # of a client that shares its passes on a device
     if micro_batch is None or len(batch[1]) <= micro_batch:
         _descend(loss(batch), unit)
         return
@@ -360,7 +360,9 @@ class Client:
         """
         if self.rank is not None:
             optimizer.register_step_pre_hook(lambda *_: self._drop_beyond_rank())
-        self.model.join_steps(optimizer)
+        join_steps = getattr(self.model, "join_steps", None)  # of a client that shares its passes
+        if join_steps is not None:
+            join_steps(optimizer)
         if self.config.keep_optimizer and not self.trained:
             states = self.store.get(OPTIMIZERS, {}).get(str(len(self._optimizers)), {})
             resume(optimizer, self.trainable(), states)

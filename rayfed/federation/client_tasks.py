@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
-from rayfed.federation.local import Local
-from rayfed.models.backbone import logits
+from rayfed.federation.local import Local, logits
 from rayfed.objective import NUM
 from rayfed.tuning.base import copies, train_mode
 from rayfed.types import Broadcast, Update

@@ -104,8 +104,16 @@ class Local:
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         """Loss of one batch, a scalar with gradient."""
-        return client.model.mean_loss(client.objective, *batch)
+        x, y = batch
+        joint = getattr(client.model, "joint_loss", None)  # of a client that shares its passes on a device
+        found: Tensor | None = None if joint is None else joint(client.objective, x, y)
+        return client.objective.loss(logits(client.model(x)), y) if found is None else found
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         """Load the model that this client would deploy into `client.model`; by default the trained one."""
         client.load(update.params)
+
+
+def logits(output: Tensor | list[Tensor]) -> Tensor:
+    """Logits of a model, shape (B, C, ...): its output, or the mean over its exits where it has several."""
+    return output if isinstance(output, Tensor) else torch.stack(output).mean(0)

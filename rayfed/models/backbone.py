@@ -20,10 +20,9 @@ from rayfed.models.blocks import BlockStack, ExitHeads, has_uniform_blocks, vali
 from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
 from rayfed.models.prompters import GCNet
-from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, Objective
+from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
 
 T = TypeVar("T", Tensor, list[Tensor])
-D = TypeVar("D")
 
 
 def compute_part(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
@@ -37,11 +36,6 @@ def compute_part(part: Callable[[Tensor], T], x: Tensor, mixed: bool) -> T:
     with torch.autocast(x.device.type, torch.bfloat16) if mixed else nullcontext():
         result = part(x)
     return [each.float() for each in result] if isinstance(result, list) else result.float()
-
-
-def logits(output: Tensor | list[Tensor]) -> Tensor:
-    """Logits of a model, shape (B, C, ...): its output, or the mean over its exits where it has several."""
-    return output if isinstance(output, Tensor) else torch.stack(output).mean(0)
 
 
 class NoHead(nn.Module):
@@ -87,7 +81,6 @@ class Backbone(nn.Module):
         width: Number of features.
         num_classes: Number of logits.
         mixed: Whether the network and the text tower compute in bfloat16; features and logits are float32.
-        unit: A 1 on the device with which backward passes begin, where a client shares them; else None.
         num_blocks: Number of blocks that can be left out; 0 if the network has no uniform blocks.
         label: The model's name, used in messages.
     """
@@ -117,7 +110,6 @@ class Backbone(nn.Module):
         self.text = text
         self.adapter: nn.Module | None = None
         self.untuned = False
-        self.unit: Tensor | None = None
         self.mixed = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
@@ -209,23 +201,6 @@ class Backbone(nn.Module):
             return features if headless else self.classify(features)
         read = compute_part(partial(self.exits.features, self.net), x, self.mixed)
         return self.exits.logits(read, self.head, self.active)
-
-    def mean_loss(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of a batch, a scalar with gradient.
-
-        Args:
-            objective: The objective of the task.
-            x: Inputs, shape (B, ...).
-            y: Targets, shape (B, ...).
-        """
-        return objective.loss(logits(self(x)), y)
-
-    def join_batches(self, data: D) -> D:
-        """The data of a client; where it shares its passes on a device, its batches are collected jointly."""
-        return data
-
-    def join_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing; where a client shares its passes on a device, its optimizer steps with those of others."""
 
     def output_with(self, params: Mapping[str, Tensor], x: Tensor, headless: bool = False) -> Any:
         """Output of `forward` with other values of some tensors, by global name; its own are kept."""

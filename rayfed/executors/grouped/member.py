@@ -16,7 +16,7 @@ from rayfed.data.examples import ClientData, OnDevice
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
 from rayfed.executors.grouped.steps import ask_for_steps
-from rayfed.models.backbone import Backbone, logits
+from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.objective import Objective
 from rayfed.types import RESIDUAL, Batch, Params
@@ -258,12 +258,18 @@ class MemberModel:
         held = (data.client, data.examples, data.splits, data.normalize, data.relabel)
         return MemberData(*held, ask=self._ask)
 
-    def mean_loss(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
-        """As `Backbone.mean_loss`; on a device means over examples are computed for all clients at once."""
+    def joint_loss(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor | None:
+        """Loss of a batch, computed with those of the other clients; None: this client has to compute it.
+
+        Args:
+            objective: The objective of the task.
+            x: Inputs, shape (B, ...).
+            y: Targets, shape (B, ...).
+        """
         if self.unit is None or self.text_is_live or x.requires_grad or not objective.by_example:
-            return objective.loss(logits(self(x)), y)
-        loss: Tensor = self._pass("forward", x, targets=y, objective=objective)
-        return loss.squeeze(0)
+            return None
+        found: Tensor = self._pass("forward", x, targets=y, objective=objective)
+        return found.squeeze(0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for value in self.own.values():

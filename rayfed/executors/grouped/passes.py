@@ -41,7 +41,8 @@ from rayfed.devices import (
 )
 from rayfed.executors.grouped.member import TEXTS, Batches, MemberModel, NotShareableError, Pass
 from rayfed.executors.grouped.steps import JointSteps, Step
-from rayfed.models.backbone import Backbone, logits
+from rayfed.federation.local import logits
+from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.models.stacked import Stacked, dropouts, stackable
 from rayfed.types import Batch, Params

@@ -161,6 +161,8 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     ],
 )
 def test_what_needs_a_gpu_is_refused_before_ray_starts(key, value, words, monkeypatch, tmp_path):
+    monkeypatch.setattr("rayfed.executors.connection.ray.is_initialized", lambda: False)  # by other tests
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     setup = clients("data.limit=10")
     train = replace(setup.world.train, **{key: value})
     wanted = replace(setup, world=replace(setup.world, train=train))

@@ -77,8 +77,6 @@ def test_parts_have_the_weight_of_their_rows():
     x = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
 
     class Plain:
-        unit = None
-
         def remembered_features(self, x):
             return None
 
