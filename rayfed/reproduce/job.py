@@ -445,6 +445,7 @@ def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]
 TRAINED = "numbers_trained"
 STEPS, EXAMPLES = "local steps", "local examples"
 FINAL, ADDED = "final model", "adapters add"
+HALF = "after half of the rounds"
 WITHOUT = {"without adapters": "adapters", "without head": "head"}
 """Scores of the final model with tensors at their start values, with the kinds of `score_without`."""
 MEAN, ROUNDS = "geometric mean ", "rounds "
@@ -498,6 +499,37 @@ def read_steps(path: Path, config: Config) -> dict[str, float]:
     folders = [path / name for name in _folds_in(path)] if folds else [path]
     each = [total_steps(read_rows(folder)) for folder in folders]
     return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
+
+
+def read_half(path: Path, config: Config) -> dict[str, float]:
+    """Percent of the mean over domains after the last round that a cell had after half of its rounds.
+
+    A low share says that more rounds would change the table. Where each domain is held out in turn, both
+    scores are means over the folds of that on the domain that the fold holds out.
+
+    Returns:
+        The share as `HALF`; nothing where the first half was not evaluated, or the last score is 0.
+    """
+    folds = config.protocol == "leave_one_out"
+    names = _folds_in(path) if folds else [""]
+    pairs = [_half_and_last(path / name, held_out=folds) for name in names]
+    halves = [half for half, _ in pairs if half is not None]
+    total = sum(last or 0.0 for _, last in pairs)
+    return {HALF: 100 * sum(halves) / total} if total and len(halves) == len(pairs) else {}
+
+
+def _half_and_last(path: Path, *, held_out: bool) -> tuple[float | None, float | None]:
+    """Scores of a run in the last evaluated round of its first half, and in its last evaluated round."""
+    rows = [row for row in read_rows(path) if metric_of(row)]
+    first = [row for row in rows if 2 * row["round"] <= rows[-1]["round"]]
+    if not first:
+        return None, None
+    if held_out:
+        half, last = (
+            means_of_fold(path, row["round"])[1].get("generalization") for row in (first[-1], rows[-1])
+        )
+        return half, last
+    return final_scores(first[-1])[0], final_scores(rows[-1])[0]
 
 
 def read_without(path: Path, config: Config) -> dict[str, float]:

@@ -20,6 +20,7 @@ from rayfed.reproduce.job import (
     ADDED,
     EXAMPLES,
     FINAL,
+    HALF,
     STEPS,
     WITHOUT,
     JobCell,
@@ -343,6 +344,20 @@ def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
             )
 
 
+def _shares(job: TableJob, finished: Finished) -> Iterator[str]:
+    """A sentence on each setting: how much of its last score each row had after half of the rounds."""
+    for setting in job.settings:
+        rows = {}
+        for name in job.rows:
+            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
+            found = [finished[cell][1][HALF] for cell in cells if HALF in finished.get(cell, ("", {}))[1]]
+            if found:
+                rows[name] = fmean(found)
+        if rows:
+            each = "; ".join(f"{name} {share:.0f} %" for name, share in rows.items())
+            yield f"{setting}: share of the last score that was there after half of the rounds: {each}"
+
+
 def _apart(job: TableJob, finished: Finished) -> Iterator[str]:
     """Words on each setting whose rows differ by no more than what the adapters add, and on the columns."""
     there = {name for _, scores in finished.values() for name in scores}
@@ -392,6 +407,7 @@ def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator
             "differences to its numbers are no measure of fidelity; only the orderings can be compared"
         )
     yield from _steps(job, scores)
+    yield from _shares(job, scores)
     yield from _apart(job, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"next to {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())

@@ -32,6 +32,7 @@ from rayfed.reproduce.job import (
     Plans,
     TableJob,
     check_same,
+    read_half,
     read_scores,
     read_steps,
     read_without,
@@ -166,7 +167,9 @@ def _scores(job: TableJob, cell: JobCell) -> dict[str, float]:
     columns = job.table.columns.get(cell.setting, ())
     found = read_scores(cell.path, cell.config, names.values(), columns)
     scores = {name: found[score] for name, score in names.items() if score in found}
-    return scores | read_without(cell.path, cell.config) | read_steps(cell.path, cell.config)
+    for read in (read_half, read_without, read_steps):
+        scores |= read(cell.path, cell.config)
+    return scores
 
 
 def write_tables(found: Reproduction, job: TableJob) -> None:

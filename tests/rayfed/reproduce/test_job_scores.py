@@ -3,6 +3,7 @@
 import json
 import re
 
+import pyarrow.parquet as pq
 import pytest
 
 import rayfed
@@ -14,9 +15,11 @@ from rayfed.report.protocols import MEASURES
 from rayfed.reproduce.job import (
     ADDED,
     FINAL,
+    HALF,
     SPREAD,
     WITHOUT,
     better,
+    read_half,
     read_scores,
     read_without,
     rule_of,
@@ -32,7 +35,7 @@ DOMAINS = "data.domains=[plain,street]"
 def folds(tmp_path_factory, cache):
     path = tmp_path_factory.mktemp("folds") / "run"
     overrides = [*SMALL, "data.test=0.2", "data.val=0.2", "protocol=leave_one_out", DOMAINS, "cluster=inline"]
-    overrides += [f"data.cache={cache}", f"output={path}", "rounds=1"]
+    overrides += [f"data.cache={cache}", f"output={path}", "rounds=2"]
     overrides.append("evaluation.without_parts=true")
     rayfed.simulate(overrides)
     return path, load_config(overrides)
@@ -101,6 +104,26 @@ def test_of_held_out_domains_without_what_was_trained(folds):
     (path / "street" / "without.json").rename(path / "street" / "aside")
     assert read_without(path, config) == {}
     (path / "street" / "aside").rename(path / "street" / "without.json")
+
+
+def test_share_of_the_last_score_after_half_of_the_rounds(small, folds):
+    run = small("rounds=4")
+    scores = [row["accuracy_domain"] for row in read_rows(run.path)]
+    config = load_config([*SMALL])
+    assert read_half(run.path, config) == {HALF: pytest.approx(100 * scores[1] / scores[3])}
+    assert read_half(small("rounds=4", "evaluation.every=4").path, config) == {}
+    path, config = folds
+    tables = [pq.read_table(path / name / "clients.parquet").to_pylist() for name in ("plain", "street")]
+    found = [
+        sum(
+            row["value"]
+            for rows in tables
+            for row in rows
+            if (row["round"], row["exchange"], row["metric"]) == (number, "report_held_out", "accuracy")
+        )
+        for number in (1, 2)
+    ]
+    assert read_half(path, config) == {HALF: pytest.approx(100 * found[0] / found[1])}
 
 
 def test_of_a_final_model_without_what_was_trained(small):

@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
-from rayfed.reproduce.job import ADDED, EXAMPLES, FINAL, STEPS, JobCell
+from rayfed.reproduce.job import ADDED, EXAMPLES, FINAL, HALF, STEPS, JobCell
 from rayfed.reproduce.results import compare, judge, markdown, matching_setting, measures_of, text
 from rayfed.reproduce.results import without as columns
 from tests.rayfed.reproduce.jobs import ablation, finished_as
@@ -138,6 +138,18 @@ def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
     assert any(note.startswith(wanted) for note in notes)
     alike = {name: (digest, {**scores, EXAMPLES: 3000.0}) for name, (digest, scores) in finished.items()}
     assert not any("equal steps" in note for note in compare(job, alike).notes)
+
+
+def test_a_note_says_how_far_each_row_was_after_half_of_the_rounds():
+    job = ablation(seeds=2)
+    finished = {
+        cell.name: ("", {"Avg": 60.0, HALF: {"none": 97.0, "FedGCR": 88.0}[cell.row] + cell.seed})
+        for cell in job.cells
+        if cell.row in ("none", "FedGCR")
+    }
+    words = "share of the last score that was there after half of the rounds"
+    assert f"dif10: {words}: none 98 %; FedGCR 88 %" in compare(job, finished).notes
+    assert not any(words in note for note in compare(job, finished_as(job, {"none": [60.0, 61.0]})).notes)
 
 
 def without(job, by_row):
