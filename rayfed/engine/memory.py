@@ -10,7 +10,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -56,16 +56,28 @@ def step_operations(model: Backbone, keeps_features: bool) -> tuple[int, int]:
     if model.head.weight.is_meta and sum(p.numel() for p in model.parameters()) <= SMALL:
         with suppress(RuntimeError):  # a part of a user's own may keep tensors that are no buffers
             small = _with_zeros(model)
-            with sdpa_kernel(SDPBackend.MATH):  # the products of attention one by one, as without values
+            with _product_by_product():
                 return _step(small, keeps_features)
     return _step(model, keeps_features)
 
 
+@contextmanager
+def _product_by_product() -> Iterator[None]:
+    """In this block, attention is computed by single products, as without values, so that each is counted."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def _step(model: Backbone, keeps_features: bool) -> tuple[int, int]:
-    few = _count_bytes(model, ROWS[0], keeps_features)
+    few = _operations(model, ROWS[0], keeps_features)
     if not model.text_is_live:
         return 0, few // ROWS[0]
-    each = (_count_bytes(model, ROWS[1], keeps_features) - few) // (ROWS[1] - ROWS[0])
+    each = (_operations(model, ROWS[1], keeps_features) - few) // (ROWS[1] - ROWS[0])
     return few - ROWS[0] * each, each
 
 
@@ -80,7 +92,7 @@ def _with_zeros(model: Backbone) -> Backbone:
     return copy.deepcopy(model, zeros)
 
 
-def _count_bytes(model: Backbone, rows: int, keeps_features: bool) -> int:
+def _operations(model: Backbone, rows: int, keeps_features: bool) -> int:
     model.train()
     x = _batch(model, rows)
     if keeps_features and (model.has_frozen_features or model.gc_net is not None):

@@ -56,6 +56,16 @@ def test_a_model_with_values_costs_the_same(kind, scheme):
     assert step_operations(without, True) == step_operations(apply_tuning(small(kind), scheme, 0), True)
 
 
+def test_attention_of_a_frozen_tower_is_counted_with_values_too(monkeypatch):
+    """PyTorch computes attention without gradients in one step, which its counter does not know."""
+    clip = ModelConfig(name="clip_mini", pretrained=False, options={"depth": 1})
+    model = skeleton(lambda: apply_tuning(build_backbone(clip, ["a", "b"], 0), Lora(sites=("l1",)), 0))
+    counted = step_operations(model, False)
+    assert torch.backends.mha.get_fastpath_enabled()
+    monkeypatch.setattr(memory, "SMALL", 0)
+    assert step_operations(model, False) == counted
+
+
 def test_training_everything_costs_about_three_passes():
     (_, full), (_, frozen) = (
         step_operations(tuned("vit", scheme), keeps) for scheme, keeps in ((Full(), True), (Head(), False))
