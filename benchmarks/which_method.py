@@ -1,7 +1,7 @@
 """Runs every method that fits on four settings, and writes benchmarks/results/which_method.json.
 
     python -m benchmarks.which_method --pacs PACS --weights FILE --text BANKING77 [--seeds 3]
-        [--setting NAME ...] [--method NAME ...] [--folder runs/which_method] [overrides]
+        [--setting NAME ...] [--method NAME ...] [--folder runs/which_method] [--time] [overrides]
 
 All methods of a setting have the same optimizer and rate, that of the tuning or the setting, and train on as
 many batches. Those that are defined for plain SGD have that, and are compared with FedAvg with plain SGD,
@@ -9,6 +9,9 @@ which is the row `fedavg_sgd`.
 
 The same command again continues where it stopped, and with other methods adds these. The file has the methods
 whose seeds are all finished, and names the others; overrides, such as `rounds=5`, hold for every run.
+With `--time` nothing is compared: four rounds of each method are run once more, and the file gets the
+processor seconds of a round's training, which other jobs of the machine change little.
+
 `docs.generate.results` makes the tables of docs/results.md from the file.
 """
 
@@ -17,13 +20,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import rayfed
 from rayfed.config.catalog import choices_of
 from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
@@ -194,7 +202,7 @@ def _cell(name: str, setting: str, seed: int, config: Config, path: Path) -> Job
 
 
 def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
-    """Scores and cost of every finished run: fractions, bytes in both directions, steps, and seconds.
+    """Scores and cost of every finished run: fractions, bytes in both directions, and steps.
 
     `half` is the mean after half of the rounds.
     """
@@ -211,7 +219,6 @@ def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
             "half": scored[0][SCORES["mean"]],
             "bytes": sum(row["bytes_up"] + row["bytes_down"] for row in history),
             "steps": sum(row["local_steps"] for row in history),
-            "seconds": read_json(cell.record, dict)["seconds"],
         }
 
 
@@ -270,8 +277,31 @@ def write(setting: str, found: Mapping[str, Any], file: Path = FILE) -> None:
         refused = {name: why for name, why in before["refused"].items() if name not in new}
         found = {**found, "rows": [*rows, *found["rows"]], "refused": {**refused, **found["refused"]}}
     known = {*found["refused"], *(row["method"] for row in found["rows"])}
+    found = {**found, "seconds": before.get("seconds", {})}
     every[setting] = {**found, "unfinished": [name for name in NAMES if name not in known]}
     write_text(file, to_json({name: every[name] for name in SETTINGS if name in every}, indent=1) + "\n")
+
+
+def seconds_of(found: Mapping[str, Config]) -> dict[str, float]:
+    """Processor seconds of a round's training of each method: the median of its second to fourth round."""
+    spent = {}
+    for name, config in found.items():
+        evaluation = replace(config.evaluation, every=0)
+        short = replace(config, rounds=4, evaluation=evaluation, seed=0, compare=())
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            patch("rayfed.engine.loop.time.perf_counter", time.process_time),
+        ):
+            history = rayfed.simulate(replace(short, output=f"{folder}/run")).history
+        spent[name] = round(statistics.median(history["seconds_training"][1:]), 4)
+    return spent
+
+
+def write_seconds(setting: str, seconds: Mapping[str, float], file: Path = FILE) -> None:
+    """Add processor seconds by method to a setting of the file."""
+    every = read_json(file, dict)
+    every[setting]["seconds"] = {**every[setting].get("seconds", {}), **seconds}
+    write_text(file, to_json(every, indent=1) + "\n")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -279,6 +309,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--setting", action="append", choices=SETTINGS, metavar="NAME")
     parser.add_argument("--method", action="append", choices=NAMES, metavar="NAME")
+    parser.add_argument("--time", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("runs/which_method"))
     parser.add_argument("--file", type=Path, default=FILE)
     for name in ("pacs", "weights", "text"):
@@ -289,6 +320,9 @@ def main(argv: Sequence[str]) -> None:
         found, refused = configs(setting, args.method or NAMES, given, overrides)
         if not found:
             parser.error(f"{setting}: no method fits; {'; '.join(sorted(set(refused.values())))}")
+        if args.time:
+            write_seconds(setting, seconds_of(found), args.file)
+            continue
         job = job_of(setting, found, args.seeds, args.folder)
         reproduce(job, lambda line: sys.stdout.write(f"{line}\n"))
         write(setting, facts(job, overrides, refused), args.file)

@@ -108,7 +108,7 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
 
     In brackets is the p of a two-sided paired t-test over the seeds, corrected by Holm for the number of
     methods, unless it is 1. Differences larger than chance are in bold. `2nd half` is what the mean gained in
-    the second half of the rounds.
+    the second half of the rounds. Seconds are processor seconds of a round's training.
 
     Raises:
         KeyError: The setting was not run.
@@ -119,7 +119,7 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     tests = _corrected(rows, bases)
     ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
     lines = [
-        f"| method | mean | worst client | spread | - {BASE} | 2nd half | MB | seconds |",
+        f"| method | mean | worst client | spread | - {BASE} | 2nd half | MB | seconds a round |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in ranked:
@@ -127,7 +127,8 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
         shown = [_percent(mine, "mean"), _percent(mine, "worst client"), _percent(mine, "spread")]
         shown += [_difference(_differences(rows, name, bases), tests.get(name)) if name != BASE else ""]
         shown += [f"{100 * (_mean(mine, 'mean') - _mean(mine, 'half')):+.1f}"]
-        shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", f"{_mean(mine, 'seconds'):,.0f}"]
+        spent = found.get("seconds", {}).get(name)
+        shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", "-" if spent is None else f"{spent:.2f}"]
         lines.append(f"| `{name}`{SGD if name in bases else ''} | {' | '.join(shown)} |")
     return "\n".join([*lines, "", *_facts(found, rows, tests, bases)]) + "\n"
 
@@ -165,10 +166,10 @@ def _by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Mapping
     return found
 
 
-def _differences(rows: Rows, name: str, bases: Mapping[str, str]) -> list[float]:
-    """Mean of a method minus that of the row it is compared with, by seed, in points."""
+def _differences(rows: Rows, name: str, bases: Mapping[str, str], score: str = "mean") -> list[float]:
+    """Score of a method minus that of the row it is compared with, by seed, in points."""
     mine, base = rows[name], rows.get(bases.get(name, BASE), {})
-    return [100 * (mine[seed]["mean"] - base[seed]["mean"]) for seed in sorted(mine.keys() & base.keys())]
+    return [100 * (mine[seed][score] - base[seed][score]) for seed in sorted(mine.keys() & base.keys())]
 
 
 def pvalue(differences: Sequence[float]) -> float | None:
@@ -236,7 +237,8 @@ def _mean(seeds: Mapping[int, Mapping[str, Any]], key: str) -> float:
 def summary(evidence: Path = EVIDENCE) -> str:
     """The table of all settings: the mean of FedAvg, the difference of every other method to it, and cost.
 
-    Bytes and seconds are relative to FedAvg, the means of their ratios over the settings.
+    Bytes and seconds are relative to FedAvg, the means of their ratios over the settings. Below are the
+    methods whose mean, and those whose worst client differs from FedAvg's by more than chance.
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))
     every = {setting: _by_method(each["rows"]) for setting, each in found.items()}
@@ -256,26 +258,41 @@ def summary(evidence: Path = EVIDENCE) -> str:
             else:
                 apart = _differences(rows, name, bases[setting])
                 shown.append(_difference(apart, tests[setting].get(name)))
-        there = [rows for rows in every.values() if name in rows]
-        cost = ([_mean(rows[name], key) / _mean(rows[BASE], key) for rows in there] for key in COST)
-        shown += [f"{fmean(ratios):.1f}" for ratios in cost]
+        there = [setting for setting, rows in every.items() if name in rows]
+        sent = [_mean(every[each][name], "bytes") / _mean(every[each][BASE], "bytes") for each in there]
+        shown += [f"{fmean(sent):.1f}", _ratio([found[each].get("seconds", {}) for each in there], name)]
         lines.append(f"| `{name}`{SGD if name in plain else ''} | {' | '.join(shown)} |")
+    worst = {setting: _corrected(rows, bases[setting], "worst client") for setting, rows in every.items()}
     verdicts = [_verdict(each, tests[each], every[each], bases[each]) for each in every]
+    verdicts += [_verdict(each, worst[each], every[each], bases[each], "worst client") for each in every]
     reach = dict.fromkeys(needed(len(every[each][BASE]), len(tests[each])) for each in every)
     return "\n".join([*lines, "", *verdicts, "", *reach]) + "\n"
 
 
-def _verdict(setting: str, tests: Mapping[str, float | None], rows: Rows, bases: Mapping[str, str]) -> str:
+def _ratio(seconds: Sequence[Mapping[str, float]], name: str) -> str:
+    """Mean over settings of a method's seconds as a multiple of FedAvg's; a dash where it was not timed."""
+    ratios = [each[name] / each[BASE] for each in seconds if {name, BASE} <= each.keys()]
+    return f"{fmean(ratios):.1f}" if ratios else "-"
+
+
+def _verdict(
+    setting: str,
+    tests: Mapping[str, float | None],
+    rows: Rows,
+    bases: Mapping[str, str],
+    score: str = "mean",
+) -> str:
     """A line on the methods that are better or worse than FedAvg by more than chance in a setting."""
     shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
-    better = [name for name in shown if fmean(_differences(rows, name, bases)) > 0]
+    better = [name for name in shown if fmean(_differences(rows, name, bases, score)) > 0]
     worse = [name for name in shown if name not in better]
-    return f"- {setting}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
+    what = setting if score == "mean" else f"{setting}, {score}"
+    return f"- {what}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
 
 
-def _corrected(rows: Rows, bases: Mapping[str, str]) -> dict[str, float | None]:
+def _corrected(rows: Rows, bases: Mapping[str, str], score: str = "mean") -> dict[str, float | None]:
     """Corrected p by method, of its difference to FedAvg."""
-    return holm({name: pvalue(_differences(rows, name, bases)) for name in rows if name != BASE})
+    return holm({name: pvalue(_differences(rows, name, bases, score)) for name in rows if name != BASE})
 
 
 if __name__ == "__main__":

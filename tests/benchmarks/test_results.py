@@ -108,21 +108,22 @@ def test_a_table_of_methods_has_means_costs_and_corrected_differences(tmp_path):
     means["e"] = means["fedavg"]
     rows = [
         {"method": name, "seed": seed, "mean": mean, "worst client": mean / 2, "spread": 0.1}
-        | {"bytes": 2_000_000, "seconds": 10 * (seed + 1), "steps": 40 + seed, "half": mean - 0.05}
+        | {"bytes": 2_000_000, "steps": 40 + seed, "half": mean - 0.05}
         for name, each in means.items()
         for seed, mean in enumerate(each)
     ]
     facts = {"command": "x", "commit": "0123abc", "processor": "y", "date": "z", "seeds": [0, 1, 2]}
     facts |= {"clients": 5, "rounds": 10, "rows": rows, "bases": {"d": "c"}, "unfinished": ["f"]}
+    facts["seconds"] = {"fedavg": 1.234, "b": 20.0, "c": 20.0, "d": 20.0}
     (tmp_path / results.METHODS).write_text(json.dumps({"s": facts}))
     assert results.methods("s", tmp_path).splitlines() == [
-        "| method | mean | worst client | spread | - fedavg | 2nd half | MB | seconds |",
+        "| method | mean | worst client | spread | - fedavg | 2nd half | MB | seconds a round |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
-        "| `b` | 63.4 ± 5.7 | 31.7 ± 2.8 | 10.0 ± 0.0 | **+10.1 (p < 0.001)** | +5.0 | 2.0 | 20 |",
-        "| `fedavg` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 |  | +5.0 | 2.0 | 20 |",
-        "| `d`, SGD | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.7 | +5.0 | 2.0 | 20 |",
-        "| `e` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.0 | +5.0 | 2.0 | 20 |",
-        "| `c` | 52.7 ± 4.6 | 26.3 ± 2.3 | 10.0 ± 0.0 | -0.7 | +5.0 | 2.0 | 20 |",
+        "| `b` | 63.4 ± 5.7 | 31.7 ± 2.8 | 10.0 ± 0.0 | **+10.1 (p < 0.001)** | +5.0 | 2.0 | 20.00 |",
+        "| `fedavg` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 |  | +5.0 | 2.0 | 1.23 |",
+        "| `d`, SGD | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.7 | +5.0 | 2.0 | 20.00 |",
+        "| `e` | 53.3 ± 5.8 | 26.7 ± 2.9 | 10.0 ± 0.0 | +0.0 | +5.0 | 2.0 | - |",
+        "| `c` | 52.7 ± 4.6 | 26.3 ± 2.3 | 10.0 ± 0.0 | -0.7 | +5.0 | 2.0 | 20.00 |",
         "",
         "Seeds 0, 1, 2, 5 clients, 10 rounds, 41 training batches of all clients. Larger than chance: `b`. "
         "The same scores as `fedavg` in every seed: `e`.",
@@ -139,27 +140,45 @@ def test_a_table_of_methods_has_means_costs_and_corrected_differences(tmp_path):
 def test_the_table_of_all_settings_has_differences_and_relative_cost(tmp_path):
     def runs(**means):
         return [
-            {"method": name, "seed": seed, "mean": mean + seed / 10, "worst client": 0.1, "spread": 0.1}
-            | {"bytes": size, "seconds": 2 * size, "steps": 40}
+            {"method": name, "seed": seed, "mean": mean + seed / 10, "worst client": mean, "spread": 0.1}
+            | {"bytes": size, "steps": 40}
             for name, (mean, size) in means.items()
             for seed in (0, 1)
         ]
 
     settings = {"s": runs(fedavg=(0.5, 100), b=(0.4, 300)), "t": runs(c=(0.7, 50), fedavg=(0.6, 100))}
     settings["t"] += runs(b=(0.6, 100))
-    (tmp_path / results.METHODS).write_text(json.dumps({k: {"rows": rows} for k, rows in settings.items()}))
+    seconds = {"s": {"fedavg": 2.0, "b": 1.0}, "t": {"fedavg": 1.0, "b": 2.5}}
+    facts = {name: {"rows": rows, "seconds": seconds[name]} for name, rows in settings.items()}
+    (tmp_path / results.METHODS).write_text(json.dumps(facts))
     assert results.summary(tmp_path).splitlines() == [
         "| method | s | t | bytes | seconds |",
         "|---|---:|---:|---:|---:|",
         "| `fedavg` | 55.0 ± 7.1 | 65.0 ± 7.1 | 1.0 | 1.0 |",
-        "| `b` | -10.0 | +0.0 | 2.0 | 2.0 |",
-        "| `c` |  | +10.0 | 0.5 | 0.5 |",
+        "| `b` | -10.0 | +0.0 | 2.0 | 1.5 |",
+        "| `c` |  | +10.0 | 0.5 | - |",
         "",
         "- s: better than FedAvg: none; worse: none.",
         "- t: better than FedAvg: none; worse: none.",
+        "- s, worst client: better than FedAvg: none; worse: none.",
+        "- t, worst client: better than FedAvg: none; worse: none.",
         "",
         "With fewer than 3 seeds nothing is tested.",
     ]
+
+
+def test_the_worst_client_is_compared_as_the_mean_is(tmp_path):
+    """Means are equal, and worst clients differ by 10, 10 and 10.3 points."""
+    worst = {"fedavg": (0.3, 0.4, 0.3), "b": (0.4, 0.5, 0.403)}
+    rows = [
+        {"method": name, "seed": seed, "mean": 0.5 + seed / 10, "worst client": value, "bytes": 1}
+        for name, each in worst.items()
+        for seed, value in enumerate(each)
+    ]
+    (tmp_path / results.METHODS).write_text(json.dumps({"s": {"rows": rows}}))
+    lines = results.summary(tmp_path).splitlines()
+    assert "- s: better than FedAvg: none; worse: none." in lines
+    assert "- s, worst client: better than FedAvg: `b`; worse: none." in lines
 
 
 @pytest.mark.parametrize("differences", [[], [3.0, 4.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])

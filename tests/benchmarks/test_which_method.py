@@ -58,6 +58,14 @@ def test_it_writes_every_method_and_seed_and_repeats_nothing(tmp_path, cache, ca
     assert call(tmp_path, cache)["rows"] == found["rows"]
     assert capsys.readouterr().out == ""  # no run was repeated
     assert "`fedra`" in results.methods(SETTING, tmp_path)
+    timed = call(tmp_path, cache, "--time")
+    assert timed["rows"] == found["rows"]
+    assert timed["seconds"].keys() == ran
+    assert min(timed["seconds"].values()) > 0
+    shown = next(
+        line for line in results.methods(SETTING, tmp_path).splitlines() if line.startswith("| `fedra`")
+    )
+    assert shown.endswith(f"| {timed['seconds']['fedra']:.2f} |")
 
 
 def test_a_setting_in_which_no_method_fits_says_why(tmp_path, cache, capsys):
