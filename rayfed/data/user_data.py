@@ -85,6 +85,37 @@ class OwnData:
         """Kind of the targets: `classification`, `segmentation`, `regression` or `multilabel`."""
         return kind([piece.targets for piece in self.pieces], self.pieces[0].inputs)
 
+    def check_task(self, task: str | None) -> None:
+        """Check that the values of the targets can be what they were taken for.
+
+        Args:
+            task: The task that was given; None: it followed from the targets.
+
+        Raises:
+            DataError: No task was given, and whole numbers in rows, shape (N, K), are not all 0 or 1; or the
+                targets of `multilabel` are not.
+        """
+        first = self.pieces[0].targets
+        in_rows = first.ndim == 2 and first.dtype.kind in "iu"
+        if first.dtype.kind not in "iuf" or not (task == MULTILABEL or (task is None and in_rows)):
+            return
+        wrong = next((piece for piece in self.pieces if not _is_zeros_and_ones(piece.targets)), None)
+        if wrong is None:
+            return
+        values, count = wrong.targets, len(wrong.targets)
+        if values.ndim == 1:
+            advice = "for classes leave out task='multilabel'"
+        elif values.shape[1:] == (1,):
+            advice = f"for classes give shape ({count},), e.g. y.ravel()"
+        else:
+            advice = (
+                f"several labels are 0 or 1, classes have shape ({count},), other numbers task='regression'"
+            )
+        raise DataError(
+            f"{wrong.place}: targets have shape {values.shape} with values {values.min():g} to "
+            f"{values.max():g}; {advice}"
+        )
+
     @property
     def has_clients(self) -> bool:
         """Whether every example belongs to a client."""
@@ -204,17 +235,23 @@ class OwnData:
 def kind(targets: Sequence[Array], inputs: Array) -> str:
     """The task of targets: what they are is visible in their type and shape.
 
-    Texts and whole numbers, shape (N,), are classes; whole numbers in a map with the sides of the inputs are
-    masks; true or false, or whole numbers in {0, 1}, shape (N, K), are K labels; other numbers are regressed.
+    Texts, whole numbers, and true or false, shape (N,), are classes; whole numbers in a map with the sides of
+    the inputs are masks; true or false, or whole numbers in {0, 1}, shape (N, K), are K labels; other numbers
+    are regressed, which `OwnData.check_task` refuses for whole numbers unless the task was given.
     """
     first = targets[0]
-    if first.dtype.kind in "US" or (first.ndim == 1 and first.dtype.kind in "iu"):
+    if first.dtype.kind in "US" or (first.ndim == 1 and first.dtype.kind in "iub"):
         return CLASSIFICATION
     if first.dtype.kind == "f":
         return REGRESSION
     if first.ndim >= 3:
         return SEGMENTATION
-    return MULTILABEL
+    return MULTILABEL if all(map(_is_zeros_and_ones, targets)) else REGRESSION
+
+
+def _is_zeros_and_ones(values: Array) -> bool:
+    """Whether every value is 0 or 1."""
+    return values.dtype.kind == "b" or bool(((values == 0) | (values == 1)).all())
 
 
 def own_data(value: Any, columns: Mapping[str, Any] | None = None, name: str = "own_data") -> OwnData:

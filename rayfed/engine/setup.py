@@ -32,6 +32,7 @@ from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
+from rayfed.data.user_data import OwnData
 from rayfed.devices import HOST, chosen_device, settings_restored
 from rayfed.engine.built_once import Built, Shared
 from rayfed.engine.loop import Training, adaptation_of
@@ -425,6 +426,8 @@ def _model_key(world: World) -> tuple[object, ...]:
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     """The task, after a check that method, tuning, changes of images and attacks are for it."""
     goal = objective(config.task or dataset.task)
+    if isinstance(source := make_source(config.data), OwnData):
+        source.check_task(config.task)
     check_task(goal.task, parts.server, parts.local)
     if not dataset.own:
         _check_tuning(goal.task, config)

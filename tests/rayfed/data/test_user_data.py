@@ -92,11 +92,20 @@ def test_paths_and_bytes_of_images_are_decoded(tmp_path):
         (np.zeros((3, 2), dtype=np.float32), "regression"),
         (np.array([[0, 1], [1, 1], [0, 0]]), "multilabel"),
         (np.array([[True, False]] * 3), "multilabel"),
+        (np.array([True, False, True]), "classification"),
         (np.zeros((3, 4, 4), dtype=np.uint8), "segmentation"),
     ],
 )
 def test_what_is_learned_follows_from_the_targets(targets, task):
     assert own_data({"a": (np.zeros((3, 4, 4)), targets)}).task == task
+
+
+def test_whole_numbers_in_rows_can_be_regressed_if_one_says_so():
+    rows = np.arange(30)[:, None]
+    found = own_data({"a": (np.zeros((30, 4)), np.zeros((30, 1), dtype=int)), "b": (np.zeros((30, 4)), rows)})
+    found.check_task("regression")
+    with pytest.raises(DataError, match=r"data\['b'\]: targets have shape \(30, 1\) with values 0 to 29"):
+        found.check_task(None)
 
 
 def test_splits_come_from_a_column_or_a_dict(tmp_path):

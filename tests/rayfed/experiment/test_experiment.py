@@ -474,6 +474,18 @@ MISFITS = {
         ),
         ({"data": bad(lambda x, y: Endless())}, "can only be iterated"),
         ({"data": bad(lambda x, y: 3)}, "data['c 1']: 3 is neither a pair (inputs, targets)"),
+        (
+            {"data": {"a": (np.zeros((30, 6)), np.arange(30)[:, None] % 10)}, "model": net(1)},
+            "targets have shape (30, 1) with values 0 to 9; for classes give shape (30,), e.g. y.ravel()",
+        ),
+        (
+            {"data": {"a": (np.zeros((4, 6)), np.arange(12).reshape(4, 3))}},
+            "data['a']: targets have shape (4, 3) with values 0 to 11; several labels are 0 or 1",
+        ),
+        (
+            {"data": {"a": (np.zeros((4, 6)), np.float32([[0, 1, 2.5]] * 4))}, "task": "multilabel"},
+            "targets have shape (4, 3) with values 0 to 2.5",
+        ),
     ],
     "model: ": [
         ({"model": net(2)}, "has 2 outputs, and the targets have 3 classes"),
