@@ -6,6 +6,9 @@ that are merged on top. Nothing is checked here beyond names and syntax: `rayfed
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
 
+A network of a user, which may not be pre-trained as models by name are, trains as a whole (tuning=full) unless
+the command, the method or an experiment chooses a tuning, or the method needs LoRA.
+
 A tuning scheme's file brings the optimizer and the learning rate that train it, from its paper or code. Those
 that a method's file brings count more, then those of an experiment, then those of the command line.
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -106,11 +110,13 @@ class Composition:
         folder: Folder of the groups.
         chosen: The choice of the command line from each group; `values` adds those that files make.
         plain: The content of a choice that has no YAML file, in the keys of the whole config.
+        otherwise: Choices that replace those of `config.yaml` where nothing else chooses from the group.
     """
 
     folder: Path
     chosen: dict[str, str]
     plain: Callable[[str, str], Content]
+    otherwise: Mapping[str, str] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
     _open: list[str] = field(default_factory=list)
 
@@ -168,7 +174,7 @@ class Composition:
             name = entry.removeprefix("/").removesuffix("@_global_")
             return self._file(name, name.partition("/")[0])
         group, default = _pair(file, entry)
-        choice = self.chosen.get(group, default)
+        choice = self.chosen.get(group, self.otherwise.get(group, default))
         self._done.add(group)
         name = f"{group}/{choice}"
         if (self.folder / f"{name}.yaml").is_file():
@@ -272,8 +278,10 @@ def compose(
     elif table := papers.find(folder(), groups.get("experiment", "")):
         tree = _cell(table, chosen, dict(values))
         values = [(key, value) for key, value in values if key not in papers.CHOICE]
-    else:
+    elif "experiment" in chosen:
         tree = _experiment(chosen)
+    else:
+        tree = _compose(chosen, _for_own_network(chosen, dict(values), more or {}))
     for key, value in values:
         _set(tree, key, value)
     for key, value in (more or {}).items():
@@ -286,12 +294,33 @@ def compose(
 def _experiment(chosen: Mapping[str, str]) -> dict[str, Any]:
     """The choices put together; an algorithm that is chosen for an experiment changes the method only."""
     tree = _compose(chosen)
-    if not {"experiment", "algorithm"} <= chosen.keys():
+    if "algorithm" not in chosen:
         return tree
     fixed = _compose({group: name for group, name in chosen.items() if group != "algorithm"})
     method = {key: tree[key] for key in (*SECTIONS_OF_GROUP["algorithm"], "tuning") if key in tree}
     kept = {key: value for key, value in fixed.items() if key not in SECTIONS_OF_GROUP["algorithm"]}
     return _pooled_as(tree, kept | method)
+
+
+def _for_own_network(
+    chosen: Mapping[str, str], values: Mapping[str, str], more: Mapping[str, Any]
+) -> dict[str, str]:
+    """The tuning of a network of a user where nothing chooses one or sets a key of one; else nothing."""
+    model = chosen.get("model", values.get("model.name", ""))
+    keys = {key.partition(".")[0] for key in (*chosen, *values, *more)}
+    if "tuning" in keys or not (":" in model or find(model) is not None):
+        return {}
+    from rayfed.federation.method_registry import METHODS
+
+    for half in ("server", "local"):
+        section = more.get(half, {})
+        name = section.get("name") if isinstance(section, Mapping) else None
+        name = name or values.get(f"{half}.name") or chosen.get("algorithm", "")
+        with suppress(ConfigError):  # a name that does not exist is refused where it is used
+            needs = getattr(METHODS.load(name), half).needs
+            if isinstance(needs, frozenset) and "lora" in needs:
+                return {}
+    return {"tuning": "full"}
 
 
 def _pooled_as(method: Mapping[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -402,19 +431,21 @@ def _exchange_training(base: Mapping[str, Any], tuning: str) -> dict[str, Any]:
     return train
 
 
-def _compose(groups: Mapping[str, str]) -> dict[str, Any]:
-    """The choices put together, as new nested mappings."""
-    return deepcopy(_compose_cached(folder(), tuple(groups.items())))
+def _compose(groups: Mapping[str, str], otherwise: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The choices put together, as new nested mappings; `otherwise` as of `Composition`."""
+    return deepcopy(_compose_cached(folder(), tuple(groups.items()), tuple((otherwise or {}).items())))
 
 
 @cache
-def _compose_cached(root: Path, chosen: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+def _compose_cached(
+    root: Path, chosen: tuple[tuple[str, str], ...], otherwise: tuple[tuple[str, str], ...]
+) -> dict[str, Any]:
     groups = dict(chosen)
     for group, name in groups.items():
         _check_choice(group, name)
     other = groups["model"] if "model" in groups and groups["model"] not in choices("model") else None
     known = {**groups, "model": MODEL_OF_LIBRARIES} if other else groups
-    tree = Composition(root, dict(known), _by_name).values()
+    tree = Composition(root, dict(known), _by_name, dict(otherwise)).values()
     tree["data"].pop(BRINGS, None)
     return tree | _model(other, tree["model"]) if other else tree
 

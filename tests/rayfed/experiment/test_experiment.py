@@ -177,6 +177,36 @@ def test_lora_on_any_module_is_written_for_peft(tmp_path):
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("given", "tuning"),
+    [
+        ({}, "full"),
+        ({"method": "fedprox"}, "full"),
+        ({"model": net}, "full"),
+        ({"model": rayfed.Model(net())}, "full"),
+        ({"method": "flora"}, "lora"),
+        ({"server": {"name": "fedit"}, "method": "fedavg"}, "lora"),
+        ({"method": "zero_shot"}, "head"),
+        ({"tuning": "bitfit"}, "bitfit"),
+        ({"tuning": {"rank": 2}}, "lora"),
+        ({"tuning.rank": 2}, "lora"),
+        ({"model": "vit_mini"}, "lora"),
+        ({"model": {"name": "resnet10t", "pretrained": False}}, "lora"),
+    ],
+)
+def test_a_network_of_a_user_trains_as_a_whole_unless_a_tuning_is_chosen(given, tuning):
+    given = {"model": net(), "data": clients(), **given}
+    assert rayfed.Experiment(**given).config().tuning["name"] == tuning
+
+
+def test_the_first_program_of_a_user_learns():
+    run = rayfed.Experiment(model=net(), data=clients(examples=100), rounds=5, cluster="inline").run(
+        quiet=True
+    )
+    assert run.accuracy > 0.5
+    assert run.params.keys() == {"0.weight", "0.bias", "head.weight", "head.bias"}
+
+
 def test_the_modules_that_are_trained_are_listed_before_the_run(capsys):
     own(tuning=rayfed.LoRA(rank=2, targets="0")).run(quiet=False)
     shown = capsys.readouterr().out
