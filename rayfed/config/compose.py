@@ -291,6 +291,34 @@ def compose(
     return tree
 
 
+HALVES = ("server", "local")
+"""Sections with the hyperparameters of the two halves of a method."""
+
+
+def written_for_halves(overrides: Sequence[str], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The hyperparameters in the overrides, by section; without `name`, which chooses a half.
+
+    Args:
+        overrides: As of `compose`.
+        more: As of `compose`.
+    """
+    tree: dict[str, Any] = {}
+    for key, text in map(_split_override, overrides):
+        if key.partition(".")[0] in HALVES:
+            _set(tree, key, text)
+    for key, value in (more or {}).items():
+        if key.partition(".")[0] in HALVES:
+            nested: dict[str, Any] = {}
+            put_value(nested, key, value)
+            merge(tree, nested)
+    sections = {half: values for half, values in tree.items() if isinstance(values, Mapping)}
+    found = {
+        half: {key: value for key, value in values.items() if key != "name"}
+        for half, values in sections.items()
+    }
+    return {half: values for half, values in found.items() if values}
+
+
 def _experiment(chosen: Mapping[str, str]) -> dict[str, Any]:
     """The choices put together; an algorithm that is chosen for an experiment changes the method only."""
     tree = _compose(chosen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
@@ -17,7 +17,15 @@ import yaml
 from annotated_types import Ge, Le
 
 from rayfed.config.check_keys import UnknownKeyError, advice, parse, plain, whole
-from rayfed.config.compose import CHOOSES, check_listed_once, compose, methods_to_compare
+from rayfed.config.compose import (
+    CHOOSES,
+    HALVES,
+    check_listed_once,
+    compose,
+    merge,
+    methods_to_compare,
+    written_for_halves,
+)
 from rayfed.data.data_config import DataConfig
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
@@ -177,6 +185,8 @@ class Config:
             nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
             all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
             others in its compare/<name>; one table and one figure show all.
+        compare_options: What a command that compares methods says of `server` and `local`, filled in by it:
+            every compared method gets the values of those keys that it has, not only the first one.
         equal_steps: Methods of `compare` that would train less often than the first one make more passes
             (`train.epochs`), so that all train on as many batches.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
@@ -216,6 +226,7 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     capacity: CapacityConfig = None
     compare: str | tuple[str, ...] = ()
+    compare_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     equal_steps: bool = False
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: Deterministic = "auto"
@@ -251,21 +262,62 @@ def load_config(
         ConfigError: One line: the key, its value, what is allowed.
     """
     if file is not None:
-        return resolve(whole(compose(overrides, read_file(file, "--config"), more), file))
+        return resolve(whole(composed(overrides, read_file(file, "--config"), more), file))
     if names := methods_to_compare(overrides):
         return _comparison(names, overrides, more)
-    config = resolve(compose(overrides, more=more))
+    config = resolve(composed(overrides, more=more))
     has_method = any(text.partition("=")[0].strip() in CHOOSES for text in overrides)
     return config if has_method else _with_fitting_method(config, overrides, more)
+
+
+def composed(
+    overrides: Sequence[str] = (),
+    base: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """As `compose`, with what is written for `server` and `local` in `compare_options`, too.
+
+    A key that the first method lacks and a compared one has is left out of the sections of the first.
+
+    Raises:
+        ConfigError: As of `compose`, or a compared method does not exist.
+    """
+    tree = compose(overrides, base, more)
+    compared = tree.get("compare")
+    names = [compared] if isinstance(compared, str) else compared
+    if not names or not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        tree.pop("compare_options", None)
+        return tree
+    written = written_for_halves(overrides, more)
+    options = tree.get("compare_options")
+    tree["compare_options"] = options = options if isinstance(options, dict) else {}
+    merge(options, written)
+    for half, values in written.items():
+        section = tree[half]
+        name, where = (
+            (section["name"], f"{half}.name") if "name" in section else (tree["algorithm"], "algorithm")
+        )
+        own = _keys_of_half(name, half, where)
+        for key in values.keys() - own:
+            others = (name for name in names if METHODS.load(name, "compare").server.trains)
+            if any(key in _keys_of_half(name, half) for name in others):
+                del section[key]
+    return tree
+
+
+def _keys_of_half(method: str, half: str, where: str = "algorithm") -> set[str]:
+    """The hyperparameters of the server half or of the client half of a method."""
+    return {each.name for each in dataclasses.fields(getattr(METHODS.load(method, where), half))}
 
 
 def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[str, Any] | None) -> Config:
     """The config of the first method that trains and with whose settings all of them can run."""
 
     def led_by(lead: str) -> Config:
-        config = resolve(compose([*overrides, f"algorithm={lead}"], more=more))
+        config = resolve(composed([*overrides, f"algorithm={lead}"], more=more))
         for name in names:
-            compatible_parts(with_method(config, name))
+            with nullcontext() if name == lead else of_compared(name):
+                compatible_parts(with_method(config, name))
         return config
 
     leads = [name for name in names if METHODS.load(name, "compare").server.trains] or list(names)
@@ -278,8 +330,22 @@ def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[st
         raise
 
 
+@contextmanager
+def of_compared(method: str) -> Iterator[None]:
+    """Adds to wrong input that is found in the block that it concerns a compared method."""
+    try:
+        yield
+    except ConfigError as err:
+        if not err.args or not isinstance(err.args[0], str):
+            raise
+        err.args = (f"{err.args[0]} (compared method {method})", *err.args[1:])
+        raise
+
+
 def with_method(config: Config, name: str, **changes: Any) -> Config:
-    """The same experiment with another method, which has its default hyperparameters.
+    """The same experiment with another method.
+
+    It has its default hyperparameters, except for those that `compare_options` says of it.
 
     Args:
         config: The experiment.
@@ -292,7 +358,16 @@ def with_method(config: Config, name: str, **changes: Any) -> Config:
     parts = build_parts(config)
     own = {**parts.server.tuning, **parts.local.tuning}
     tuning = {key: value for key, value in config.tuning.items() if key not in own}
-    other = {"algorithm": name, "server": {}, "local": {}, "tuning": tuning}
+    trains = METHODS.load(name).server.trains
+    halves = {
+        half: {
+            key: value
+            for key, value in config.compare_options.get(half, {}).items()
+            if trains and key in _keys_of_half(name, half)
+        }
+        for half in HALVES
+    }
+    other = {"algorithm": name, **halves, "tuning": tuning, "compare_options": {}}
     return resolve({**to_dict(config), **other, **changes})
 
 
@@ -301,7 +376,7 @@ def _with_fitting_method(config: Config, overrides: Sequence[str], more: Mapping
     try:
         compatible_parts(config)
     except ConfigError:
-        general = resolve(compose([*overrides, "algorithm=fedavg"], more=more))
+        general = resolve(composed([*overrides, "algorithm=fedavg"], more=more))
         with suppress(ConfigError):
             compatible_parts(general)
             what = f"the default algorithm={config.algorithm} cannot use tuning={config.tuning['name']}"

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 from rayfed.config.catalog import choices_of
 from rayfed.config.check_keys import parse, plain
-from rayfed.config.compose import compose, folder
-from rayfed.config.schema import Config, compatible_parts, with_method
+from rayfed.config.compose import HALVES, compose, folder
+from rayfed.config.schema import Config, compatible_parts, of_compared, with_method
 from rayfed.data.data_config import DataConfig, client_domains
 from rayfed.data.partition.groups import only_tests
 from rayfed.data.shards import Dataset
 from rayfed.data.source import choose_classes
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, shown
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.privacy_accountant import PrivacyConfig
 from rayfed.heterogeneity.faults import FaultsConfig
@@ -220,14 +220,17 @@ def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
 
 
 def comparisons(config: Config, path: Path) -> dict[str, Config]:
-    """The other experiments of `compare`, by algorithm: the same but for the method, which has its defaults.
+    """The other experiments of `compare`, by algorithm: the same but for the method.
+
+    A method has its defaults, and of `compare_options` what it has a key for.
 
     Args:
         config: The main experiment.
         path: Folder of the main run.
 
     Raises:
-        ConfigError: An algorithm does not exist, or does not fit the tuning.
+        ConfigError: An algorithm does not exist, does not fit the tuning, or cannot have a value that was
+            written for all; names the method.
     """
     names = (config.compare,) if isinstance(config.compare, str) else config.compare
     configs = {}
@@ -239,9 +242,37 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         if (trained := config.evaluation.model_of) is not None:  # its own run, inside that of the main method
             scored = replace(config.evaluation, model_of=str(Path(trained) / "compare" / name))
             changes["evaluation"] = plain(scored)
-        configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
-        compatible_parts(configs[name])
+        with of_compared(name):
+            configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
+            compatible_parts(configs[name])
     return configs
+
+
+def differing_values(methods: Mapping[str, Mapping[str, Any]]) -> str:
+    """Says in which hyperparameters that they share compared methods differ; empty where in none.
+
+    Args:
+        methods: The config of each compared method as plain containers, by the name of the method.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    for name, config in methods.items():
+        if config["algorithm"] in METHODS.names() and not METHODS.load(config["algorithm"]).server.trains:
+            continue
+        for half in HALVES:
+            for key, value in config.get(half, {}).items():
+                if key != "name":
+                    values.setdefault(f"{half}.{key}", {})[name] = value
+    texts = [f"{key} is {text}" for key, each in values.items() if (text := _who_has_what(each))]
+    return f"settings of the methods differ: {'; '.join(texts)}" if texts else ""
+
+
+def _who_has_what(values: Mapping[str, Any]) -> str:
+    """Each value with the methods that have it; empty where all have the same one."""
+    methods: dict[str, list[str]] = {}
+    for name, value in values.items():
+        methods.setdefault(value if isinstance(value, str) else shown(value), []).append(name)
+    parts = [f"{value} with {' and '.join(names)}" for value, names in methods.items()]
+    return ", ".join(parts) if len(parts) > 1 else ""
 
 
 def trained_otherwise(methods: Mapping[str, tuple[str, str]]) -> str:

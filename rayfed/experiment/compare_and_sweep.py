@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,15 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Notes on the table, such as on settings in which the experiments differ."""
+        from rayfed.config.schema import to_dict
+        from rayfed.config.variants import differing_values
+
+        values = differing_values({name: to_dict(runs[0].config) for name, runs in self.runs.items()})
+        return [values] if values else []
+
+    @property
     def best(self) -> str:
         """Name of the experiment with the best mean."""
         means = self.scores.mean()
@@ -126,11 +136,12 @@ class Comparison:
         return figure
 
     def _repr_html_(self) -> str:
-        """HTML of the table, for a notebook."""
-        return str(self.table.to_html(border=0))
+        """HTML of the table and its notes, for a notebook."""
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return str(self.table.to_html(border=0)) + notes
 
     def __repr__(self) -> str:
-        return f"<Comparison over {len(self.seeds)} seeds>\n{self.table}"
+        return "\n".join([f"<Comparison over {len(self.seeds)} seeds>", str(self.table), *self.notes])
 
 
 def compare(

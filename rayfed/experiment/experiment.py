@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 
-from rayfed.config.compose import compose
-from rayfed.config.schema import Config, load_config, resolve, to_dict
+from rayfed.config.schema import Config, composed, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
@@ -215,7 +214,7 @@ class Experiment:
         overrides, more = split({**self._given, **values})
         if self._checked is not None:
             changed = overrides or more
-            return resolve(compose(overrides, to_dict(self._checked), more)) if changed else self._checked
+            return resolve(composed(overrides, to_dict(self._checked), more)) if changed else self._checked
         has_own = any(not isinstance(self._given.get(key, ""), str) for key in ("model", "data"))
         if has_own and not {"algorithm", "experiment"} & self._given.keys():
             overrides.append(f"algorithm={GENERAL}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.schema import Config
+from rayfed.config.schema import Config, of_compared
 from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
 from rayfed.data.data_config import DataConfig
 from rayfed.data.shards import Dataset
@@ -112,8 +112,11 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     others = comparisons(config, path)
     if others:
         shared = shared or Shared()
-    parts = {name: make_plan(other, Path(str(other.output)), shared) for name, other in others.items()}
     setup = prepare(config, shared=shared)
+    parts = {}
+    for name, other in others.items():
+        with of_compared(name):
+            parts[name] = make_plan(other, Path(str(other.output)), shared)
     if config.equal_steps:
         parts = _trained_equally(config, setup, others, parts, shared)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rayfed.config.variants import trained_otherwise
+from rayfed.config.variants import differing_values, trained_otherwise
 from rayfed.objective import METRICS, metric_of
 from rayfed.report.final_table import (
     KINDS,
@@ -97,7 +97,7 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     tunings = trained_otherwise(trained)
     notes = (
         *sample,
-        *([tunings] if tunings else []),
+        *filter(None, (tunings, differing_values({each["algorithm"]: each for each in configs}))),
         *cut_notes(runs),
         *head_notes(runs),
         *own_tensors(configs),

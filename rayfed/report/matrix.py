@@ -10,7 +10,7 @@ from rayfed.config import papers
 from rayfed.config.check_keys import plain
 from rayfed.config.compose import folder
 from rayfed.config.schema import Config, load_config, to_dict
-from rayfed.config.variants import PROTOCOLS, comparisons, trained_otherwise
+from rayfed.config.variants import PROTOCOLS, comparisons, differing_values, trained_otherwise
 from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
@@ -98,7 +98,8 @@ def methods_text(config: Config) -> str:
     tunings = trained_otherwise(
         {each.algorithm: (each.tuning["name"], each.train.optimizer) for each in configs}
     )
-    return table_text(what, rows, [tunings] if tunings else [])
+    values = differing_values({each.algorithm: to_dict(each) for each in configs})
+    return table_text(what, rows, [note for note in (tunings, values) if note])
 
 
 def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rayfed.config.schema import Config
-from rayfed.config.variants import BASE, LOCAL_STEPS, NEW
+from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import COMPARE, read_rows
@@ -210,7 +210,13 @@ def on_heads(config: Config, folders: Mapping[str, Path], rule: str = LAST_ROUND
         rule: As of `head_notes`.
     """
     runs = [RunTables(path) for _, _, path in runs_in(config, folders)]
-    return *cut_notes(runs), *head_notes(runs, rule), *own_tensors(run.config for run in runs)
+    values = differing_values({run.config["algorithm"]: run.config for run in runs})
+    return (
+        *cut_notes(runs),
+        *head_notes(runs, rule),
+        *own_tensors(run.config for run in runs),
+        *([values] if values else []),
+    )
 
 
 def title_of(config: Config, how: str) -> str:

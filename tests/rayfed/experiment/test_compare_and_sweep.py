@@ -26,6 +26,7 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
         f"{name}-seed{seed}" for name in ("slow", "fast") for seed in (0, 1)
     }
     assert "<table" in found._repr_html_()
+    assert found.notes == []
     [axes] = found.plot().axes
     assert [line.get_label() for line in axes.lines] == ["slow", "fast"]
     assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([*100 * found.scores.mean()])

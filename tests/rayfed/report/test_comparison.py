@@ -85,3 +85,10 @@ def test_frozen_blocks_in_the_bytes_are_said(small):
     said = "bytes include the frozen blocks that clients download (server.frozen_cache={})"
     assert f"fedra: {said.format('none')}" in notes
     assert f"inclusivefl: {said.format('all')}" in notes
+
+
+def test_settings_in_which_the_methods_differ_are_said_below_the_table(small):
+    path = small("algorithm=fedavg", "compare=scaffold", "rounds=1", "data.limit=24").path
+    note = "settings of the methods differ: server.weighting is data_size with fedavg, uniform with scaffold"
+    assert note in table_of_methods([path, path / "compare" / "scaffold"]).notes
+    assert note in (path / "report.md").read_text()
