@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from rayfed.data.data_config import DataConfig
 from rayfed.data.formats import arrow_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
-from rayfed.data.text import Text, Tokens
+from rayfed.data.text import Text, Tokens, flaw_bits
 from rayfed.errors import ConfigError, DataError, ResourceError
 from rayfed.objective import objective
 from rayfed.terminal.console import count_up
@@ -209,7 +209,7 @@ def _path(source: Source, fingerprint: str, size: int, cache: Path, on_bad_image
     decoder = f"pillow {metadata.version('pillow')}"  # another version may decode other pixels
     squashed = getattr(source, "resize", "squash") == "squash"
     how = [] if squashed else ["crop"]  # so that files from before there was a choice keep their name
-    how += ["cut"] if objective(task_of(source)).tokens else []  # files that say what was cut of texts
+    how += ["flaws"] if objective(task_of(source)).tokens else []  # files that say what was cut of a text
     identity = json.dumps([FORMAT, decoder, source.name, fingerprint, size, on_bad_image, *how])
     safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.name)
     return cache / f"{safe_name}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.arrow"
@@ -330,8 +330,8 @@ class _Preparation:
                     self.watch(index, None)
         self.check_kept(len(rows))
         parts = arrow_file.join_texts(rows)
-        cut = Counter(kind for row in rows for kind in row.cut)
-        about, columns = self.about() | {"cut": dict(cut)}, self.columns(list(range(len(rows))))
+        about, columns = self.about(), self.columns(list(range(len(rows))))
+        columns["flaws"] = np.array([flaw_bits(row.flaws) for row in rows], dtype=np.uint8)
         content = hashlib.sha256()
         for name in sorted(parts):
             content.update(parts[name].tobytes())

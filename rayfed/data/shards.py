@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ class Dataset:
         grouped: Whether samples form groups, see `rayfed.data.source.Listing`.
         owner_column: Names of the clients as an Arrow array; None if the data set names none.
         splits: Split that the data set gives each sample, see `rayfed.data.listing.Listing`; None: none.
-        cut: Number of texts of which something was cut, see `rayfed.data.text.CUT`.
+        flaws: What was cut of each text and the like, `flaw_bits`, shape (N,); None: no texts.
         own: Whether inputs have another type and shape than the task's, as those that a user handed over.
         test_name: Name of the official test split, see `rayfed.data.listing.Listing`.
     """
@@ -67,7 +66,7 @@ class Dataset:
     splits: NDArray[np.uint8] | None = None
     own: bool = False
     test_name: str = ""
-    cut: Mapping[str, int] = field(default_factory=dict)
+    flaws: NDArray[np.uint8] | None = None
 
     @cached_property
     def keys(self) -> list[str]:
@@ -155,5 +154,5 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         splits=numbers(batch.column("split")) if "split" in batch.schema.names else None,
         own=bool(own),
         test_name=about.get("test_name", ""),
-        cut=about.get("cut", {}),
+        flaws=numbers(batch.column("flaws")) if "flaws" in batch.schema.names else None,
     )

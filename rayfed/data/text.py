@@ -8,7 +8,7 @@ is no token, so that what is padded is known by position; a model never sees the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,36 +57,51 @@ class Tokens:
         ids: Token ids, int32, shape (L,).
         learned: For language models, whether the model learns to write a token, uint8, shape (L,).
         score: For regression, the target.
-        cut: What was cut because the text is longer than the model takes, keys of `CUT`.
+        flaws: What is wrong with the text, or was cut because it is longer than the model takes, of `FLAWS`.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.uint8] | None = None
     score: float | None = None
-    cut: tuple[str, ...] = ()
+    flaws: tuple[str, ...] = ()
 
 
 CUT = {
     "answer": "the answer of {}",
-    "whole_prompt": "the whole prompt of {}",
     "prompt": "a part of the prompt of {}",
     "text": "a part of {}",
 }
 """Parts of a text that can be cut, with words for a number of texts."""
 
+FLAWS = (*CUT, "empty", "endless")
+"""Texts are counted for these: what was cut, empty answers, answers without an end that is learned."""
 
-def cut_in_words(cut: Mapping[str, int], texts: int, size: int) -> str:
-    """Number of texts of a data set that are not whole, and the key to change; empty where all are whole.
+
+def flaw_bits(flaws: Sequence[str]) -> int:
+    """Flaws of a text as one number, which has a bit for each of `FLAWS`."""
+    return sum(1 << FLAWS.index(flaw) for flaw in flaws)
+
+
+def count_flaws(bits: NDArray[np.uint8]) -> dict[str, int]:
+    """Number of texts with each flaw. Args: bits: `flaw_bits` of each text, shape (N,)."""
+    return {flaw: int((bits >> place & 1).sum()) for place, flaw in enumerate(FLAWS)}
+
+
+def cut_in_words(flaws: Mapping[str, int], texts: int, size: int) -> str:
+    """Number of texts that are not whole, and the key to change; empty where all are whole.
 
     Args:
-        cut: Number of texts of which something was cut, by keys of `CUT`.
+        flaws: Number of texts by flaw.
         texts: Number of all texts.
         size: Tokens that the model takes.
 
-    >>> cut_in_words({"answer": 1}, 9, 128)
-    'cut at model.size=128 tokens, of 9 texts: the answer of 1; a larger model.size cuts fewer'
+    >>> cut_in_words({"answer": 3}, 9, 128)
+    'cut at model.size=128 tokens, of 9 texts: the answer of 3 (33 %); a larger model.size cuts fewer'
     """
-    parts = [words.format(f"{cut[kind]:,}") for kind, words in CUT.items() if cut.get(kind)]
+    found = ((words, flaws.get(kind, 0)) for kind, words in CUT.items())
+    parts = [
+        words.format(f"{count:,} ({count / texts:.0%})".replace("%", " %")) for words, count in found if count
+    ]
     sentence = f"cut at model.size={size} tokens, of {texts:,} texts: {', '.join(parts)}"
     return f"{sentence}; a larger model.size cuts fewer" if parts else ""
 

@@ -1,8 +1,8 @@
 """Makes tokens of the texts of a data set, once, with the tokenizer of the model.
 
 Prompt and answer are made tokens apart and joined, so that no text is searched for what is learned. Every
-answer ends with the end-of-sequence token. Where a text is too
-long, the prompt is cut, and the answer only where it is too long alone.
+answer ends with the end-of-sequence token, or as the template of a conversation ends it. Where a text is too
+long, the prompt is cut, but not below half of the size, and then the answer at its end.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tokenized:
 
     def fingerprint(self) -> str:
         about = [self.source.fingerprint(), digest_of(self._tokenizer), self.template, self._side]
-        return f"tokens/1:{hashlib.sha256(json.dumps(about).encode()).hexdigest()}"
+        return f"tokens/2:{hashlib.sha256(json.dumps(about).encode()).hexdigest()}"
 
     def scan(self) -> Listing:
         return replace(self._listing, fingerprint=self.fingerprint())
@@ -121,8 +121,30 @@ class Tokenized:
         pieces = self._tokenizer.backend_tokenizer
         pieces.enable_truncation(size, direction=self._side)
         made = pieces.encode(found.text, found.pair)
-        cut = ("text",) if made.overflowing else ()
-        return Tokens(ids=np.array(made.ids, dtype=np.int32), score=found.score, cut=cut)
+        flaws = ("text",) if made.overflowing else ()
+        return Tokens(ids=np.array(made.ids, dtype=np.int32), score=found.score, flaws=flaws)
+
+    def whole(self, index: int) -> tuple[list[int], list[int]]:
+        """Tokens before the first answer of a text, and those of this answer, of any length.
+
+        Args:
+            index: Index of the sample in the listing.
+        """
+        found = self.source.decode(self._listing, index, 0)
+        assert isinstance(found, Text)
+        prompt: list[int] = []
+        for ids, learned in self._parts(found):
+            if learned:
+                return prompt, ids
+            prompt += ids
+        return prompt, []
+
+    def shortened(self, prompt: list[int], most: int) -> list[int]:
+        """A prompt of at most so many tokens, cut as `data.truncate` says; its first special token stays."""
+        begin = len(self._begin)
+        over = max(0, len(prompt) - most)
+        where = begin if self._side == "left" else max(begin, len(prompt) - over)
+        return (prompt[:where] + prompt[where + over :])[:most]
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -142,21 +164,26 @@ class Tokenized:
         parts = list(self._parts(text))
         ids = [token for own, _ in parts for token in own]
         learned = [flag for own, flag in parts for _ in own]
-        kinds: list[str] = []
-        if (over := len(ids) - size) > 0:
-            first = next((place for place, flag in enumerate(learned) if flag), len(ids))
+        flaws: list[str] = []
+        answers = [own for own, flag in parts if flag]
+        if text.answer is not None and any(own == [self._end] for own in answers):
+            flaws.append("empty")
+        if any(self._tokenizer.eos_token_id not in own for own in answers):
+            flaws.append("endless")
+        if len(ids) > size:
+            first = learned.index(1) if 1 in learned else len(ids)
             begin = len(self._begin)
-            room = max(0, first - begin)
-            cut = min(over, room)
-            kinds += ["whole_prompt" if cut == room else "prompt"] if room else []
+            prompt, room = max(0, first - begin), size - begin
+            kept = min(prompt, max((room + 1) // 2, room - (len(ids) - first)))
+            flaws += ["prompt"] if kept < prompt else []
             whole_text = text.answer is None and not text.messages
-            kinds += ["text" if whole_text else "answer"] if over > room else []
-            where = begin if self._side == "left" else begin + room - cut
-            ids, learned = (row[:where] + row[where + cut :] for row in (ids, learned))
+            flaws += ["text" if whole_text else "answer"] if begin + kept + len(ids) - first > size else []
+            where = begin if self._side == "left" else begin + kept
+            ids, learned = (row[:where] + row[where + prompt - kept :] for row in (ids, learned))
         return Tokens(
             ids=np.array(ids[:size], dtype=np.int32),
             learned=np.array(learned[:size], dtype=np.uint8),
-            cut=tuple(kinds),
+            flaws=tuple(flaws),
         )
 
     def _parts(self, text: Text) -> Iterator[tuple[list[int], int]]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
-from rayfed.data.partition.manifest import describe, with_digests
-from rayfed.data.text import cut_in_words
+from rayfed.data.partition.manifest import describe, texts_cut, with_digests
 from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
@@ -68,7 +67,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "examples": setup.world.objective.examples,
         "head": setup.head,
         **_test_split(config, setup),
-        **({"texts_cut": cut} if (cut := cut_in_words(dataset.cut, len(dataset), dataset.size)) else {}),
+        **({"texts_cut": cut} if (cut := texts_cut(partition, dataset)) else {}),
         "tensors_trained": len(setup.start),
         "numbers_trained": sum(v.numel() for v in setup.start.values()),
         "threads": config.cluster.threads,

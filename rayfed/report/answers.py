@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.data import with_tokens
+from rayfed.data.source import source_of
 from rayfed.data.text import PAD, padded_length
-from rayfed.data.tokens import load_tokenizer
+from rayfed.data.tokens import Tokenized, load_tokenizer
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.language import TextNet
@@ -49,13 +51,15 @@ class WrittenAnswer:
         domain: Domain of the text.
         key: Its key in the data set.
         prompt: What the model was given.
-        expected: The answer of the data set.
+        expected: The whole answer of the data set, whatever the length that the model learned.
         written: The answer of the model.
         exact_match: 1 where both are equal after `plain`, else 0.
         last_number: 1 where the last numbers in both are equal, 0 where not; None: the expected one has none.
         rouge_l: `rouge_l` of both.
         chosen: The candidate answer with the largest `likelihoods`; None: there are no candidates.
         choice: 1 where it is the expected one after `plain`, else 0; None: no candidate is the expected one.
+        prompt_cut: Whether `prompt` is a part of the prompt of the data set, for which there was no room.
+        expected_longer: Whether the expected answer has more tokens than the model could write.
     """
 
     domain: str
@@ -68,6 +72,8 @@ class WrittenAnswer:
     rouge_l: float
     chosen: str | None = None
     choice: int | None = None
+    prompt_cut: bool = False
+    expected_longer: bool = False
 
 
 def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -> list[WrittenAnswer]:
@@ -93,28 +99,43 @@ def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -
     load(model, run.state.params)
     model.to(run.device).eval()
     tokenizer = load_tokenizer(str(model.tokenizer))
+    source = with_tokens(source_of(run.config.data), run.config.data, model.tokenizer)
+    assert isinstance(source, Tokenized)
     asked = [(domain, row) for domain, rows in _test_rows(run, texts).items() for row in rows.tolist()]
-    parts = [_parts(setup.dataset, row) for _, row in asked]
+    parts = [source.whole(row) for _, row in asked]
     room = model.size - tokens
     if room < 1:
         raise ConfigError(
             f"--tokens: {tokens} leaves no room for a prompt in the {model.size} tokens of model.size"
         )
-    found = greedy(model, [prompt[-room:] for prompt, _ in parts], tokens, tokenizer.eos_token_id)
+    prompts = [source.shortened(prompt, room) for prompt, _ in parts]
     keys = setup.dataset.keys
 
     def text(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    if not any(text(prompt).strip() for prompt in prompts):
+        raise ConfigError(
+            f"data: no test text of {run.config.data.name!r} has a prompt, so there is nothing to answer; "
+            f"data with prompts and completions, or with messages, have some"
+        )
+    found = greedy(model, prompts, tokens, tokenizer.eos_token_id)
     rows = [
-        _score(domain, keys[row], text(prompt), text(expected), text(written))
-        for (domain, row), (prompt, expected), written in zip(asked, parts, found, strict=True)
+        replace(
+            _score(domain, keys[row], text(prompt), text(expected), text(written)),
+            prompt_cut=len(prompt) < len(whole),
+            expected_longer=len(expected) > tokens,
+        )
+        for (domain, row), prompt, (whole, expected), written in zip(
+            asked, prompts, parts, found, strict=True
+        )
     ]
     if choices is None:
         return rows
-    ids = _candidates(choices, setup.dataset, tokenizer)
+    ids = _candidates(choices, source, len(setup.dataset), tokenizer)
     named = [text(own) for own in ids]
-    scores = [likelihoods(model, prompt, ids) for prompt, _ in parts]
+    room = max(1, model.size - max(map(len, ids)))
+    scores = [likelihoods(model, source.shortened(prompt, room), ids) for prompt, _ in parts]
     return [
         _with_choice(row, named[int(np.argmax(own))], named) for row, own in zip(rows, scores, strict=True)
     ]
@@ -126,10 +147,10 @@ MOST_CHOICES = 200
 """Largest number of candidate answers."""
 
 
-def _candidates(choices: str, dataset: Any, tokenizer: Any) -> list[list[int]]:
+def _candidates(choices: str, source: Tokenized, texts: int, tokenizer: Any) -> list[list[int]]:
     """Tokens of each candidate answer, in an order that depends on the answers only."""
     if choices == EVERY:
-        answers = (tuple(_parts(dataset, row)[1]) for row in range(len(dataset)))
+        answers = (tuple(source.whole(row)[1]) for row in range(texts))
         found = [list(own) for own in sorted({own for own in answers if own})]
     else:
         texts = dict.fromkeys(text.strip() for text in choices.split("|"))
@@ -189,16 +210,6 @@ def _test_rows(run: ReopenedRun, count: int) -> dict[str, Any]:
     for unit in setup.experiment.sets:
         rows.setdefault(unit.domain, []).append(setup.world.splits[unit.id]["test"])
     return {domain: evenly(np.unique(np.concatenate(own)), count) for domain, own in rows.items()}
-
-
-def _parts(dataset: Any, row: int) -> tuple[list[int], list[int]]:
-    """Tokens before the first learned one of a text, and the learned ones that follow them."""
-    inputs, learned = dataset.images, dataset.targets.learned
-    start, end = inputs.starts[row], inputs.starts[row + 1]
-    ids, flags = inputs.tokens[start:end].tolist(), learned[start:end].tolist()
-    first = flags.index(1) if 1 in flags else len(ids)
-    last = next((place for place in range(first, len(ids)) if not flags[place]), len(ids))
-    return ids[:first], ids[first:last]
 
 
 @torch.no_grad()
@@ -330,7 +341,8 @@ domain, scores them, and adds scores and some answers to report.md, for example
 """
 
 FILE = "answers.jsonl"
-BEGIN = "\n## Answers of the final model\n"
+TITLE = "Answers of the final model"
+BEGIN = f"\n## {TITLE}\n"
 SHOWN = 2
 """Answers of a domain that report.md shows."""
 MOST = 300
@@ -351,12 +363,22 @@ def table_of(rows: Sequence[WrittenAnswer]) -> Table:
         cells = (f"{100 * found[name]:.1f}" if name in found else "" for name in names)
         body.append((domain, str(len(own)), *cells))
     columns = ("domain", "answers", *(f"{name} %" for name in names))
-    return Table("answers of the final model, written greedily", columns, tuple(body))
+    return Table(TITLE, columns, tuple(body), tuple(_notes(rows)))
+
+
+def _notes(rows: Sequence[WrittenAnswer]) -> Iterator[str]:
+    """Notes on texts whose scores are low whatever the model learned."""
+    counts = {
+        "have no prompt: the model wrote from nothing": sum(not row.prompt.strip() for row in rows),
+        "have a prompt that was cut, to leave room for the answer": sum(row.prompt_cut for row in rows),
+        "have an expected answer of more than --tokens tokens": sum(row.expected_longer for row in rows),
+    }
+    yield from (f"{count} of {len(rows)} texts {words}" for words, count in counts.items() if count)
 
 
 def section(rows: Sequence[WrittenAnswer]) -> str:
     """The part of report.md about answers."""
-    parts = [BEGIN, "\n", table_of(rows).markdown("###")]
+    parts = ["\n", table_of(rows).markdown("##")]
     for domain in dict.fromkeys(row.domain for row in rows):
         for row in [row for row in rows if row.domain == domain][:SHOWN]:
             told = {"prompt": row.prompt, "expected": row.expected, "written": row.written}

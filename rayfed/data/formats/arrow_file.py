@@ -196,6 +196,7 @@ def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[s
         "key": pa.string(),
         "owner": pa.string(),
         "split": pa.uint8(),
+        "flaws": pa.uint8(),
     }
     arrays = {
         name: pa.LargeListArray.from_arrays(pa.array(parts["starts"]), pa.array(parts[name]))

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.arrow_columns import column, column_of_few, table
-from rayfed.data.text import cut_in_words
+from rayfed.data.partition.partition import union
+from rayfed.data.text import FLAWS, count_flaws, cut_in_words
 from rayfed.errors import count_of
 from rayfed.objective import CLASSES
 from rayfed.terminal.table_formats import fit_width, table_blocks
@@ -161,15 +162,30 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         yield never_train(partition)
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
-    yield from _damages(dataset)
+    yield from _damages(partition, dataset)
 
 
-def _damages(dataset: Dataset) -> Iterator[str]:
+def _damages(partition: Partition, dataset: Dataset) -> Iterator[str]:
     """Sentences on samples that are not there, or not whole."""
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
-    if cut := cut_in_words(dataset.cut, len(dataset), dataset.size):
-        yield cut
+    flaws, _ = used_flaws(partition, dataset)
+    if cut := texts_cut(partition, dataset):
+        yield f"warning: {cut}" if flaws["answer"] else cut
+
+
+def used_flaws(partition: Partition, dataset: Dataset) -> tuple[dict[str, int], int]:
+    """Number of texts with each flaw among those that the partition uses, and the number of these texts."""
+    if dataset.flaws is None:
+        return dict.fromkeys(FLAWS, 0), 0
+    rows = union([rows for _, _, rows in partition.pieces()])
+    return count_flaws(dataset.flaws[rows]), len(rows)
+
+
+def texts_cut(partition: Partition, dataset: Dataset) -> str:
+    """Words on the texts of a partition of which something was cut; empty: all are whole."""
+    flaws, texts = used_flaws(partition, dataset)
+    return cut_in_words(flaws, texts, dataset.size) if texts else ""
 
 
 def never_train(partition: Partition) -> str:

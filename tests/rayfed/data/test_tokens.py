@@ -94,20 +94,43 @@ def test_the_prompt_is_cut_and_not_the_answer(folders, side, kept):
     )
     assert found.ids.tolist() == [BEGIN, *prompt[kept], *answer]
     assert found.learned.sum() == len(answer)
-    assert found.cut == ("prompt",)
-    whole = tokens(folder, Text(text="where is my card", answer="the rate"), 1 + len(answer))
-    assert whole.ids.tolist() == [BEGIN, *answer]
-    assert whole.cut == ("whole_prompt",)
-    assert tokens(folder, Text(text="where is my card", answer="the rate")).cut == ()
+    assert found.flaws == ("prompt",)
+    assert tokens(folder, Text(text="where is my card", answer="the rate")).flaws == ()
 
 
-def test_an_answer_that_is_too_long_alone_is_cut_at_its_end(folders):
-    answer = pieces(folders / "llama", "what is the answer to one and one")
-    found = tokens(folders / "llama", Text(text="card", answer="what is the answer to one and one"), 4)
-    assert found.ids.tolist() == [BEGIN, *answer[:3]]
-    assert found.learned.tolist() == [0, 1, 1, 1]
-    assert found.cut == ("whole_prompt", "answer")
-    assert tokens(folders / "llama", Text(text="where is my card"), 3).cut == ("text",)
+LONG = "what is the answer to one and one"
+
+
+@pytest.mark.parametrize(("size", "side"), [(9, "left"), (10, "left"), (9, "right"), (10, "right")])
+def test_a_long_prompt_keeps_half_of_the_room_beside_a_long_answer(folders, size, side):
+    folder = folders / "llama"
+    prompt, answer = pieces(folder, f"{LONG}\n"), pieces(folder, LONG)
+    half = size // 2  # of the tokens after the first, the larger half
+    found = tokens(folder, Text(text=LONG, answer=LONG), size, truncate=side)
+    kept = prompt[-half:] if side == "left" else prompt[:half]
+    assert found.ids.tolist() == [BEGIN, *kept, *answer[: size - 1 - half]]
+    assert found.learned.tolist() == [0] * (1 + half) + [1] * (size - 1 - half)
+    assert found.flaws == ("prompt", "answer")
+
+
+def test_a_short_prompt_is_whole_before_an_answer_that_is_cut(folders):
+    prompt, answer = pieces(folders / "llama", "one\n"), pieces(folders / "llama", LONG)
+    found = tokens(folders / "llama", Text(text="one", answer=LONG), 2 * len(prompt) + 1)
+    assert found.ids.tolist() == [BEGIN, *prompt, *answer[: len(prompt)]]
+    assert found.flaws == ("answer",)
+    assert tokens(folders / "llama", Text(text="where is my card"), 3).flaws == ("text",)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_is_had_as_a_whole_and_its_prompt_shortened(folders, side):
+    folder = folders / "llama"
+    text = Text(text=LONG, answer=LONG)
+    source = Tokenized(source=Texts([text]), tokenizer=str(folder), truncate=side)
+    prompt = pieces(folder, f"{LONG}\n")
+    assert source.whole(0) == ([BEGIN, *prompt], [*pieces(folder, LONG), END])
+    kept = prompt[-3:] if side == "left" else prompt[:3]
+    assert source.shortened([BEGIN, *prompt], 4) == [BEGIN, *kept]
+    assert source.shortened([BEGIN, *prompt], 99) == [BEGIN, *prompt]
 
 
 def test_messages_without_a_template_learn_what_the_assistant_says(folders):
@@ -148,9 +171,9 @@ def test_a_text_to_classify_keeps_its_special_tokens(folders, side):
     found = tokens(folders / "bert", Text(text="where is my card"), 6, "text_classification", truncate=side)
     own = pieces(folders / "bert", "where is my card")
     assert found.ids.tolist() == [BEGIN, *(own[:4] if side == "right" else own[-4:]), END]
-    assert found.cut == ("text",)
+    assert found.flaws == ("text",)
     pair = tokens(folders / "bert", Text(text="card", pair="rate"), 50, "text_classification")
-    assert pair.cut == ()
+    assert pair.flaws == ()
     assert pair.ids.tolist().count(END) == 2
 
 

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from rayfed.data.partition.manifest import client_rows, describe
+from rayfed.data.text import flaw_bits
 from tests.rayfed.data.partition.toy import (
     CLASSES,
     DOMAINS,
@@ -39,6 +42,20 @@ def test_manifest(cfg, tmp_path):
     if result.official_test:
         nobodys = [(row["client"], row["split"]) for row in rows if row["split"] in ("test", "held_out")]
         assert set(nobodys) == {("", "test"), ("", "held_out")}
+
+
+@pytest.mark.parametrize(("flaw", "begin"), [("answer", "warning: cut"), ("prompt", "cut")])
+def test_texts_that_are_used_and_cut_are_counted(flaw, begin):
+    data = as_dataset(make_data())
+    result = part(config(domains=["art"]))
+    bits = np.zeros(len(data), np.uint8)
+    bits[result.clients[0].train[:2]] = flaw_bits([flaw])
+    bits[data.domain != 0] = flaw_bits(["answer"])
+    used = sum(len(rows) for _, _, rows in result.pieces())
+    last = describe(result, replace(data, flaws=bits)).splitlines()[-1]
+    part_of = "the answer" if flaw == "answer" else "a part of the prompt"
+    assert last.startswith(f"{begin} at model.size=")
+    assert f"tokens, of {used} texts: {part_of} of 2 ({2 / used:.0%}".replace("%", " %)") in last
 
 
 def test_table_and_description():
