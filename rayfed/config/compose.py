@@ -6,8 +6,8 @@ that are merged on top. Nothing is checked here beyond names and syntax: `rayfed
 A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
 `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
 
-A network of a user, which may not be pre-trained as models by name are, trains as a whole (tuning=full) unless
-the command, the method or an experiment chooses a tuning, or the method needs LoRA.
+A network of a user, which may not be pre-trained as models by name are, trains as a whole (tuning=full)
+unless the command, the method or an experiment chooses a tuning, or the method needs LoRA.
 
 A tuning scheme's file brings the optimizer and the learning rate that train it, from its paper or code. Those
 that a method's file brings count more, then those of an experiment, then those of the command line.

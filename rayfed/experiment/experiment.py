@@ -364,6 +364,11 @@ class _Shown:
 
     def __exit__(self, *error: Any) -> None:
         self._shown.__exit__(*error)
+        if isinstance(error[1], KeyboardInterrupt):  # its traceback has dozens of lines of RayFed
+            short = KeyboardInterrupt(*error[1].args)
+            for note in getattr(error[1], "__notes__", ()):
+                short.add_note(note)
+            raise short from None
 
 
 _kept: dict[str, Any] = {}

@@ -77,7 +77,7 @@ def method(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"algorithm": value}
     if isinstance(value, Method):
-        return {"algorithm": _name_of(value)}
+        return _pair(value, {})
     parts = value if isinstance(value, tuple | list) else (value,)
     keys = [_half_of(part) for part in parts]
     halves = {
@@ -98,7 +98,21 @@ def method(value: Any) -> dict[str, Any]:
     if len(halves) == 1:
         (half,) = halves.values()
         return {"algorithm": _name_of(half), **fields}
-    return {"algorithm": _name_of(Method(**halves)), **fields}
+    return _pair(Method(**halves), fields)
+
+
+def _pair(value: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a method of two halves: those of both, if they can be imported, else those of the pair.
+
+    Args:
+        value: The method.
+        fields: Hyperparameters of its halves, by `server` and `local`.
+    """
+    whole = _name_of(value)
+    server, local = map(user_objects.import_path, (value.server, value.local))
+    if not (user_objects.is_own(whole) and server and local):
+        return {"algorithm": whole, **fields}
+    return {"algorithm": server, **fields, "local": {"name": local, **fields.get("local", {})}}
 
 
 def _half_of(part: Any) -> str:

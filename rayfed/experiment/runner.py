@@ -22,6 +22,7 @@ from rayfed.experiment.plan import describe_all, make_plan
 from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
+from rayfed.record.folder import way_to_continue
 from rayfed.record.readers import DamagedError, read_yaml
 from rayfed.record.trackers import check_trackers
 
@@ -222,7 +223,7 @@ def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whol
         return
     reasons = "; ".join(f"{name}: {cause_of(err)}" for name, err in failed.items())
     error = PartsFailedError(f"{len(failed)} of {count} {what}s failed: {reasons}")
-    error.add_note(f"what is finished is kept; continue with: python -m rayfed.resume {whole}")
+    error.add_note(f"what is finished is kept; continue with: {way_to_continue(whole)}")
     raise error from next(iter(failed.values()))
 
 

@@ -29,6 +29,7 @@ from rayfed.record.folder import (
     digest_if_finished,
     how_to_go_on,
     rounds_on_disk,
+    way_to_continue,
 )
 from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
 from rayfed.terminal.arguments import command_line
@@ -243,7 +244,7 @@ def advice(path: Path, show: Show) -> str:
     """Advice about a run that ended too early."""
     if show.whole is None:
         return how_to_go_on(path)
-    command = show.resume_command or f"python -m rayfed.resume {show.whole}"
+    command = show.resume_command or way_to_continue(show.whole)
     return f"what is finished is kept; continue with: {command}"
 
 

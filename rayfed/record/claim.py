@@ -25,7 +25,7 @@ from itertools import count
 from pathlib import Path
 
 from rayfed.errors import ConfigError, StorageError
-from rayfed.record.folder import TENSORS
+from rayfed.record.folder import TENSORS, way_to_continue
 from rayfed.record.history import HISTORY
 from rayfed.record.ownership import (
     COMMAND,
@@ -308,7 +308,7 @@ def _already_held(path: Path, kind: str) -> str:
     if kind == "run":
         ways.append("set overwrite=true")
         if any(path.glob("checkpoints/round-*")) or any(path.glob("*/checkpoints/round-*")):
-            ways.append(f"continue it with python -m rayfed.resume {path}")
+            ways.append(f"continue it with {way_to_continue(path)}")
     elif kind == "sweep":
         ways.append(f"continue it with python -m tune.run resume={path}")
     else:

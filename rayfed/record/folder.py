@@ -31,12 +31,14 @@ from rayfed.record.readers import (
     read_bytes,
     read_json,
     read_tensors,
+    read_yaml,
     reading,
     rows_so_far,
 )
 from rayfed.record.trackers import KINDS, NO_TRACKING, Board, Ending, Tracker, Tracking
 from rayfed.types import Params
 from rayfed.user_files import DocumentError, parse_json, without_nonfinite
+from rayfed.user_objects import is_own
 
 
 class RoundRows:
@@ -101,10 +103,34 @@ def rounds_on_disk(path: Path) -> int:
     return max(rows, sum(1 for _ in (path / HISTORY).glob("*.json.gz")))
 
 
+def way_to_continue(path: Path) -> str:
+    """The command that continues the run in a folder, or the call if no process can import its objects."""
+    call = f"rayfed.Experiment(...).resume({str(path)!r})"
+    return call if has_own_objects(path) else f"python -m rayfed.resume {path}"
+
+
+def has_own_objects(path: Path) -> bool:
+    """Whether the config in a folder names an object of a user that cannot be imported."""
+
+    def names(tree: Any) -> Iterator[Any]:
+        for key, value in tree.items() if isinstance(tree, dict) else ():
+            if key in NAMING:
+                yield value
+            yield from names(value)
+
+    with suppress(DamagedError):
+        return any(map(is_own, names(read_yaml(path / "config.yaml"))))
+    return False
+
+
+NAMING = ("algorithm", "task", "name", "reader")
+"""Keys of a config, in any section, whose values may name objects."""
+
+
 def how_to_go_on(path: Path) -> str:
     """Advice about a run that ended too early, as far as its files say."""
     if has_checkpoint(path):
-        return f"finished rounds are kept; continue with: python -m rayfed.resume {path}"
+        return f"finished rounds are kept; continue with: {way_to_continue(path)}"
     if rounds_on_disk(path):
         return (
             "finished rounds are kept, but no checkpoint (checkpoint.every), so that it cannot be continued"

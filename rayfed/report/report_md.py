@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.record.atomic_files import write_text
+from rayfed.record.folder import has_own_objects
 from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
 from rayfed.report.style import Drawing
 from rayfed.terminal.table_formats import Table
@@ -138,9 +139,13 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
     if commands:
         yield "".join(f"    {command}\n" for command in commands) + "\n"
     config = shlex.quote(str(folder / "config.yaml"))
-    yield f"Repeat it: `python -m rayfed.run --config {config} output=NEW`\n"
-    if (folder / "checkpoints").exists():
-        yield f"Go on for 10 more rounds: `python -m rayfed.resume {shlex.quote(str(folder))} rounds=+10`\n"
+    if has_own_objects(folder):
+        yield f"Go on for more rounds: `rayfed.Experiment(..., rounds=N).resume({str(folder)!r})`\n"
+    else:
+        yield f"Repeat it: `python -m rayfed.run --config {config} output=NEW`\n"
+        if (folder / "checkpoints").exists():
+            command = f"python -m rayfed.resume {shlex.quote(str(folder))} rounds=+10"
+            yield f"Go on for 10 more rounds: `{command}`\n"
     for path in runs:
         if command := harness_command(path):
             yield f"Score it with lm-evaluation-harness (`pip install lm_eval[hf]`): `{command}`\n"

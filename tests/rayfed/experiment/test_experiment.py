@@ -2,6 +2,7 @@
 
 import json
 import re
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 import rayfed
+from rayfed.config.schema import build_parts
 from rayfed.errors import ConfigError, RayFedError, ServerError
+from rayfed.federation.method_registry import Method
 from rayfed.tuning.lora import Lora
 from tests.conftest import STEADY, quickly
 from tests.rounding import near
@@ -276,6 +279,39 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path):
     continued = own(method=Pull).resume(tmp_path / "part", quiet=True)
     assert continued.sha256 == whole.sha256
     assert continued.path == tmp_path / "part"
+
+
+@dataclass(frozen=True)
+class HalfStep(rayfed.Server):
+    step: float = 0.5
+
+
+def test_the_halves_of_a_pair_are_imported_one_by_one():
+    for method in ((HalfStep(step=0.5), Pull), (Pull, HalfStep), Method(server=HalfStep, local=Pull)):
+        config = own(method=method, local={"mu": 0.2}).config()
+        assert config.algorithm == f"{__name__}:HalfStep"
+        assert config.server["step"] == 0.5
+        assert config.local == config.local | {"name": f"{__name__}:Pull", "mu": 0.2}
+        halves = build_parts(config)
+        assert (type(halves.server).__name__, type(halves.local).__name__) == ("HalfStep", "Pull")
+
+
+class Interrupting(rayfed.Local):
+    def loss(self, client, sent, batch):
+        if sent.round == 1:
+            raise KeyboardInterrupt
+        return super().loss(client, sent, batch)
+
+
+def test_advice_about_a_run_of_own_objects_names_the_call_that_continues_it(tmp_path):
+    run = tmp_path / "run"
+    call = f"rayfed.Experiment(...).resume({str(run)!r})"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        own(method=Interrupting).run(run, quiet=True)
+    assert caught.value.__notes__ == [f"finished rounds are kept; continue with: {call}"]
+    assert len(traceback.extract_tb(caught.tb)) < 8
+    with pytest.raises(ConfigError, match=re.escape(f"set overwrite=true or continue it with {call}")):
+        own(method=Interrupting).run(run, quiet=True)
 
 
 def test_a_changed_source_of_a_method_is_named(tmp_path):
