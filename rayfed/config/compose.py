@@ -9,6 +9,9 @@ A method, a tuning scheme and a reader need no YAML file: the name of the Python
 A network of a user, which may not be pre-trained as models by name are, trains as a whole (tuning=full)
 unless the command, the method or an experiment chooses a tuning, or the method needs LoRA.
 
+A column of clients (`data.columns.client`) brings `data.partition.scheme=natural`, unless a key divides the
+samples otherwise.
+
 A tuning scheme's file brings the optimizer and the learning rate that train it, from its paper or code. Those
 that a method's file brings count more, then those of an experiment, then those of the command line.
 
@@ -288,7 +291,19 @@ def compose(
         nested: dict[str, Any] = {}
         put_value(nested, key, value)
         merge(tree, nested)
+    _give_natural_clients(tree)
     return tree
+
+
+def _give_natural_clients(tree: dict[str, Any]) -> None:
+    """Set `data.partition.scheme=natural` where a column names the clients, and no key divides the samples."""
+    data = tree.get("data")
+    columns = data.get("columns") if isinstance(data, dict) else None
+    if not isinstance(columns, Mapping) or columns.get("client") is None or data.get("population"):
+        return
+    section = data.get("partition") or {}
+    if isinstance(section, Mapping) and not section.keys() - {"min_samples", "pooled", "by_group"}:
+        data["partition"] = {**section, "scheme": "natural"}
 
 
 HALVES = ("server", "local")

@@ -321,6 +321,11 @@ class TextTable(TextReader):
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of each split, as values by column."""
 
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns."""
+        return list(next((row for rows in self._tables.values() for row in rows), {}))
+
     @cached_property
     def _names(self) -> dict[str, str]:
         """The column of each part that there is.
@@ -329,7 +334,7 @@ class TextTable(TextReader):
             ConfigError: A part or a column does not exist, or what is there is not enough.
         """
         wanted = self.columns or {}
-        header = list(next((row for rows in self._tables.values() for row in rows), {}))
+        header = self.header
         for part, column in wanted.items():
             if part not in PARTS:
                 raise ConfigError(unknown("data.columns", part, PARTS))

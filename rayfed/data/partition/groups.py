@@ -7,6 +7,7 @@ new classes, clients are tested on classes of which none of them has a sample.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from rayfed.data.partition_config import PartitionConfig
 from rayfed.data.shards import Dataset
 from rayfed.errors import ConfigError
 from rayfed.seeds import generator
+
+log = logging.getLogger(__name__)
 
 
 def keep_shots(partition: Partition, labels: NDArray[np.int64], shots: int, seed: int) -> Partition:
@@ -97,7 +100,30 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
         whole = keep_shots(whole, dataset.labels, config.shots, seed)
     if isinstance(config.unseen_clients, int | float) and config.unseen_clients:
         whole = hold_back(whole, config.unseen_clients, seed)
+    _warn_of_clients(whole, dataset, config)
     return whole
+
+
+def _warn_of_clients(partition: Partition, dataset: Dataset, config: DataConfig) -> None:
+    """Log a warning where a column of clients is not used, or one client has all samples by default."""
+    chosen = config.partition
+    by_name = "client" in (config.columns or {})
+    if by_name and chosen.scheme != "natural" and not chosen.file:
+        log.warning(
+            "data.columns.client: %r is not used under data.partition.scheme=%s; "
+            "data.partition.scheme=natural makes a client of each of its values",
+            *((config.columns or {})["client"], chosen.scheme),
+        )
+    elif (
+        chosen == replace(PartitionConfig(), by_group=chosen.by_group)
+        and partition.drawn is None
+        and (len(partition.clients), len(dataset.domains)) == (1, 1)
+    ):
+        log.warning(
+            "1 client: %s names none, and nothing divides its samples; set data.columns.client, or "
+            "data.partition, such as data.partition.clients_per_domain=10",
+            config.name,
+        )
 
 
 def _whole(dataset: Dataset, config: DataConfig, seed: int) -> Partition:

@@ -44,6 +44,7 @@ from rayfed.data.partition.dealing import (
 from rayfed.data.partition.partition import SPLITS, ClientSplit, Partition
 from rayfed.data.partition.population import Population, VirtualPartition, domain_of
 from rayfed.data.partition_config import PartitionConfig
+from rayfed.data.source import make_source
 from rayfed.errors import ConfigError, DataError, count_of
 from rayfed.seeds import generator
 from rayfed.user_files import parse_json
@@ -301,10 +302,11 @@ def by_client(
         ConfigError: The data set does not name clients, or all of them are too small.
     """
     if not len(owners):
+        columns = getattr(make_source(config), "header", ())
+        named = f"set data.columns.client to one of {', '.join(columns)}, or " if columns else ""
         raise ConfigError(
             f"data.partition.scheme: natural needs a data set that names the client of each sample, and "
-            f"{config.name} does not; set data.columns.client where the reader has columns (data=hf/NAME), "
-            f"or list the samples of each client in data.partition.file"
+            f"{config.name} does not; {named}list the samples of each client in data.partition.file"
         )
     official = config.test == "official"
     tests = chosen[test[chosen]] if official else np.empty(0, dtype=np.int64)

@@ -95,6 +95,11 @@ class HuggingFace(ContentReader):
         """Classification of images, or the task that the columns of the texts say."""
         return self._texts.task if self._has_texts else CLASSIFICATION
 
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns."""
+        return list(next(iter(self._loaded.values())).features)
+
     def scan(self) -> Listing:
         return self._texts.scan() if self._has_texts else super().scan()
 

@@ -153,6 +153,23 @@ def test_a_name_that_is_none_is_refused(override):
         load_config([override])
 
 
+@pytest.mark.parametrize(
+    ("more", "scheme"),
+    [
+        ([], "natural"),
+        (["data.partition.min_samples=1"], "natural"),
+        (["data.partition.scheme=by_domain"], "by_domain"),
+        (["data.partition.clients_per_domain=3"], "by_domain"),
+        (["data.partition.file=mine.csv"], "by_domain"),
+        (["data.population=9"], "by_domain"),
+    ],
+)
+def test_a_column_of_clients_makes_clients_unless_a_key_divides_the_samples(more, scheme):
+    own = ["data=csv", "data.root=x", "data.columns={text: a, label: b, client: c}", *more]
+    assert load_config(own).data.partition.scheme == scheme
+    assert load_config([text.replace(", client: c", "") for text in own]).data.partition.scheme == "by_domain"
+
+
 @pytest.mark.parametrize("name", quickly(choices("data"), [*{*choices("data")} - {"prostate"}]))
 def test_every_data_set_alone_is_a_valid_experiment(name):
     config = load_config([f"data={name}", "data.root=x"])

@@ -97,6 +97,29 @@ def test_a_data_set_without_clients_or_with_small_ones_only_is_refused():
         partition(config(min_samples=9))
 
 
+def test_a_file_without_named_clients_is_refused_with_its_columns(tmp_path):
+    path = tmp_path / "mails.csv"
+    path.write_text("body,folder,user\na,b,c\n")
+    own = config(reader="csv", root=str(path))
+    with pytest.raises(ConfigError, match=r"set data.columns.client to one of body, folder, user, or list"):
+        partition(own, owners=[])
+
+
+def test_clients_that_are_not_used_and_one_client_are_warned_of(caplog):
+    data = as_dataset(make_data())
+    plain = DataConfig(name="toy", reader="csv", val=0, test=0, domains=["art"])
+    alone = replace(data, domains=("art",), domain=np.zeros(len(data), np.int64))
+    partition_of(alone, plain, 0)
+    assert "1 client: toy names none" in caplog.text
+    caplog.clear()
+    partition_of(alone, replace(plain, partition=PartitionConfig(clients_per_domain=2)), 0)
+    partition_of(alone, replace(plain, partition=PartitionConfig(pooled=True)), 0)
+    partition_of(data, replace(plain, domains=None), 0)
+    assert not caplog.text
+    partition_of(alone, replace(plain, columns={"client": "user"}), 0)
+    assert "data.columns.client: 'user' is not used under data.partition.scheme=by_domain" in caplog.text
+
+
 def test_groups_go_to_the_client_of_their_first_sample():
     dataset = as_dataset(make_data())
     keys = [f"art/{place // 2}/{place}" for place in range(len(dataset))]
