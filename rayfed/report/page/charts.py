@@ -218,11 +218,14 @@ class Axis:
 ROUND = Axis(name="round", kind="count", whole=True)
 
 
-def share_axis(name: str) -> Axis:
-    """An axis of a score by the name of its metric: of shares, from 0 to 100 %."""
-    if share_of(name) == 1:
-        return Axis(name=name)
+def percent_axis(name: str) -> Axis:
+    """An axis of shares, from 0 to 100 %."""
     return Axis(name=name, kind="percent", low=0.0, high=1.0)
+
+
+def share_axis(metric: str) -> Axis:
+    """An axis of a score by the name of its metric; of one that is a share, from 0 to 100 %."""
+    return Axis(name=metric) if share_of(metric) == 1 else percent_axis(metric)
 
 
 def curves(title: str, series: Sequence[Series], x: Axis, y: Axis, caption: str = "") -> Figure:

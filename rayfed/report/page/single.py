@@ -39,6 +39,7 @@ from rayfed.report.page.charts import (
     Series,
     curves,
     heat_map,
+    percent_axis,
     share_axis,
     thin,
 )
@@ -400,7 +401,7 @@ def cumulative(scores: dict[str, npt.NDArray[np.float64]], metric: str, whose: s
         "Share of the clients with at most this score",
         series,
         share_axis(metric),
-        share_axis("share of the clients"),
+        percent_axis("share of the clients"),
         f"The further to the right, the better; the steeper, the more equal the clients are. {whose}".strip(),
     )
 
@@ -640,7 +641,7 @@ def _idle(run: PageRun) -> Iterator[Part]:
         caption += (
             "server, for other actors, or for data. In one process: time that was not spent in clients."
         )
-        yield curves("Idle share of the actors", [series], ROUND, share_axis("idle"), caption)
+        yield curves("Idle share of the actors", [series], ROUND, percent_axis("idle"), caption)
 
 
 def failures(run: PageRun) -> Section:
