@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
+from rayfed.evaluation.metrics import holm
 from rayfed.reproduce.results import judge
 
 DOCS = Path(__file__).resolve().parent.parent
@@ -198,21 +199,6 @@ def needed(seeds: int, tests: int) -> str:
         f"Of {tests} tests with {seeds} seeds, the first takes a mean difference of {least:.1f} times its "
         f"deviation over the seeds."
     )
-
-
-def holm(tests: Mapping[str, float | None]) -> dict[str, float | None]:
-    """P of several tests, corrected by Holm [holm1979]; one without p counts as a test that shows nothing.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'b': 0.06, 'c': 0.06}
-    """
-    found: dict[str, float | None] = dict.fromkeys(tests)
-    most = 0.0
-    ranked = sorted((p, name) for name, p in tests.items() if p is not None)
-    for place, (p, name) in enumerate(ranked):
-        most = max(most, min(1.0, (len(tests) - place) * p))
-        found[name] = most
-    return found
 
 
 def _difference(differences: Sequence[float], p: float | None) -> str:

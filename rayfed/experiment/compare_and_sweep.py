@@ -46,12 +46,15 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation over the seeds, mean over domains and worst client of each experiment.
 
-        `p` is the p-value of a paired t-test of its scores against those of the first experiment, where
-        there are two seeds or more. `model` says whose scores these are (`Run.deployed`), where methods that
+        `p` is the p-value of a two-sided paired t-test of its scores against those of the first experiment,
+        where there are two seeds or more, and `p_corrected` the same, corrected by Holm for the number of
+        these tests. `model` says whose scores these are (`Run.deployed`), where methods that
         deploy the clients' personal models are compared with methods that deploy the global one.
         """
         import pandas as pd
         from scipy.stats import ttest_rel
+
+        from rayfed.evaluation.metrics import holm
 
         scores = self.scores
         first = scores.columns[0]
@@ -68,6 +71,9 @@ class Comparison:
             tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
             row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
             rows[name] = row
+        corrected = holm({name: row["p"] for name, row in rows.items() if row["p"] is not None})
+        for name, row in rows.items():
+            row["p_corrected"] = corrected.get(name)
         if len({row["model"] for row in rows.values()}) == 1:
             for row in rows.values():
                 del row["model"]

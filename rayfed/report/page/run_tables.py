@@ -206,6 +206,29 @@ class PageRun:
         return np.asarray(self.now("client", model, self.metric).dropna(), dtype=np.float64)
 
     @cached_property
+    def test_sets(self) -> dict[str, str]:
+        """The test set of every client: its own, or that of its domain, which other clients have too."""
+        if self.tables.manifest is None:
+            return {}
+        rows = self.tables.manifest.group_by(["client", "split"], use_threads=False).aggregate([]).to_pylist()
+        own = {row["client"] for row in rows if row["split"] == "test"}
+        return {name: name if name in own else f"domain:{domain}" for name, domain in self.clients.items()}
+
+    def scored_alike(self, model: str) -> dict[str, str]:
+        """By client, what it shares with all that have its test set and its model: one score.
+
+        Args:
+            model: `global` or `personal`.
+        """
+        scores = self.now("client", model, self.metric).dropna()
+        alone = {str(name): str(name) for name in scores.index}
+        if model != MODELS[0] or self.config.get("local", {}).get("stays"):
+            return alone
+        sets = {name: self.test_sets.get(name, name) for name in alone}
+        different = scores.groupby(sets).nunique()  # clients that keep statistics have models that differ
+        return {name: own if different[own] == 1 else name for name, own in sets.items()}
+
+    @cached_property
     def models(self) -> list[str]:
         """Kinds of model that were scored, of `global` and `personal`."""
         scored = set(self.scores["model"].unique())

@@ -21,6 +21,7 @@ import numpy as np
 from rayfed.config.schema import load_run
 from rayfed.config.variants import PROTOCOLS, folder_name
 from rayfed.errors import ConfigError
+from rayfed.evaluation.metrics import holm
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
@@ -40,6 +41,7 @@ from rayfed.report.page.single import (
     sections,
     single_page,
     spread_table,
+    test_sets,
 )
 from rayfed.report.protocols import TABLES, methods_in
 from rayfed.terminal.table_formats import Cell, Column, Kind, Table
@@ -698,7 +700,8 @@ def fairness(members: Sequence[Member]) -> Section:
     if not scores:
         return Section("Fairness", [])
     metric = members[0].run.metric
-    table = spread_table(scores, metric, "method")
+    runs = [member.run for group in groups.values() for member in group]
+    table = spread_table(scores, metric, "method", test_sets(runs))
     return Section("Fairness", [cumulative(scores, metric, f"The clients of all seeds. {words}"), table])
 
 
@@ -761,11 +764,16 @@ def comparisons(members: Sequence[Member]) -> Table | None:
     columns += [Column("pairs", "count")]
     columns += [Column("mean of A minus B", "points"), Column("deviation", "points")]
     columns += [Column("A higher", "count"), Column("B higher", "count"), Column("p", "p")]
+    columns += [Column("corrected p", "p")]
+    corrected = holm({place: row[-1] for place, row in enumerate(rows) if isinstance(row[-1], float)})
+    rows = [[*row, corrected.get(place)] for place, row in enumerate(rows)]
     caption = (
         "A pair of runs has the same setting and seed; a pair of clients is one client under both methods, "
-        "in all such runs. p: two-sided paired t-test; none for a single pair, or if all differences are "
-        "equal. Clients of one run share its seed: their test says how many clients gain; only the one over "
-        "runs says whether other seeds would show the same."
+        "in all such runs; clients with the same test set and the same model count as one. p: two-sided "
+        "paired t-test; none for a single pair, or if all differences are equal. Clients of one run share "
+        "its seed: their test says how many clients gain; only the one over runs says whether other seeds "
+        "would show the same. Corrected p: by Holm, for the number of tests in this table; of many tests, "
+        "some have a small p by chance."
     )
     caption = " ".join([caption + _own_models(members), *_heads(members)])
     unused = 0 if any(apart) else 1
@@ -819,10 +827,16 @@ def _rows(
 
 
 def _of_clients(a: Member, b: Member) -> list[float]:
-    """Differences of the scores of the clients that two runs share."""
+    """Differences of the scores of the clients that two runs share.
+
+    Clients with the same test set whose model is the same in each run have the same scores: they count once.
+    """
     one, other = (m.run.now("client", m.run.deployed, m.run.metric).dropna() for m in (a, b))
+    alike = [m.run.scored_alike(m.run.deployed) for m in (a, b)]
     shared = one.index.intersection(other.index)
-    return [float(v) for v in (one[shared] - other[shared])]
+    first = {tuple(each[name] for each in alike): name for name in reversed(shared)}
+    kept = [name for name in shared if first[tuple(each[name] for each in alike)] == name]
+    return [float(v) for v in (one[kept] - other[kept])]
 
 
 def statistics(differences: Sequence[float]) -> list[Cell]:

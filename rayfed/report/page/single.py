@@ -379,8 +379,22 @@ def fairness(run: PageRun) -> Section:
         parts.append(curves("Best, mean and worst", shown, ROUND, axis, caption))
     scores = {f"{model} model": values for model in run.models if len(values := run.of_clients(model))}
     if scores:
-        parts += [cumulative(scores, run.metric), spread_table(scores, run.metric)]
+        parts += [cumulative(scores, run.metric), spread_table(scores, run.metric, notes=test_sets([run]))]
     return Section("Fairness", parts)
+
+
+def test_sets(runs: Sequence[PageRun]) -> tuple[str, ...]:
+    """A sentence on clients that share a test set and a model, and so a score; none where none do."""
+    counts = {}
+    for run in runs:
+        alike = run.scored_alike(run.deployed)
+        if (distinct := len({*alike.values()})) < len(alike):
+            counts[len(alike), distinct] = None
+    texts = [f"{clients} clients share {distinct} test sets" for clients, distinct in counts]
+    if not texts:
+        return ()
+    what = "clients with the same test set have the same score of the global model, and each counts"
+    return (f"{'; '.join(texts)}: {what}.",)
 
 
 def of_rounds(run: PageRun, key: str, words: str) -> Series:
@@ -414,7 +428,12 @@ def steps(values: Sequence[float] | npt.NDArray[np.float64]) -> list[float]:
     return [float(v) for v in values_once]
 
 
-def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: str = "model") -> Table:
+def spread_table(
+    scores: dict[str, npt.NDArray[np.float64]],
+    metric: str,
+    what: str = "model",
+    notes: tuple[str, ...] = (),
+) -> Table:
     """Level and spread of the clients' scores, with the columns of q-FFL's tables."""
     kind = shown_as("percent", metric)
     columns = [
@@ -436,7 +455,7 @@ def spread_table(scores: dict[str, npt.NDArray[np.float64]], metric: str, what: 
                 *(float(values.min()), 1e4 * level.variance),
             ]
         )
-    return Table(title=f"Distribution of the clients' {metric}", columns=columns, rows=rows)
+    return Table(title=f"Distribution of the clients' {metric}", columns=columns, rows=rows, notes=notes)
 
 
 MOST_CLASSES = 60

@@ -39,8 +39,11 @@ def write(
     held_out=None,
     events=(),
     finish=True,
+    shared_tests=False,
 ):
     """A run with `clients` clients, of which all take part; `every`: rounds between evaluations.
+
+    With `shared_tests` the clients of a domain have one test set, and so one score of the global model.
 
     Returns:
         Score of each client by round, shape (rounds, clients); 0 for rounds without an evaluation.
@@ -58,7 +61,7 @@ def write(
         "commands": [f"python -m rayfed.run seed={seed}"],
     }
     describe_run(path, config, facts)
-    write_table(path / "partition.parquet", manifest(own, each, held_out))
+    write_table(path / "partition.parquet", manifest(own, each, held_out, shared_tests))
     folder = RunFolder(path, own, tensorboard=False)
     folder.begin()
     history = np.zeros((rounds, clients))
@@ -66,6 +69,8 @@ def write(
         scored = number % every == 0 or number == rounds
         if scored:
             history[number - 1] = np.clip(0.5 + 0.02 * number + 0.1 * rng.standard_normal(clients), 0, 1)
+            if shared_tests:
+                history[number - 1] = history[number - 1][np.arange(clients) % len(seen)]
         folder.add(a_round(number, own, history[number - 1] if scored else None, held_out, rng))
     for event in events:
         folder.event(Event(**event))
@@ -74,7 +79,7 @@ def write(
     return history
 
 
-def manifest(own, each, held_out):
+def manifest(own, each, held_out, shared_tests=False):
     """`each` training images and two test images of every client, whose classes differ."""
     rows = {"index": [], "label": [], "domain": [], "client": [], "split": []}
 
@@ -89,7 +94,10 @@ def manifest(own, each, held_out):
 
     for number, (client, domain) in enumerate(own.items()):
         add(domain, client, "train", each + number % 3)
-        add(domain, client, "test", 2)
+        if not shared_tests:
+            add(domain, client, "test", 2)
+    for domain in dict.fromkeys(own.values()) if shared_tests else ():
+        add(domain, "", "test", 2)
     if held_out:
         add(held_out, "", "held_out", 5)
     return pa.table(rows).replace_schema_metadata({META: json.dumps({"classes": CLASSES})})

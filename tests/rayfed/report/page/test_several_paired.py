@@ -1,8 +1,13 @@
 """Statistics of paired differences, against values worked out by hand."""
 
+import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from rayfed.report.page.several import statistics
+from rayfed.evaluation.metrics import holm
+from rayfed.report.page.several import page_of, statistics
+from tests.rayfed.report.page import folders
+from tests.rayfed.report.page.conftest import part_of, table_of
 from tests.rounding import printed
 
 
@@ -21,3 +26,47 @@ def test_differences_of_one_two_and_three_points():
 def test_one_difference_and_equal_ones_have_no_p():
     assert statistics([-0.5]) == [1, -0.5, None, 0, 1, None]
     assert statistics([0.0, 0.0]) == [2, 0, 0, 0, 0, None]
+
+
+def test_clients_with_one_test_set_and_one_model_are_one_pair(tmp_path, tables_alone):
+    """12 clients of three domains in two seeds: 24 pairs of clients, of which 6 are distinct."""
+    paths = {}
+    for method in ("fedavg", "afl"):
+        for seed in (0, 1):
+            path = tmp_path / f"{method}-{seed}"
+            paths[path] = folders.write(path, method=method, seed=seed, rounds=1, shared_tests=True)[-1]
+    page = page_of(list(paths))
+    rows = table_of(page, "Paired comparisons")
+    [clients] = [row for row in rows if row["pairs of"] == "clients"]
+    first, second = (
+        np.concatenate([v[:3] for p, v in paths.items() if p.name[:3] == n]) for n in ("fed", "afl")
+    )
+    assert clients["pairs"] == 6
+    assert clients["mean of A minus B"] == pytest.approx((first - second).mean())
+    assert clients["p"] == pytest.approx(ttest_1samp(first - second, 0).pvalue)
+    assert (
+        "clients with the same test set and the same model count as one"
+        in part_of(page, "Paired comparisons").notes[0]
+    )
+    note = (
+        "12 clients share 3 test sets: clients with the same test set have the same score of the global model"
+    )
+    assert part_of(page, "Distribution of the clients' accuracy").notes[0].startswith(note)
+    tests = {number: row["p"] for number, row in enumerate(rows) if row["p"] is not None}
+    assert len(tests) == 4
+    assert {number: rows[number]["corrected p"] for number in tests} == pytest.approx(holm(tests))
+
+
+def test_clients_that_keep_tensors_have_models_that_differ(tmp_path, tables_alone):
+    import yaml
+
+    paths = [tmp_path / "fedavg", tmp_path / "afl"]
+    for path in paths:
+        folders.write(path, method=path.name, rounds=1, shared_tests=True)
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        config["local"]["stays"] = ["head"]
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+    page = page_of(paths)
+    [clients] = [row for row in table_of(page, "Paired comparisons") if row["pairs of"] == "clients"]
+    assert clients["pairs"] == 12
+    assert part_of(page, "Distribution of the clients' accuracy").notes == ()
