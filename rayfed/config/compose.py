@@ -296,7 +296,7 @@ def compose(
 
 
 def _give_natural_clients(tree: dict[str, Any]) -> None:
-    """Set `data.partition.scheme=natural` where a column names the clients, and no key divides the samples."""
+    """Set `data.partition.scheme=natural` where a column names clients and no key divides the samples."""
     data = tree.get("data")
     columns = data.get("columns") if isinstance(data, dict) else None
     if not isinstance(columns, Mapping) or columns.get("client") is None or data.get("population"):
