@@ -66,6 +66,11 @@ class Objective:
     by_example: ClassVar[bool] = True
 
     @property
+    def reads(self) -> str:
+        """The task of the data, for which the model is built; a user's `Task` has a name besides."""
+        return self.task
+
+    @property
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
         """Metrics that have no value for one example, by name: functions of all outputs and targets of a set.
 
@@ -316,23 +321,34 @@ class OwnObjective(Objective):
 
     by_example: ClassVar[bool] = False  # the loss of a user may be a mean over the batch already
     _of: Task
+    _texts: Objective | None
 
-    def __init__(self, task: Task) -> None:
-        """Args: task: the loss and the metrics."""
+    def __init__(self, task: Task, texts: Objective | None = None) -> None:
+        """Args: task: the loss and the metrics. texts: the task that data of texts have without it."""
         metric = next(iter([*task.metrics, *task.over_set]))
+        of_texts = {"examples": texts.examples, "pixels": False, "tokens": True} if texts else {}
         own = {
             "_of": task,
+            "_texts": texts,
             "task": task.name,
             "metric": metric,
             "examples": "examples",
             "larger": metric not in task.smaller,
             "percent": metric in task.percent,
         }
-        vars(self).update(own)
+        vars(self).update(own | of_texts)
         learn(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OwnObjective, (self._of,)
+        return OwnObjective, (self._of, self._texts)
+
+    @property
+    def reads(self) -> str:
+        return self._texts.task if self._texts else self.task
+
+    def of_texts(self, texts: Objective) -> OwnObjective:
+        """The same loss and metrics for texts. Args: texts: the task that the data have without them."""
+        return OwnObjective(self._of, texts)
 
     def __repr__(self) -> str:
         return f"OwnObjective({self._of!r})"

@@ -75,6 +75,7 @@ from rayfed.objective import (
     SEGMENTATION,
     TEXT_REGRESSION,
     Objective,
+    OwnObjective,
     objective,
 )
 from rayfed.seeds import derive, generator, use_seed
@@ -425,12 +426,15 @@ def _model_key(world: World) -> tuple[object, ...]:
 
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     """The task, after a check that method, tuning, changes of images and attacks are for it."""
-    goal = objective(config.task or dataset.task)
+    goal, of_data = objective(config.task or dataset.task), objective(dataset.task)
+    if isinstance(goal, OwnObjective) and of_data.tokens:
+        goal = goal.of_texts(of_data)
     if isinstance(source := make_source(config.data), OwnData):
         source.check_task(config.task)
-    check_task(goal.task, parts.server, parts.local)
+    for task in {goal.task: None, goal.reads: None}:
+        check_task(task, parts.server, parts.local)
     if not dataset.own:
-        _check_tuning(goal.task, config)
+        _check_tuning(goal.reads, config)
     _check_augment(goal.task, config)
     check_attack(config.faults, goal.task == CLASSIFICATION, parts.local.trained_in_extra)
     return goal
@@ -440,7 +444,7 @@ def _build(config: Config, world: World, partition: Partition, model: Backbone) 
     dataset = open_dataset(world.shard)
     if dataset.own or world.network is not None:
         _check_pass(config, world, partition, model)
-    elif world.objective.task in CLASSES:
+    elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
@@ -487,7 +491,7 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
     network = network_of(config.model.name)
     personal = config.evaluation.personal or parts.local.deploys == "personal"
-    classes = (goal.metric,) if goal.task == TEXT_REGRESSION else tuple(dataset.classes)  # one output
+    classes = (goal.metric,) if goal.reads == TEXT_REGRESSION else tuple(dataset.classes)  # one output
     world = World(
         seed=config.seed,
         model=config.model,

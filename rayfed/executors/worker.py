@@ -421,7 +421,7 @@ class World:
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
-        own = (self.seed, self.objective.task, self.network)
+        own = (self.seed, self.objective.reads, self.network)
         model = build_backbone(self.model, self.classes or self.num_classes, *own)
         return apply_tuning(model, self.tuning, self.seed)
 
@@ -429,7 +429,7 @@ class World:
         """The same model without values, for `attach`."""
         return skeleton(
             lambda: apply_tuning(
-                build_backbone(self.model, self.num_classes, self.seed, self.objective.task, self.network),
+                build_backbone(self.model, self.num_classes, self.seed, self.objective.reads, self.network),
                 self.tuning,
                 self.seed,
             )

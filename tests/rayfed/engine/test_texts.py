@@ -376,3 +376,47 @@ def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
             assert not torch.allclose(
                 found, before[:1, : found.shape[1]] if model.endswith("-lm") else before[:1]
             )
+
+
+def focal(output, y):
+    near = output.softmax(-1).gather(1, y[:, None])[:, 0]
+    return -(1 - near).square() * near.log()
+
+
+def share_of_first(output, y):
+    return float((output.argmax(-1) == 0).float().mean())
+
+
+def per_text(output, y):
+    values = torch.nn.functional.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none")
+    return values.view(y.shape).sum(1)
+
+
+def of_experiment(folder, cache, model, task):
+    overrides = settings(folder, cache, model, "algorithm=fedavg", "tuning=lora")
+    return rayfed.Experiment.from_overrides(overrides).changed(task=task)
+
+
+def test_a_loss_and_a_metric_of_a_user_replace_the_task_of_texts(folder, cache, tmp_path):
+    task = rayfed.Task(loss=focal, over_set={"first": share_of_first}, percent=("first",))
+    run = of_experiment(folder, cache, "bert", task).run(output=str(tmp_path / "run"))
+    last = read_rows(tmp_path / "run")[-1]
+    assert 0 <= last["first"] <= 1
+    assert last["loss"] > 0
+    assert "accuracy" not in last
+    assert run.model() is not None
+
+
+def test_a_loss_of_a_user_for_a_language_model(folder, cache, tmp_path):
+    task = rayfed.Task(loss=per_text, metrics={"nll": per_text}, smaller=("nll",))
+    of_experiment(folder, cache, "gpt2-lm", task).run(output=str(tmp_path / "run"))
+    first, last = read_rows(tmp_path / "run")[-2:]
+    assert first["nll"] == pytest.approx(first["loss"])
+    assert last["nll"] > 0
+
+
+def test_a_method_that_is_not_for_texts_is_refused_with_a_task_of_a_user(folder, cache):
+    task = rayfed.Task(loss=focal, over_set={"first": share_of_first})
+    own = of_experiment(folder, cache, "bert", task).changed(method="fedmix")
+    with pytest.raises(ConfigError, match=r"not for text_classification|is for classification"):
+        prepare(own.config())
