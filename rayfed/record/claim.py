@@ -9,7 +9,7 @@ NAME.before-1, or the next free number (`set_aside`). Other files stay where the
 files of runs without a finished round, of refused runs, and of parts that are computed again; folders that a
 command creates for a run (`make_all`) are removed with it (`remove_empty`).
 
-The root, the home and the current folder are refused as output.
+The root, the home and the current folder are refused as output, and a folder that Ray will remove.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from rayfed.errors import ConfigError, StorageError
@@ -268,8 +268,9 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
         Token of the run in the folder, which will be replaced; empty if there is none.
 
     Raises:
-        ConfigError: The folder holds other files, or a run that may not be overwritten.
+        ConfigError: The folder holds other files or a run that may not be overwritten, or Ray removes it.
     """
+    _check_lasts(path)
     try:
         _check_above(path)
         strangers = sorted(_strangers(path))
@@ -291,6 +292,19 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
     if mark.kind != kind:
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
+
+
+UPLOADED = ("runtime_resources", "working_dir_files")
+"""Folders of a session of Ray, one in the other, that hold the working folders of its jobs."""
+
+
+def _check_lasts(path: Path) -> None:
+    """Raise ConfigError if a folder is in the working folder of a Ray job, which Ray removes later."""
+    if UPLOADED in pairwise(path.absolute().parts):
+        raise ConfigError(
+            f"output: {str(path)!r} is in the working folder of this Ray job, which Ray removes after the "
+            f"job; write an absolute path on storage that stays, such as output=/data/runs/mine"
+        )
 
 
 def _check_list(path: Path, kind: str) -> None:
@@ -369,9 +383,10 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
             may need to end.
 
     Raises:
-        ConfigError: The folder holds no run, a link is in place of a folder in it, or another process writes
-            to it.
+        ConfigError: The folder holds no run, a link is in place of a folder in it, another process writes
+            to it, or Ray will remove it.
     """
+    _check_lasts(path)
     _check_run(path, kind)
     claimed = Claim(path=path, kind=kind)
     with ExitStack() as held, claimed.writers:

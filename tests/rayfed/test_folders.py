@@ -52,6 +52,25 @@ def test_a_refused_command_changes_nothing(around_it, inside, bad, overwrite, tm
         assert command(around / "x" / "output", cache, *bad.split("; "), replaces) == 2
 
 
+@pytest.mark.parametrize("output", [("output=runs/mine",), ()])
+def test_a_folder_that_ray_removes_after_a_job_is_refused(output, cache, tmp_path, capsys, monkeypatch):
+    """A relative output of `ray job submit --working-dir .` would be in Ray's copy of that folder."""
+    job = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    job.mkdir(parents=True)
+    monkeypatch.chdir(job)
+    with unchanged(tmp_path):
+        assert main([*TINY, *output, f"data.cache={cache}", "--dry-run"]) == 2
+        assert main([*TINY, *output, f"data.cache={cache}"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    for error in (first, second):
+        assert "Ray removes after the job; write an absolute path on storage that stays" in error
+    assert main([*TINY, f"output={tmp_path / 'run'}", f"data.cache={cache}", "rounds=1"]) == 0
+    assert str(tmp_path / "run") in capsys.readouterr().out.splitlines()[-1]
+    (tmp_path / "run").rename(job / "run")
+    assert resume_main(["run", "rounds=+1"]) == 2
+    assert "'run' is in the working folder of this Ray job" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("overwrite", ["true", "false"])
 def test_files_of_somebody_else_are_never_cleared(overwrite, cache, tmp_path, capsys):
     """Also where one of them is called as a run's file is."""
