@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,15 @@ from rayfed.engine.session import Session
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.plan import describe_all, make_plan
-from rayfed.experiment.single_run import Show, last_words, report, report_folds, run_alone, tell_clients
+from rayfed.experiment.single_run import (
+    Show,
+    advice,
+    last_words,
+    report,
+    report_folds,
+    run_alone,
+    tell_clients,
+)
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import way_to_continue
@@ -65,14 +73,14 @@ class Runner:
         if claim is not None:
             check_trackers(config.trackers)
             plan = make_plan(config, claim.path)
-            with self._ray():
+            with _noting(claim.path, self.show), self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
         path, owner, plan = _prepare(config)
         with self._ray():
             for setup in plan.setups if owner else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
             # Ray ends before the lock, if it ends with this run.
-            with folders.claim(path, owner, config.overwrite) as own, self._ray():
+            with folders.claim(path, owner, config.overwrite) as own, _noting(path, self.show), self._ray():
                 if own.earlier is not None:
                     self.show.tell(f"the run that was in {path} is in {own.earlier} now")
                 return Run(path, self.run(plan, own), config)
@@ -200,6 +208,18 @@ class Runner:
                 failed[name] = err
                 self.show.tell(f"{what} {name} failed: {cause_of(err)}")
         return done, failed
+
+
+@contextmanager
+def _noting(path: Path, show: Show) -> Iterator[None]:
+    """Add advice about the run in a folder to an interruption that has none, as after the rounds."""
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        if not getattr(err, "__notes__", ()):
+            in_parts = any(path.glob("*/checkpoints/round-*"))  # of a protocol, whose folder has no rounds
+            err.add_note(advice(path, show.part_of(path) if in_parts else show))
+        raise
 
 
 def _scored_the_same(plan: Plan, trained: str) -> bool:

@@ -4,8 +4,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from rayfed import run
+from rayfed import resume, run
 from rayfed.engine import session
+from rayfed.experiment.runner import _noting
+from rayfed.experiment.single_run import Show
 from rayfed.record.folder import how_to_go_on
 from tests.conftest import SMALL
 
@@ -70,6 +72,35 @@ def test_with_a_checkpoint_it_is_continued(stopped, capsys):
     assert said == f"interrupted; finished rounds are kept; continue with: python -m rayfed.resume {path}"
     assert run.main(stopped.arguments()) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_after_the_last_round_it_is_continued_too(stopped, monkeypatch, capsys, tmp_path):
+    """The tables, figures and the report are written after the rounds."""
+    path = tmp_path / "run"
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rayfed.experiment.runner.report", stop)
+        assert run.main(stopped.arguments()) == 130
+    said = f"interrupted; finished rounds are kept; continue with: python -m rayfed.resume {path}"
+    assert capsys.readouterr().err.strip() == said
+    assert (path / "model" / "params.safetensors").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("rayfed.experiment.runner.report", stop)
+        assert resume.main([str(path)]) == 130
+    assert capsys.readouterr().err.strip().endswith(said)
+    assert resume.main([str(path)]) == 0
+    assert (path / "report.md").exists()
+
+
+def test_after_the_last_run_of_a_protocol_it_is_continued_too(tmp_path):
+    (tmp_path / "street" / "checkpoints" / "round-000001").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt) as stop, _noting(tmp_path, Show()):
+        raise KeyboardInterrupt
+    said = f"what is finished is kept; continue with: python -m rayfed.resume {tmp_path}"
+    assert stop.value.__notes__ == [said]
 
 
 def test_rounds_without_a_checkpoint_are_not_to_be_continued(stopped):
