@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -95,6 +95,8 @@ PLAIN = "fedavg_sgd"
 """Name of the row of FedAvg with `SGD`."""
 BASES = dict.fromkeys(("fednova", "perfedavg", "qffl", "scaffold"), PLAIN)
 """Rows that are not compared with FedAvg, and with which one instead: they are defined for plain SGD."""
+INSTALLED = ("server.frozen_cache=preinstalled",)
+"""For methods that send frozen blocks: clients have them from the start, as with all others; bytes alone change."""
 OWN = {"fedbuff": ("server.buffer=3",), "fedrep": ("local.head_passes=1",)}
 """Overrides of single methods: fewer answers than clients, and two batches a step as others."""
 NAMES = tuple(sorted((*METHODS.names(), PLAIN)))
@@ -127,7 +129,7 @@ def configs(
         try:
             if row in refused:
                 continue
-            config = load_config([*fixed, f"algorithm={name}", *plain, *OWN.get(name, ()), *overrides])
+            config = load_config([*fixed, f"algorithm={name}", *plain, *own_options(name), *overrides])
             if not plain:
                 config = replace(config, train=common.train)
             _check_own(name, own.get(name), config)
@@ -138,6 +140,12 @@ def configs(
         except ConfigError as err:
             refused[row] = one_line(err)
     return found, refused
+
+
+def own_options(name: str) -> tuple[str, ...]:
+    """The overrides of a method alone."""
+    keys = {each.name for each in fields(METHODS.load(name).server)}
+    return (*OWN.get(name, ()), *(INSTALLED if "frozen_cache" in keys else ()))
 
 
 def _factor(name: str, batches: float) -> int:

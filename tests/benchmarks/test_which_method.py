@@ -102,6 +102,11 @@ def test_all_methods_train_on_as_many_batches(batches, factor):
     assert which_method._factor("x", batches) == factor
 
 
+def test_frozen_blocks_count_for_no_method():
+    assert which_method.own_options("fedra") == which_method.INSTALLED
+    assert which_method.own_options("fedavg") == ()
+
+
 @pytest.mark.parametrize("batches", [4.0, 1.5])
 def test_a_method_that_cannot_train_on_as_many_is_refused(batches):
     with pytest.raises(ConfigError, match="x trains on"):
