@@ -96,7 +96,7 @@ PLAIN = "fedavg_sgd"
 BASES = dict.fromkeys(("fednova", "perfedavg", "qffl", "scaffold"), PLAIN)
 """Rows that are not compared with FedAvg, and with which one instead: they are defined for plain SGD."""
 INSTALLED = ("server.frozen_cache=preinstalled",)
-"""For methods that send frozen blocks: clients have them from the start, as with all others; bytes alone change."""
+"""For methods that send frozen blocks: clients have them, as with all others. Bytes alone change."""
 OWN = {"fedbuff": ("server.buffer=3",), "fedrep": ("local.head_passes=1",)}
 """Overrides of single methods: fewer answers than clients, and two batches a step as others."""
 NAMES = tuple(sorted((*METHODS.names(), PLAIN)))
