@@ -48,7 +48,8 @@ shapes of the tensors alone: no data and no weights are read, so that a model of
 With --report it says instead which versions, processor and libraries this
 machine has, in a block to paste into a report of a failure.
 
-Exit code: 0 it fits, 1 the client failed, 2 bad input, or it does not fit.
+Exit code: 0 it fits, 1 the client failed, 2 bad input, or it does not fit, 75
+the cluster does not answer.
 """
 
 

@@ -10,13 +10,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
+TRY_AGAIN = 75
+"""Exit code of a command that may succeed later as it is, EX_TEMPFAIL of sysexits.h."""
+
 
 class RayFedError(Exception):
-    """Base class of all errors that RayFed raises for the user."""
+    """Base class of all errors that RayFed raises for the user.
+
+    Attributes:
+        exit_code: Exit code of a command that ends with it.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(RayFedError):
     """Wrong input: a config value, a folder or a file. Found before any actor starts; exit code 2."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnreachableError(ConfigError):
+    """No Ray cluster answers at the address; exit code 75."""
+
+    exit_code: ClassVar[int] = TRY_AGAIN
 
 
 class DataError(ConfigError):
@@ -28,7 +45,9 @@ class ResourceError(ConfigError):
 
 
 class BusyError(ResourceError):
-    """The cluster has the resources, but other jobs use them."""
+    """The cluster has the resources, but other jobs use them; exit code 75."""
+
+    exit_code: ClassVar[int] = TRY_AGAIN
 
 
 class NobodyAnsweredError(RayFedError):

@@ -89,7 +89,7 @@ def _rounds(text: str, before: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     parser = parser_of("rayfed.resume", USAGE)
     parser.add_argument("run", type=user_folder, help="folder of the run")
     parser.add_argument("overrides", nargs="*", default=[])

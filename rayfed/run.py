@@ -27,7 +27,7 @@ experiment, whether it fits on this machine and how long it may take.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     parser = parser_of("rayfed.run", USAGE)
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument("--config", help="a resolved config to start from, such as a run's config.yaml")

@@ -32,7 +32,7 @@ of the sweep, for example
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     parser = parser_of("tune.run", USAGE)
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -22,8 +22,9 @@ The file of a method, a tuning or a reader is found by its name. `package.module
 installed package, or of a module in the folder where the command is started. A data set can bring choices in
 other groups: `data=shakespeare` brings `model=char_lstm`. The command line wins over everything.
 
-Exit codes of all commands: 0 done, 1 failed, 2 bad input, 130 interrupted, 141 if the program that read the
-output has ended. An error is one line on standard error; `--debug` also shows the traceback."""
+Exit codes of all commands: 0 done, 1 failed, 2 bad input, 75 if the cluster is busy or does not answer, 130
+interrupted, 141 if the program that read the output has ended. An error is one line on standard error;
+`--debug` also shows the traceback."""
 
 
 def page() -> str:

@@ -176,7 +176,8 @@ def _places(actors: ActorPlan, timeout: float, prefix: str) -> list[PlacementGro
             free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
             raise BusyError(
                 f"cluster.actors: {actors.actors} actors with {actors.bundle} were not placed within "
-                f"{timeout:g} s; free now: {free or 'nothing'}; wait for other jobs or ask for fewer"
+                f"{timeout:g} s (cluster.connect_timeout); free now: {free or 'nothing'}; "
+                f"wait for other jobs or ask for fewer"
             )
         nodes = list(placement_group_table(whole)["bundles_to_node_id"].values())
         if len(set(nodes)) == 1:

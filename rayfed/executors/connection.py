@@ -26,7 +26,7 @@ import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from rayfed.errors import ClusterError, ConfigError, one_line
+from rayfed.errors import ClusterError, ConfigError, RayFedError, UnreachableError, one_line
 from rayfed.terminal.console import stage
 from rayfed.terminal.supervisor import note_ending
 
@@ -242,15 +242,14 @@ def connection(
     the block. One that was joined keeps running.
 
     Raises:
-        ConfigError: No cluster answers at the address within `timeout` seconds.
+        UnreachableError: No cluster answers at the address within `timeout` seconds.
+        ConfigError: The address is none, or the cluster cannot be joined.
         ClusterError: Ray could not be started.
     """
     where = address_of(address)
     health = Health()
-    joined = ray.is_initialized()
-    if where != "local" and (address or not joined):
-        probe(where, timeout)
-    if joined:
+    check_address(address, timeout)
+    if ray.is_initialized():
         yield Connection(str(getattr(ray.get_runtime_context(), "dashboard_url", "") or ""), health)
         return
     stage("starting Ray on this machine" if where == "local" else f"joining Ray at {where}")
@@ -296,7 +295,7 @@ def _ending(err: BaseException) -> tuple[str, int]:
     """The message and the exit code of a command that ends with this error, as in `run_guarded`."""
     if isinstance(err, KeyboardInterrupt | GeneratorExit):
         return "interrupted", 130
-    return one_line(err) or type(err).__name__, 2 if isinstance(err, ConfigError) else 1
+    return one_line(err) or type(err).__name__, err.exit_code if isinstance(err, RayFedError) else 1
 
 
 def _join(where: str) -> Any:
@@ -304,7 +303,15 @@ def _join(where: str) -> Any:
         return ray.init(address=where, logging_level=QUIET)
     except (ConnectionError, RuntimeError, ValueError) as err:
         reason = str(err).strip().splitlines()[0]
-        raise ConfigError(f"cluster.address: cannot join {where!r}: {reason}") from err
+        said = f"cluster.address: cannot join {where!r}: {reason}"
+        if not isinstance(err, ConnectionError):  # such as other versions of Ray or Python
+            raise ConfigError(said) from err
+        if where == "auto":
+            raise UnreachableError(said) from err
+        raise ConfigError(  # `probe` had an answer
+            f"{said}; it answers, so RAY_AUTH_MODE or the token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
+            f"~/.ray/auth_token) may differ from the cluster's"
+        ) from err
 
 
 def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
@@ -332,10 +339,30 @@ def session_folder() -> str | None:
     return SHORT_FOLDER if len(os.fsencode(chosen)) > LONGEST_FOLDER else None
 
 
+def check_address(address: str | None, timeout: float) -> None:
+    """Check that a cluster answers that `connection` would join; nothing is started or joined.
+
+    Args:
+        address: `cluster.address`; None: that of RAY_ADDRESS, or no cluster is joined.
+        timeout: Seconds to wait for it.
+
+    Raises:
+        UnreachableError: None answers.
+        ConfigError: The address is none.
+    """
+    where = address_of(address)
+    if where != "local" and (address or not ray.is_initialized()):
+        probe(where, timeout)
+
+
 def probe(address: str, timeout: float) -> None:
-    """Raise ConfigError unless a gRPC server, such as Ray's, answers within `timeout` seconds.
+    """Check that a gRPC server, such as Ray's, answers within `timeout` seconds.
 
     Ray itself would wait for minutes for a server that accepts connections and never answers.
+
+    Raises:
+        UnreachableError: None does.
+        ConfigError: The address is not host:port.
     """
     if address == "auto":
         return
@@ -353,7 +380,7 @@ def probe(address: str, timeout: float) -> None:
     except OSError as err:
         reason = str(err)
     if reason:
-        raise ConfigError(
+        raise UnreachableError(
             f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
             f"with `ray start --head --port={port}`, or set cluster.address=null"
         )

@@ -72,10 +72,11 @@ class Runner:
         """
         if claim is not None:
             check_trackers(config.trackers)
+            _check_cluster(config)
             plan = make_plan(config, claim.path)
             with _noting(claim.path, self.show), self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
-        path, owner, plan = _prepare(config)
+        path, owner, plan = _prepare(config, joins=True)
         with self._ray():
             for setup in plan.setups if owner else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
@@ -259,13 +260,33 @@ def check(config: Config) -> None:
     _prepare(config)
 
 
-def _prepare(config: Config) -> tuple[Path, str, Plan]:
-    """Folder of a new run, token of the run that is in it, and the experiment with all that it runs."""
+def _prepare(config: Config, joins: bool = False) -> tuple[Path, str, Plan]:
+    """Folder of a new run, token of the run that is in it, and the experiment with all that it runs.
+
+    Args:
+        config: Its checked config.
+        joins: Also check that the cluster answers, before data and model are loaded.
+    """
     check_trackers(config.trackers)
     path = Path(config.output) if config.output else _new_folder(config)
     folders.check_own_folder(path)
     owner = folders.look(path, config.overwrite)
+    if joins:
+        _check_cluster(config)
     return path, owner, make_plan(config, path)
+
+
+def _check_cluster(config: Config) -> None:
+    """Check that the cluster answers that the run would join.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    cluster = config.cluster
+    if cluster.executor == "ray" and (cluster.address or os.environ.get("RAY_ADDRESS")):
+        from rayfed.executors.connection import check_address
+
+        check_address(cluster.address, cluster.connect_timeout)
 
 
 def _new_folder(config: Config) -> Path:

@@ -74,7 +74,7 @@ def job_of(args: argparse.Namespace) -> TableJob:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     args = parser().parse_args(argv)
     return run_guarded(lambda: work(args), args.debug, "what is finished is kept; run the same command again")
 

@@ -18,7 +18,8 @@ from typing import NoReturn
 from rayfed.errors import ConfigError, one_line, shown
 
 EXIT_CODES = """
-Exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted.
+Exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted, 75 the cluster is
+busy or does not answer: try again later.
 """
 """Last line of `--help` of a command whose usage says nothing about its codes."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
-from rayfed.errors import ClientError, ConfigError, OutputClosedError, RayFedError, one_line, printable
+from rayfed.errors import ClientError, OutputClosedError, RayFedError, one_line, printable
 from rayfed.terminal.arguments import forget_command
 from rayfed.terminal.console import erase, say
 
@@ -60,9 +60,9 @@ def ending(debug: bool = False, interrupted: str = "nothing was changed") -> Ite
         interrupted: Text that is shown if Ctrl-C or SIGTERM ends the command and the exception has no notes.
 
     Yields:
-        The end, whose exit code is set after the block: 1 for a failure, 2 for bad input, 130 after an
-        interruption, 141 if the output is not read any more. In these cases one line gives the reason; in
-        the last one only if a run ended with it.
+        The end, whose exit code is set after the block: 1 for a failure, 2 for bad input, 75 if a cluster is
+        busy or does not answer, 130 after an interruption, 141 if the output is not read any more. In these
+        cases one line gives the reason; in the last one only if a run ended with it.
     """
     end = Ending()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Log()])
@@ -84,7 +84,7 @@ def ending(debug: bool = False, interrupted: str = "nothing was changed") -> Ite
         elif trace:
             err.add_note("--debug shows the traceback")
         say("; ".join([f"error: {one_line(err)}", *getattr(err, "__notes__", ())]), sys.stderr)
-        end.code = 2 if isinstance(err, ConfigError) else 1
+        end.code = err.exit_code
     except KeyboardInterrupt as err:
         say("; ".join(["interrupted", *(getattr(err, "__notes__", ()) or [interrupted])]), sys.stderr)
         end.code = 130

@@ -76,10 +76,6 @@ CASES = {
         ["model=mixer_b16_224", "model.pretrained=false", "tuning=visual_prompt", "data.limit=10"],
         ["mixer_b16_224"],
     ),
-    "cluster does not answer": (
-        [f"cluster.address={FREE_PORT}", "cluster.executor=ray", "data.limit=10"],
-        ["cluster.address", FREE_PORT],
-    ),
     "cluster address without port": (
         ["cluster.address=somewhere", "cluster.executor=ray", "data.limit=10"],
         ["cluster.address", "somewhere", "host:port"],
@@ -100,6 +96,26 @@ def test_one_line_and_exit_code_2(case, capsys, tmp_path, cache, monkeypatch):
     for word in words:
         assert word in error
     assert not output.exists()
+
+
+@pytest.mark.parametrize("given", ["cluster.address", "RAY_ADDRESS"])
+def test_a_cluster_that_does_not_answer_is_noticed_before_data_are_loaded(
+    given, capsys, tmp_path, monkeypatch
+):
+    """Its exit code says that the command may succeed later."""
+    monkeypatch.setattr("rayfed.experiment.runner.make_plan", lambda *_: pytest.fail("data were loaded"))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests share one that is not asked here
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    options = ["cluster.executor=ray", f"output={tmp_path / 'run'}"]
+    if given == "RAY_ADDRESS":
+        monkeypatch.setenv("RAY_ADDRESS", FREE_PORT)
+    else:
+        options.append(f"cluster.address={FREE_PORT}")
+    assert main(options) == 75
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: cluster.address: no Ray cluster answers at '{FREE_PORT}'")
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_of_a_refused_run_is_left(capsys, tmp_path, cache):

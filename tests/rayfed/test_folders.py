@@ -137,7 +137,7 @@ def replaced(output, cache, *overrides):
 def test_overwrite_keeps_the_run_if_no_cluster_answers(also, cache, tmp_path, capsys):
     command(tmp_path / "run", cache, "rounds=1")
     with unchanged(tmp_path):
-        assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 2
+        assert replaced(tmp_path / "run", cache, "cluster.address=127.0.0.1:1", *also) == 75
     assert capsys.readouterr().err.startswith(
         "error: cluster.address: no Ray cluster answers at '127.0.0.1:1'"
     )
@@ -158,10 +158,16 @@ def test_overwrite_keeps_the_run_if_ray_does_not_start_here(cache, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
-    [("gpus_per_actor=1", "no GPU"), ("actors=1000", "do not fit"), ("cpus_per_actor=3", "were not placed")],
+    ("key", "words", "code"),
+    [
+        ("gpus_per_actor=1", "no GPU", 2),
+        ("actors=1000", "do not fit", 2),
+        ("cpus_per_actor=3", "were not placed within 1 s (cluster.connect_timeout)", 75),
+    ],
 )
-def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, tmp_path, ray_cluster, capsys):
+def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(
+    key, words, code, cache, tmp_path, ray_cluster, capsys
+):
     import ray
 
     command(tmp_path / "run", cache, "rounds=1")
@@ -169,7 +175,7 @@ def test_overwrite_keeps_the_run_if_the_cluster_has_no_room(key, words, cache, t
     ray.get(busy.ready())
     try:
         with unchanged(tmp_path):
-            assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == 2
+            assert replaced(tmp_path / "run", cache, "cluster.connect_timeout=1", f"cluster.{key}") == code
     finally:
         ray.util.remove_placement_group(busy)
     assert words in capsys.readouterr().err

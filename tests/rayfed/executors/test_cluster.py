@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from rayfed.errors import ConfigError, ResourceError
+from rayfed.errors import ConfigError, ResourceError, UnreachableError
 from rayfed.executors.cluster import GB, ActorPlan, Wish, plan
 from rayfed.executors.connection import probe
 from tests.conftest import ROOT, SMALL
@@ -114,7 +114,7 @@ def test_bundle():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
 def test_an_address_that_does_not_answer(address):
-    with pytest.raises(ConfigError, match="no Ray cluster answers"):
+    with pytest.raises(UnreachableError, match="no Ray cluster answers"):
         probe(address, timeout=5)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import ray
 
-from rayfed.errors import ClusterError
+from rayfed.errors import ClusterError, ConfigError, UnreachableError
 from rayfed.executors.connection import (
     LONGEST_FOLDER,
     SHORT_FOLDER,
@@ -74,6 +74,29 @@ def test_without_a_handler_rays_own_is_there_until_ray_has_started():
         set_rays()
         assert signal.getsignal(signal.SIGTERM) is rays
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("where", "raised", "error", "told"),
+    [
+        ("10.0.0.1:6379", ConnectionError("Failed to connect to Ray cluster at x"), ConfigError, True),
+        ("10.0.0.1:6379", RuntimeError("Version mismatch: Python 3.12"), ConfigError, False),
+        ("auto", ConnectionError("Could not find any running Ray instance"), UnreachableError, False),
+    ],
+)
+def test_a_cluster_that_answers_and_cannot_be_joined_may_have_another_token(
+    where, raised, error, told, monkeypatch
+):
+    def init(**options):
+        raise raised
+
+    without_ray(monkeypatch, init)
+    monkeypatch.setattr("rayfed.executors.connection.probe", lambda *_: None)
+    with pytest.raises(error) as failed, connection(where):
+        pass
+    assert failed.type is error
+    assert str(raised) in str(failed.value)
+    assert ("it answers, so RAY_AUTH_MODE or the token" in str(failed.value)) is told
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
