@@ -85,6 +85,8 @@ def _explain(err: ValidationError, where: str) -> str:
     kinds = [_kind(error) for error in same]
     if set(kinds) == {KINDS["list"]} and isinstance(first["input"], str | Mapping):
         return f"{path}: {shown(first['input'])} is not a list; write {path}=[{first['input']}]"
+    if path == "seed" and isinstance(first["input"], list | tuple):
+        return f"seed: {shown(first['input'])} is a list; {SEEDS}"
     if all(kinds):
         words = [kind for kind in dict.fromkeys(kinds) if "a number" not in kinds or kind != "a whole number"]
         return f"{path}: {shown(first['input'])} is not {' or '.join(words)}{_nearest(first['input'], words)}"

@@ -75,6 +75,8 @@ def cost_columns(cost: Cost | None, ledger: Ledger) -> dict[str, int]:
     steps = {"local_steps": ledger.steps, "local_examples": ledger.rows}
     if ledger.tokens:
         steps["local_tokens"] = ledger.tokens
+    if ledger.learned:
+        steps["local_learned"] = ledger.learned
     return steps if cost is None else {**steps, "flops": ledger.flops, "trained_params": ledger.trained}
 
 

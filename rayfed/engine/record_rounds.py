@@ -11,21 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
 from rayfed.config.schema import Config, to_dict
 from rayfed.engine.loop import Training, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Round
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
+from rayfed.executors.worker import Weights
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
+from rayfed.models.named_tensors import global_name
 from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
 from rayfed.record.folder import RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
+from rayfed.tuning.lora import LEAVES
 from rayfed.types import Params, Row
 from rayfed.user_files import without_nonfinite
 from rayfed.user_objects import records
@@ -75,6 +81,8 @@ class Keeping:
         about: dict[str, Any] = {"model_name": config.model.name}
         if setup.world.objective.tokens:
             about["names"] = library_names(setup.world.skeleton())
+        if getattr(setup.world.tuning, "freeze_a", False):
+            about["fixed"] = fixed_factors(setup.weights)
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
@@ -89,6 +97,16 @@ class Keeping:
             stores=setup.stores,
             files=None if files is None else partial(files, **about),
         )
+
+
+def fixed_factors(weights: Weights) -> Params:
+    """Start values of the factors of LoRA, float32, by global name. Args: weights: by module name."""
+    found = {}
+    for slot, array in weights.items():
+        if (name := global_name(slot)).endswith(LEAVES):
+            value = torch.from_numpy(np.array(array))
+            found[name] = (value.view(torch.bfloat16) if value.dtype == torch.int16 else value).float()
+    return found
 
 
 def basis_of(config: Config, setup: Setup) -> Basis:

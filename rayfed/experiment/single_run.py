@@ -316,10 +316,12 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
         ConfigError: There is another file with the name of the page.
     """
     from rayfed.report.page.render import NAME, command, write_report
-    from rayfed.report.report_md import harness_command
+    from rayfed.report.report_md import harness_command, why_no_adapter
 
     if other := harness_command(path):
         tell(f"score it with lm-evaluation-harness: {other}")
+    if reason := why_no_adapter(path):
+        tell(f"no adapter for PEFT was written: {reason}")
     if write:
         write_report([path], path / NAME)
         tell(f"everything on one page: {path / NAME}")

@@ -276,7 +276,8 @@ class Client:
                     self.steps += 1
                     self.rows += len(y)
                     if self.objective.tokens:
-                        self.read.append(torch.stack([(x != PAD).sum(), (y != IGNORED).sum()]))
+                        learned = (y != IGNORED).sum() if y.ndim > 1 else y.new_zeros((), dtype=torch.int64)
+                        self.read.append(torch.stack([(x != PAD).sum(), learned]))
                 yield x, y
 
     def batch(self, split: str, positions: Tensor) -> Batch:

@@ -99,6 +99,7 @@ class Ledger:
         steps: Training batches of all answers.
         rows: Examples in these batches.
         tokens: Tokens of texts in these batches, without pads.
+        learned: Of these, those that a language model learned.
     """
 
     transfers: list[dict[str, Any]] = field(default_factory=list)
@@ -112,6 +113,7 @@ class Ledger:
     steps: int = 0
     rows: int = 0
     tokens: int = 0
+    learned: int = 0
 
     def total(self, direction: str) -> int:
         """Bytes of all transfers in one direction, `down` or `up`."""
@@ -269,6 +271,7 @@ class Cohort(Federation):
                 self.ledger.steps += update.steps
                 self.ledger.rows += update.rows
                 self.ledger.tokens += update.tokens
+                self.ledger.learned += update.learned
                 if update.metrics:
                     self.ledger.scores.append(Answer(tag, call.client, update.metrics))
             self.ledger.transfers.append(row)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.config.variants import differing_values, trained_otherwise
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, metric_of, share_of
 from rayfed.report.final_table import (
     KINDS,
     MODELS,
@@ -114,7 +114,9 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     rows = tuple(row for method in found for row in _rows(method, domains, shown))
     names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
     metric = next((method.metric for method in found if method.row), METRICS[0])
-    notes = (f"{metric} on the test images in percent, after the last scored round", *notes)
+    examples = next((run.environment["examples"] for run in runs if "examples" in run.environment), "images")
+    unit = " in percent" if share_of(metric) != 1 else ""
+    notes = (f"{metric} on the test {examples}{unit}, after the last scored round", *notes)
     again = (KINDS[kind] for kind in shown)
     columns = ("method", "round", *names, *STATISTICS.values(), *again, *COST)
     return Table(title, columns, rows, (*notes, *_alike(found)))

@@ -478,8 +478,10 @@ def _tokens(history: Sequence[Mapping[str, Any]]) -> str:
     """Tokens of the training batches of texts, and how many each second of training; empty for other data."""
     tokens = sum(row.get("local_tokens") or 0 for row in history)
     seconds = sum(row.get("seconds_training") or 0 for row in history)
+    learned = sum(row.get("local_learned") or 0 for row in history)
     speed = f", {tokens / seconds:,.0f} a second" if seconds else ""
-    return f" with {tokens:,} tokens{speed}" if tokens else ""
+    taught = f" ({learned:,} of them learned)" if learned else ""
+    return f" with {tokens:,} tokens{taught}{speed}" if tokens else ""
 
 
 def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:

@@ -351,6 +351,9 @@ def draw_partition(
     names, rows = np.unique(client[train], return_inverse=True)
     owner = dict(zip(client[train].tolist(), domain[train].tolist(), strict=True))
     height = min(max(1.6 + 0.2 * len(names), 3.0), 12)
+    height += (
+        LETTER * max(map(len, class_names(classes, len(classes))[1])) if labelled and len(classes) else 0
+    )
     figure, axes = style.canvas(1, 1 + labelled, (8.4 if labelled else 6.0, height), sharey=True)
     if labelled:
         counts = np.zeros((len(names), max(len(classes), int(label.max()) + 1)))
@@ -370,6 +373,24 @@ def draw_partition(
     return style.Drawing("partition", figure)
 
 
+LETTER = 0.06
+"""Height in inches that a letter of a name of a class adds to the figure, because long names are upright."""
+MOST_LETTERS = 24
+"""Letters of a name of a class that are shown."""
+
+
+def class_names(classes: Sequence[str], total: int) -> tuple[Sequence[int], list[str]]:
+    """The numbers of the classes that have room, and their names, cut where they are long.
+
+    Args:
+        classes: Names of the classes.
+        total: Number of classes; where it is not that of the names, numbers are shown.
+    """
+    shown = style.every(total, MOST_NAMES)
+    names = [str(classes[i]) if len(classes) == total else str(i) for i in shown]
+    return shown, [n if len(n) <= MOST_LETTERS else f"{n[: MOST_LETTERS - 3]}..." for n in names]
+
+
 def looks_of(table: pa.Table) -> dict[str, style.Look]:
     """The look of every domain of a manifest."""
     return style.looks(domain_order(table))
@@ -387,9 +408,7 @@ def _shares(figure: Any, axis: Any, counts: Any, classes: Sequence[str]) -> None
     shares = 100 * counts / counts.sum(axis=1, keepdims=True)
     picture = axis.imshow(shares, aspect="auto", vmin=0, vmax=shares.max(), interpolation="nearest")
     axis.set(xlabel="class")
-    total = counts.shape[1]
-    shown = style.every(total, MOST_NAMES)
-    names = [str(classes[i]) if len(classes) == total else str(i) for i in shown]
+    shown, names = class_names(classes, counts.shape[1])
     turn = 0 if max(map(len, names)) * len(names) <= 36 else 90
     axis.set_xticks(shown, names, rotation=turn, fontsize=style.FONT - 2)
     figure.colorbar(picture, ax=axis, label="share of samples, %", location="right")

@@ -179,6 +179,30 @@ def harness_command(folder: Path) -> str:
     return f"lm_eval --model hf --model_args {arguments} --tasks hellaswag"
 
 
+NO_ADAPTER = {
+    "residual": "an update is more than its factors (tuning.residual)",
+    "core": "a matrix between the factors was trained (tuning.core)",
+    "personal": "each client has a second adapter (tuning.personal)",
+    "sparse": "a sparse matrix was trained next to the factors (tuning.sparse)",
+}
+"""Why a run with LoRA has no adapter for PEFT, by the key of the config that is true."""
+
+
+def why_no_adapter(folder: Path) -> str:
+    """Why the final model of a run with LoRA is no adapter for PEFT; empty: it is one, or there is none.
+
+    Args:
+        folder: Folder of a run.
+    """
+    model = folder / ADAPTER.parent
+    if not (model / "params.safetensors").exists() or (folder / ADAPTER).exists():
+        return ""
+    tuning = read_yaml(folder / "config.yaml")["tuning"]
+    if tuning.get("name") != "lora":
+        return ""
+    return next((why for key, why in NO_ADAPTER.items() if tuning.get(key)), "factors stay at the clients")
+
+
 def add_figure(folder: Path, title: str, drawing: Drawing) -> Path:
     """Save a figure in the folder of a run, and add it to report.md unless it is there already.
 

@@ -33,6 +33,8 @@ from rayfed.types import Count, Positive
 
 LEAVES = (".lora_A", ".lora_B", ".lora_embedding_A", ".lora_embedding_B")
 """Ends of the global names of factors."""
+FROZEN = (".lora_A", ".lora_embedding_A")
+"""Ends of those that `freeze_a` keeps at their start values."""
 
 STEM = r"patch_embed\.proj"
 """Name of the patch embedding, as a regular expression."""
@@ -117,25 +119,31 @@ class Lora:
             model.register_forward_pre_hook(_weigh)
 
     def adapter_files(
-        self, params: Mapping[str, Tensor], model_name: str, names: LibraryNames | None = None
+        self,
+        params: Mapping[str, Tensor],
+        model_name: str,
+        names: LibraryNames | None = None,
+        fixed: Mapping[str, Tensor] | None = None,
     ) -> dict[str, bytes]:
         """The trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, folder)`.
 
-        There are no files under `freeze_a`, `residual` and `core`, where A or B stays at the clients, or with
-        entries of `sparse`, because what was sent is not the whole update, or is more than factors.
+        There are no files under `residual` and `core`, where A or B stays at the clients, or with entries of
+        `sparse`, because what was sent is not the whole update, or is more than factors.
 
         Args:
             params: Final tensors by global name.
             model_name: Name of the adapted model; stored in adapter_config.json.
             names: Names in the library of a model of transformers, whose trained classifier is saved too, for
                 `PeftModel.from_pretrained(AutoModelForSequenceClassification...)`; None: another model.
+            fixed: Start values of all factors by global name, of which those of A are used under `freeze_a`.
 
         Returns:
             The contents of adapter_config.json and adapter_model.safetensors, by name of the file.
         """
         from safetensors.torch import save
 
-        factors = {n: v.contiguous() for n, v in params.items() if n.endswith(LEAVES)}
+        kept = {n: v for n, v in (fixed or {}).items() if self.freeze_a and n.endswith(FROZEN)}
+        factors = {n: v.contiguous() for n, v in (kept | dict(params)).items() if n.endswith(LEAVES)}
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
             return {}

@@ -41,6 +41,7 @@ CASES = {
     ),
     "a config file as an override": (["configs/config.yaml"], ["write --config FILE"]),
     "several seeds": (["seeds=3"], ["seeds: no such key", "seed=1, seed=2"]),
+    "a list of seeds": (["seed=[0,1,2]"], ["seed: [0, 1, 2] is a list", "seed=1, seed=2"]),
     "a number in words": (["rounds=two"], ["rounds: 'two' is not a whole number"]),
     "neither": (["clients_per_round=some"], ["'some' is not 'all' or a whole number"]),
     "not a switch": (["deterministic=perhaps"], ["'perhaps' is not 'auto' or true or false"]),

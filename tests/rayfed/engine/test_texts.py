@@ -320,6 +320,7 @@ def test_clients_can_count_by_what_they_learned(folder, cache):
         assert found[name] == pytest.approx(count / sum(counts.values()))
     lengths = sum(int(setup.dataset.images.lengths[own].sum()) for own in rows.values())
     assert first.row["local_tokens"] == lengths
+    assert first.row["local_learned"] == sum(counts.values()) < lengths
     with pytest.raises(ConfigError, match=r"server\.weighting: tokens"):
         setup_of(folder, cache, "bert", "server.weighting=tokens")
 
@@ -337,15 +338,30 @@ def test_models_and_data_of_other_tasks_are_refused(folder, cache):
         prepare(load_config([f"model=hf/{folder / 'bert'}", "algorithm=fedavg", "cluster=inline"]))
 
 
+def test_a_user_learns_how_many_tokens_were_learned(folder, cache, tmp_path):
+    for model, says in (("gpt2-lm", True), ("bert", False)):
+        path = tmp_path / model
+        rayfed.simulate([*settings(folder, cache, model, "algorithm=fedavg"), f"output={path}"])
+        assert ("of them learned)" in " ".join(final_table(path).notes)) is says
+
+
 PEFT_READS = ("bert", "roberta", "distilbert", "gpt2", "llama", "gpt2-lm", "qwen2-lm")
 
 
 @pytest.mark.parametrize("model", quickly(PEFT_READS, ["bert", "gpt2-lm"]))
 def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
+    peft_agrees(folder, cache, tmp_path, model, "fedavg")
+
+
+def test_peft_loads_a_fixed_a_and_a_trained_b(folder, cache, tmp_path):
+    peft_agrees(folder, cache, tmp_path, "bert", "ffa_lora")
+
+
+def peft_agrees(folder, cache, tmp_path, model, method):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    overrides = settings(folder, cache, model, "algorithm=fedavg", "tuning.alpha=6", "train.lr=0.02")
+    overrides = settings(folder, cache, model, f"algorithm={method}", "tuning.alpha=6", "train.lr=0.02")
     result = rayfed.simulate([*overrides, f"output={tmp_path / 'run'}"])
     setup = prepare(load_config(overrides))
     ours = setup.world.build()
@@ -376,6 +392,19 @@ def test_peft_loads_what_was_trained(folder, cache, tmp_path, model):
             assert not torch.allclose(
                 found, before[:1, : found.shape[1]] if model.endswith("-lm") else before[:1]
             )
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("fedsa_lora", "factors stay at the clients"), ("flora", "an update is more than its factors")],
+)
+def test_a_run_says_why_it_has_no_adapter(folder, cache, tmp_path, capsys, method, why):
+    rayfed.simulate(
+        [*settings(folder, cache, "gpt2-lm", f"algorithm={method}", "rounds=1"), f"output={tmp_path / 'r'}"],
+        quiet=False,
+    )
+    assert f"no adapter for PEFT was written: {why}" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "r" / "model" / "adapter_config.json").exists()
 
 
 def focal(output, y):

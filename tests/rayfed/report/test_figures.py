@@ -1,8 +1,10 @@
 """Figures of finished runs: what is drawn, not how it looks."""
 
+import warnings
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,7 +22,7 @@ from rayfed.report import feature_map, landscape
 from rayfed.report import feature_map as features
 from rayfed.report import landscape as measured
 from rayfed.report.final_table import RunTables
-from rayfed.report.method_figures import gap_variance, gap_variances
+from rayfed.report.method_figures import draw_partition, gap_variance, gap_variances
 from rayfed.report.reopen import reopen
 from tests.conftest import quickly
 from tests.rounding import Exact, equally_near, exact_numbers, near
@@ -267,3 +269,22 @@ def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):
     error = capsys.readouterr().err
     assert "has seen all domains" in error
     assert "/config.yaml data.held_out=" in error
+
+
+@pytest.mark.parametrize("letters", [3, 9, 60])
+def test_a_partition_of_few_clients_has_room_for_the_names_of_its_classes(letters):
+    classes = [f"{i}".rjust(letters, "x") for i in range(10)]
+    clients = [f"c{i % 5}" for i in range(50)]
+    table = pa.table(
+        {
+            "label": [i % 10 for i in range(50)],
+            "split": ["train"] * 50,
+            "client": clients,
+            "domain": ["all"] * 50,
+            "index": list(range(50)),
+        }
+    )
+    drawing = draw_partition(table, classes, "mails")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawing.figure.canvas.draw()

@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     folders.write(path / "compare" / "fedavg", method="fedavg", rounds=2, held_out="street")
     for own, head in ((path, "personal"), (path / "compare" / "fedavg", "shared")):
         file = own / "environment.json"
-        about = {"head": head, "test_split": "validation", "texts_cut": CUT}
+        about = {"head": head, "test_split": "validation", "texts_cut": CUT, "examples": "texts"}
         facts = {**json.loads(file.read_text()), **about}
         file.write_text(json.dumps(facts))
     return path
@@ -52,6 +52,8 @@ def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
     compared = f"head: shared with fedavg; personal with fedper; {ROUND}; {SPLIT}"
     assert compared in table_of_methods([other, runs]).notes
     assert CUT in table_of_methods([other, runs]).notes
+    notes = table_of_methods([other, runs]).notes
+    assert notes[0] == "accuracy on the test texts in percent, after the last scored round"
     assert {f"head: personal; {ROUND}; {SPLIT}", CUT} < {*final_table(runs).notes}
     assert f"Head: shared; {SPLIT}." in summary(PageRun(other)).parts[1].sentences
     table = results([Member(run=PageRun(path), method=path.name) for path in (other, runs)]).parts[0]
