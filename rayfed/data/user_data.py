@@ -11,6 +11,7 @@ What the targets are follows from them, as `kind` says.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from rayfed.data.data_config import Resize
 from rayfed.data.listing import ONE_DOMAIN, Listing
 from rayfed.errors import DataError, one_line, place_of, shown, unknown
 from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION
+
+log = logging.getLogger(__name__)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -416,7 +419,37 @@ def _of_dataset(dataset: Any, place: str) -> tuple[Array, Array]:
             )
     if not inputs:
         raise DataError(f"{place}: the client has no examples; leave it out, or give it one or more")
+    _warn_if_random(dataset, inputs, place)
     return _array(np.stack(inputs), place), _array(np.stack(targets), place)
+
+
+READ_TWICE = 8
+"""Examples of a Dataset that are read again, to see whether it changes them at random."""
+
+_warned: set[str] = set()
+"""Classes of Datasets of which the user was told that they change examples at random."""
+
+
+def _warn_if_random(dataset: Any, inputs: Sequence[Array], place: str) -> None:
+    """Warn, once for each class, if an example of a Dataset differs when it is read again."""
+    kind = type(dataset).__qualname__
+    if kind in _warned:
+        return
+    for index, before in enumerate(inputs[:READ_TWICE]):
+        try:
+            again = dataset[index][0]
+        except Exception:  # it was read once, which is enough
+            return
+        again = again.detach().cpu().numpy() if hasattr(again, "detach") else np.asarray(again)
+        if not np.array_equal(before, again):
+            _warned.add(kind)
+            log.warning(
+                "%s: item %d of %s differs when it is read again; all examples are read once, so a random "
+                "change stays the same in every round, and test examples have it too; leave random "
+                "transforms out, and set data.augment",
+                *(place, index, kind),
+            )
+            return
 
 
 def _table(value: Any) -> Any:

@@ -121,6 +121,26 @@ def test_splits_come_from_a_column_or_a_dict(tmp_path):
     assert stored({"a": own, "b": {"train": ARRAYS["c1"]}}, tmp_path).domains == ("noisy", "all")
 
 
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self, noise):
+        self.noise = noise
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)) + self.noise * torch.rand(4), index
+
+
+def test_a_dataset_that_changes_examples_at_random_is_named_once(caplog):
+    own_data({"a": Noisy(0)})
+    assert not caplog.text
+    own_data({"a": Noisy(1), "b": Noisy(1)})
+    assert caplog.text.count("differs when it is read again") == 1
+    assert "data['a']: item 0 of Noisy differs" in caplog.text
+    assert "set data.augment" in caplog.text
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     client=st.sampled_from(list(ARRAYS)),
