@@ -25,8 +25,9 @@ class Augmentation:
     """Changes batches of normalized images at random.
 
     Attributes:
-        transform: Changes one image with values in [0, 1], shape (3, size, size).
-        mean, std: Mean and standard deviation by channel that the images were normalized with.
+        transform: Changes one image with values in [0, 1], shape (C, H, W).
+        mean, std: Mean and standard deviation by channel that the images were normalized with; the first one
+            counts for every channel of images with another number of channels.
     """
 
     transform: Callable[[Tensor], Tensor]
@@ -34,12 +35,14 @@ class Augmentation:
     std: Channels
 
     @classmethod
-    def of(cls, config: AugmentConfig, size: int, mean: Channels, std: Channels) -> Augmentation:
+    def of(
+        cls, config: AugmentConfig, size: int | tuple[int, int], mean: Channels, std: Channels
+    ) -> Augmentation:
         """The changes that a config section names, in its order.
 
         Args:
             config: The config section `data.augment`.
-            size: Height and width of the images in pixels.
+            size: Height and width of the images in pixels, one number or both.
             mean: Mean by channel that the images are normalized with.
             std: Standard deviation by channel.
         """
@@ -52,14 +55,14 @@ class Augmentation:
         """Change every image of a batch.
 
         Args:
-            x: Normalized images, shape (B, 3, H, W).
+            x: Normalized images, shape (B, C, H, W).
             seed: Determines all random numbers.
 
         Returns:
             A new batch of the same shape, normalized, on the same device.
         """
-        mean = _by_channel(self.mean, x.device)
-        std = _by_channel(self.std, x.device)
+        mean = _by_channel(self.mean, x.shape[1], x.device)
+        std = _by_channel(self.std, x.shape[1], x.device)
         pixels = (x * std + mean).clamp_(0, 1)
         with cpu_seeded(seed):
             changed = torch.stack([self.transform(image) for image in pixels])
@@ -67,12 +70,13 @@ class Augmentation:
 
 
 @lru_cache(maxsize=8)
-def _by_channel(values: Channels, device: torch.device) -> Tensor:
-    """Values of the channels for arithmetic with images, shape (1, 3, 1, 1); copied to a device once."""
-    return torch.tensor(values, device=device).view(1, 3, 1, 1)
+def _by_channel(values: Channels, channels: int, device: torch.device) -> Tensor:
+    """Values of the channels for arithmetic with images, shape (1, C, 1, 1); copied to a device once."""
+    fitting = values if len(values) == channels else values[:1] * channels
+    return torch.tensor(fitting, device=device).view(1, -1, 1, 1)
 
 
-def _transforms(config: AugmentConfig, size: int) -> list[Any]:
+def _transforms(config: AugmentConfig, size: int | tuple[int, int]) -> list[Any]:
     """Transforms of torchvision for images of `size` pixels."""
     from torchvision.transforms import v2
 

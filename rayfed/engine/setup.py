@@ -475,6 +475,8 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     classes = len(world.classes) if open_dataset(world.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
     batch = first_batch(world, partition, model)
+    if world.augment is not None:
+        _check_images(batch[0])
     where = repr(config.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
     try:
@@ -486,6 +488,21 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
             for name, buffer in model.named_buffers():
                 buffer.copy_(kept[name])
         model.forget()
+
+
+def _check_images(x: Tensor) -> None:
+    """Check that the inputs of a user are images, which `data.augment` can change.
+
+    Args:
+        x: The first examples, as the network gets them.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if x.ndim != 4 or not x.is_floating_point():
+        raise ConfigError(
+            f"data.augment: it changes images, and the inputs have shape {tuple(x.shape[1:])}; leave it out"
+        )
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:

@@ -68,7 +68,7 @@ from rayfed.models.trunk import (
     use_compile,
     use_mean_pooling,
 )
-from rayfed.models.user_model import Network
+from rayfed.models.user_model import Network, OwnBackbone
 from rayfed.objective import Objective, symbols
 from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode
@@ -492,7 +492,8 @@ class Worker:
         self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
         scale = self._model.mean, self._model.std
         self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)
-        self._augment = Augmentation.of(world.augment, model.size, *scale) if world.augment else None
+        sides = model.example[0][-2:] if isinstance(model, OwnBackbone) else model.size
+        self._augment = Augmentation.of(world.augment, sides, *scale) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
 
     def _folder(self) -> FeatureFolder | None:

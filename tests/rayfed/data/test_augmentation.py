@@ -36,6 +36,15 @@ def pixels_of(x):
     return x * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_of_a_user_keep_their_channels_and_sides(channels):
+    pixels = torch.rand(4, channels, 8, 6, generator=torch.Generator().manual_seed(2))
+    one = EVERY if channels == 1 else AugmentConfig(crop=Crop(), flip=Flip(), rotate=Rotate())
+    changed = Augmentation.of(one, (8, 6), (0.0,) * 3, (1.0,) * 3)(pixels, 1)
+    assert changed.shape == pixels.shape
+    assert not torch.equal(changed, pixels)
+
+
 def images(num=4, size=16):
     return torch.rand(num, 3, size, size, generator=torch.Generator().manual_seed(2))
 

@@ -314,6 +314,17 @@ def test_advice_about_a_run_of_own_objects_names_the_call_that_continues_it(tmp_
         own(method=Interrupting).run(run, quiet=True)
 
 
+def test_gray_images_of_a_user_are_augmented():
+    rng = np.random.default_rng(0)
+    images = {f"c {i}": (rng.integers(0, 255, (20, 8, 8)).astype(np.uint8), np.arange(20) % 3) for i in range(2)}
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+    augmented = {"data.augment": ["rotate", "crop"]}
+    run = own(model=network, data=images, rounds=1, **augmented).run(quiet=True)
+    assert run.sha256 != own(model=network, data=images, rounds=1).run(quiet=True).sha256
+    with pytest.raises(ConfigError, match=r"data\.augment: .* the inputs have shape \(6,\)"):
+        own(**augmented).run(quiet=True)
+
+
 def test_a_changed_source_of_a_method_is_named(tmp_path):
     namespaces = []
     for factor in (1, 2):
