@@ -320,20 +320,45 @@ def by_client(
     if not len(large):
         raise ConfigError(
             f"data.partition.min_samples: {wanted}, but no client of {config.name} has so many training "
-            f"samples; the largest has {sizes.max(initial=0)} samples in all: lower it"
+            f"samples; the largest has {sizes.max(initial=0)} samples in all: "
+            + ("lower it" if wanted > 1 else "give clients more, or set data.test and data.val")
         )
-    if fewer := len(names) - len(large):
-        log.warning(
-            "data.partition.min_samples: %d of %d clients have fewer than %d training samples and are left "
-            "out; lower it to keep them",
-            *(fewer, len(names), wanted),
-        )
+    if len(large) < len(names):
+        small = np.setdiff1d(np.arange(len(names)), large).tolist()
+        log.warning(_left_out({str(names[i]): int(sizes[i]) for i in small}, len(names), config))
     order = np.argsort(which, kind="stable")
     ends = np.cumsum(sizes)
     parts = {
         str(names[i]): _given_splits(own[order[ends[i] - sizes[i] : ends[i]]], splits) for i in large.tolist()
     }
     return Imported(clients=parts, shared_tests=tests)
+
+
+MOST_NAMED = 5
+"""Clients that are named in the warning about those that are left out."""
+
+
+def _left_out(small: Mapping[str, int], count: int, config: DataConfig) -> str:
+    """The warning about clients with too few training samples.
+
+    Args:
+        small: Number of all samples of each such client, by name.
+        count: Number of all clients.
+        config: The config section `data`.
+    """
+    few = ", ".join(map(repr, list(small)[:MOST_NAMED])) + (", ..." if len(small) > MOST_NAMED else "")
+    wanted = config.partition.min_samples
+    if wanted > 1:
+        return (
+            f"data.partition.min_samples: {len(small)} of {count} clients have fewer than {wanted} training "
+            f"samples and are left out ({few}); lower it to keep them"
+        )
+    if config.test and list(small.values()) == [1]:
+        return f"client {few} is left out: its only example went to test; give it more, or set data.test"
+    return (
+        f"{count_of(len(small), 'client')} without a training example left after data.test and data.val "
+        f"are left out ({few}); give them more, or lower these"
+    )
 
 
 def _given_splits(samples: Indices, splits: NDArray[np.uint8] | None) -> dict[str, Indices]:

@@ -73,7 +73,15 @@ def test_every_client_has_its_own_samples(caplog):
     assert [client.domain for client in clients.values()] == ["art", "photo", "mixed"]
     assert clients["c2-bob"].train.tolist() == [*range(6, 14)]
     assert clients["c1-c-1"].train.tolist() == [*range(14, 19)]
-    assert "1 of 4 clients have fewer than 2" in caplog.text
+    assert "1 of 4 clients have fewer than 2 training samples and are left out ('d'); lower" in caplog.text
+
+
+def test_a_client_whose_examples_all_go_to_test_is_named_with_advice_that_helps(caplog):
+    partition(config(min_samples=1, test=0.2))
+    assert (
+        "client 'd' is left out: its only example went to test; give it more, or set data.test" in caplog.text
+    )
+    assert "min_samples" not in caplog.text
 
 
 def test_official_test_samples_are_shared_and_held_out_domains_have_no_client():
