@@ -72,6 +72,7 @@ from rayfed.objective import (
     CLASSES,
     CLASSIFICATION,
     LANGUAGE_MODELING,
+    REGRESSION,
     SEGMENTATION,
     TEXT_REGRESSION,
     Objective,
@@ -479,10 +480,12 @@ def _check_pass(config: Config, world: World, partition: Partition, model: Backb
         _check_images(batch[0])
     where = repr(config.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
+    assumed = config.task is None and world.objective.task == REGRESSION
+    hint = f"; targets are floats, so {REGRESSION!r} was assumed; for classes use y.astype(int)" * assumed
     try:
         # Also where the user switched gradients off around the whole call.
         with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
-            first_pass(model, world.objective, batch, counted, where)
+            first_pass(model, world.objective, batch, counted, where, hint)
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():

@@ -279,7 +279,8 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         """A metric by its name."""
         if name.startswith("_") or name not in self.metrics:
-            raise AttributeError(f"this run has no {name!r}; run.metrics has: {', '.join(self.metrics)}")
+            own = f"its score is run.{self.metric}, and " if self.metric in self.metrics else ""
+            raise AttributeError(f"this run has no {name!r}; {own}run.metrics has: {', '.join(self.metrics)}")
         return self.metrics[name]
 
     def __repr__(self) -> str:

@@ -113,6 +113,9 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     """Show the table of the clients, what they hold if it differs, and how many images could not be read."""
     sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
     tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
+    if setup.dataset.own:
+        goal = setup.world.objective
+        tell(f"task: {goal.task}, scored by {goal.metric}")
     if setup.world.network is not None:
         tell(fit_width(trained_in_words(setup), terminal_width()))
     if setup.group.sentence:

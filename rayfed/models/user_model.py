@@ -279,6 +279,7 @@ class Network:
             raise ConfigError(
                 f"model: the function {self.label!r} returned {shown(net)}, no nn.Module{self.place}"
             )
+        _check_parameters(net, self.place)
         return net
 
     def build(self, classes: int, seed: int) -> OwnBackbone:
@@ -381,7 +382,17 @@ def register(value: Any) -> str:
     return path or user_objects.register(known, source, digest)
 
 
+def _check_parameters(net: nn.Module, place: str) -> None:
+    """Raise ConfigError unless the network has parameters. Args: place: where it was defined."""
+    if next(net.parameters(), None) is None:
+        raise ConfigError(
+            f"model: {type(net).__name__} has no parameters, so nothing of it can be trained{place}; give a "
+            f"network with layers"
+        )
+
+
 def _of_module(net: nn.Module) -> Network:
+    _check_parameters(net, user_objects.place(type(net)))
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if tensor.device.type not in ("cpu", "meta"):
             raise ConfigError(
@@ -564,7 +575,7 @@ def _candidate(modules: Mapping[str, nn.Module]) -> str | None:
 
 
 def _first_loss(
-    model: Backbone, objective: Objective, output: Any, y: Tensor
+    model: Backbone, objective: Objective, output: Any, y: Tensor, hint: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of the first examples, and their scores by name; arguments as in `first_pass`."""
     several = output if isinstance(output, list) else [output]
@@ -580,12 +591,17 @@ def _first_loss(
         raise ConfigError(
             f"task: the loss of {objective.task!r} cannot be computed from outputs of shape "
             f"{tuple(several[0].shape)} and "
-            f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}"
+            f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}{hint}"
         ) from err
 
 
 def first_pass(
-    model: Backbone, objective: Objective, batch: tuple[Tensor, Tensor], outputs: int, where: str
+    model: Backbone,
+    objective: Objective,
+    batch: tuple[Tensor, Tensor],
+    outputs: int,
+    where: str,
+    hint: str = "",
 ) -> None:
     """Check with one forward and backward pass that network, task and tuning fit the data.
 
@@ -595,6 +611,7 @@ def first_pass(
         batch: Inputs and targets of one or a few examples.
         outputs: Number of outputs that the targets need; 0: not known.
         where: What names model and data in messages.
+        hint: Ends the message about a loss that cannot be computed.
 
     Raises:
         ConfigError: The first thing that does not fit.
@@ -614,7 +631,7 @@ def first_pass(
             f"model: {where} has {first.shape[1]} outputs, and the targets have {outputs} classes; give it "
             f"{outputs} outputs, or correct the labels"
         )
-    loss, scores = _first_loss(model, objective, output, y)
+    loss, scores = _first_loss(model, objective, output, y, hint)
     wrong = next((name for name, each in scores.items() if len(each) != len(y)), None)
     if wrong is not None:
         raise ConfigError(f"task: {wrong} must be one number for each example, shape ({len(y)},)")

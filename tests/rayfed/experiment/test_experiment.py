@@ -316,13 +316,24 @@ def test_advice_about_a_run_of_own_objects_names_the_call_that_continues_it(tmp_
 
 def test_gray_images_of_a_user_are_augmented():
     rng = np.random.default_rng(0)
-    images = {f"c {i}": (rng.integers(0, 255, (20, 8, 8)).astype(np.uint8), np.arange(20) % 3) for i in range(2)}
+    images = {
+        f"c {i}": (rng.integers(0, 255, (20, 8, 8)).astype(np.uint8), np.arange(20) % 3) for i in range(2)
+    }
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
     augmented = {"data.augment": ["rotate", "crop"]}
     run = own(model=network, data=images, rounds=1, **augmented).run(quiet=True)
     assert run.sha256 != own(model=network, data=images, rounds=1).run(quiet=True).sha256
     with pytest.raises(ConfigError, match=r"data\.augment: .* the inputs have shape \(6,\)"):
         own(**augmented).run(quiet=True)
+
+
+def test_a_run_says_what_was_learned_and_which_score_it_has(capsys):
+    one_hot = {name: (x, np.eye(3, dtype=int)[y]) for name, (x, y) in clients().items()}
+    run = own(data=one_hot).run(quiet=False)
+    assert "task: multilabel, scored by auc\n" in capsys.readouterr().out
+    with pytest.raises(AttributeError, match=r"no 'accuracy'; its score is run\.auc, and run\.metrics has"):
+        _ = run.accuracy
+    assert run.auc == run.metrics["auc"]
 
 
 def test_a_changed_source_of_a_method_is_named(tmp_path):
@@ -576,6 +587,8 @@ MISFITS = {
         ({"model": rayfed.Model(net(), head="9")}, "model: head: '9' does not exist"),
         ({"model": rayfed.Model(net(), blocks="0")}, "is no list of blocks of one type"),
         ({"model": lambda: 3}, "returned 3, no nn.Module"),
+        ({"model": nn.Flatten()}, "model: Flatten has no parameters"),
+        ({"model": lambda: nn.Flatten()}, "model: Flatten has no parameters"),
     ],
     "tuning": [
         ({"tuning": rayfed.LoRA(targets="nothing")}, "tuning.targets: 'nothing' matches no layer"),
@@ -586,6 +599,10 @@ MISFITS = {
             "task: the loss of 'regression' cannot be computed from outputs of shape (2, 3)",
         ),
         ({"task": "guess"}, "task: 'guess' does not exist"),
+        (
+            {"data": {"a": (np.zeros((30, 6)), np.arange(30) % 3.0)}},
+            "targets are floats, so 'regression' was assumed; for classes use y.astype(int)",
+        ),
     ],
 }
 
