@@ -492,7 +492,8 @@ class Worker:
         self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
         scale = self._model.mean, self._model.std
         self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)
-        sides = model.example[0][-2:] if isinstance(model, OwnBackbone) else model.size
+        shape = model.example[0] if isinstance(model, OwnBackbone) else ()
+        sides = (shape[-2], shape[-1]) if len(shape) > 1 else model.size
         self._augment = Augmentation.of(world.augment, sides, *scale) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
 
