@@ -607,6 +607,32 @@ BINDING = ("cluster.threads",)
 """Keys in these sections that may not change, because float sums depend on them."""
 
 
+def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of two configs that differ and would change a result, with both values.
+
+    Args:
+        old: A config as plain containers; keys that its version of RayFed did not have are their defaults.
+        new: A config of this version.
+    """
+    return changes(_with_new_keys(old, Config), new)
+
+
+def _with_new_keys(tree: Mapping[str, Any], section: type) -> dict[str, Any]:
+    """A section of a config with the defaults of the keys that it lacks."""
+    found = dict(tree)
+    kinds = get_type_hints(section)
+    for each in dataclasses.fields(section):
+        if each.name in found:
+            if dataclasses.is_dataclass(kinds[each.name]) and isinstance(found[each.name], Mapping):
+                found[each.name] = _with_new_keys(found[each.name], kinds[each.name])
+        elif each.default is not dataclasses.MISSING:
+            found[each.name] = each.default
+        elif each.default_factory is not dataclasses.MISSING:
+            value = each.default_factory()
+            found[each.name] = plain(value) if dataclasses.is_dataclass(value) else value
+    return found
+
+
 def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Keys that differ and would change a result, with both values. Lists and tuples count as equal."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

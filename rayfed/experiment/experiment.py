@@ -278,7 +278,7 @@ class Experiment:
         Raises:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
         """
-        from rayfed.config.schema import changes
+        from rayfed.config.schema import config_changes
         from rayfed.record.claim import claim_again
         from rayfed.user_files import check_run_folder
 
@@ -287,7 +287,7 @@ class Experiment:
         with _Shown(quiet) as hidden, claim_again(folder) as claim:
             config = replace(self.config(), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
-            for key, old, new in changes(before, to_dict(config)):
+            for key, old, new in config_changes(before, to_dict(config)):
                 if key != "rounds":
                     raise ConfigError(_differs(key, old, new, folder))
             return _runner(config, hidden).start(config, claim)

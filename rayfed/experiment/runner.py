@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.config.schema import changes, to_dict
+from rayfed.config.schema import config_changes, to_dict
 from rayfed.config.variants import PROTOCOLS
 from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session
@@ -229,9 +229,9 @@ def _scored_the_same(plan: Plan, trained: str) -> bool:
         before = read_yaml(plan.path / "config.yaml")
     except DamagedError:
         return False
-    return not any(changes(before, to_dict(plan.config))) and model_digest(str(plan.path)) == model_digest(
-        trained
-    )
+    if any(config_changes(before, to_dict(plan.config))):
+        return False
+    return model_digest(str(plan.path)) == model_digest(trained)
 
 
 def _raise_failures(what: str, failed: Mapping[str, Exception], count: int, whole: Path) -> None:

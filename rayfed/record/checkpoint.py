@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.config.schema import changes
+from rayfed.config.schema import changes, config_changes
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Executor, Kept
@@ -88,7 +88,7 @@ class Basis:
         where = f"when round {facts['round']} of {path} was saved"
         advice = "put it back or start a new run"
         now = json.loads(json.dumps(self.config))  # with the key types that JSON has
-        for key, old, new in changes(facts["config"], now):
+        for key, old, new in config_changes(facts["config"], now):
             if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, _ in changes(facts["data"], self.data):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import ClusterConfig, Config, changes
+from rayfed.config.schema import ClusterConfig, Config, changes, config_changes
 from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
@@ -204,7 +204,7 @@ def check_same(job: TableJob) -> None:
 
     for cell in job.cells:
         if (file := cell.path / "config.yaml").exists():
-            for key, old, new in changes(read_yaml(file), to_dict(cell.config)):
+            for key, old, new in config_changes(read_yaml(file), to_dict(cell.config)):
                 raise ConfigError(
                     f"{key}: {shown(new)} would change the result of {cell.path}, which began with "
                     f"{shown(old)}; choose another output, or leave it out"

@@ -1,8 +1,9 @@
 """Keys that may change when a run is continued."""
 
 import re
+from copy import deepcopy
 
-from rayfed.config.schema import BINDING, HARMLESS, changes
+from rayfed.config.schema import BINDING, HARMLESS, changes, config_changes, load_config, to_dict
 from tests.conftest import ROOT
 
 
@@ -10,6 +11,17 @@ def test_the_page_names_the_keys_that_may_change():
     page = (ROOT / "docs" / "recovery.md").read_text()
     (item,) = re.findall(r"^- Keys that would change the result.*?(?=^- )", page, re.DOTALL | re.MULTILINE)
     assert sorted(re.findall("`(.+?)`", item)) == sorted([*HARMLESS, *BINDING, "rounds"])
+
+
+def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default():
+    new = to_dict(load_config(["algorithm=fedavg"]))
+    old = deepcopy(new)
+    del old["compare_options"], old["train"]["graphs"], old["evaluation"]["ties"], old["privacy"]
+    assert list(config_changes(old, new)) == []
+    new["train"]["graphs"] = not new["train"]["graphs"]
+    assert [key for key, _, _ in config_changes(old, new)] == ["train.graphs"]
+    del old["server"]["weighting"]  # a hyperparameter has no default here
+    assert "server.weighting" in [key for key, _, _ in config_changes(old, new)]
 
 
 def test_only_keys_that_would_change_the_result_are_named():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 import torch
 
 from rayfed.engine import measure_client, setup
@@ -91,6 +92,16 @@ def test_a_cell_that_fails_is_named_and_the_others_are_finished(job, monkeypatch
     }
     monkeypatch.undo()
     assert reproduce(job(("FedGR", "none"))).value("dif10", "FedGR", "Avg").seeds == 1
+
+
+def test_cells_of_a_version_with_fewer_keys_are_kept(job):
+    whole = job(("none",))
+    reproduce(whole)
+    (file,) = whole.path.glob("cells/*/config.yaml")
+    tree = yaml.safe_load(file.read_text())
+    del tree["compare_options"]
+    file.write_text(yaml.safe_dump(tree))
+    assert reproduce(job(("none",))).value("dif10", "none", "Avg").seeds == 1
 
 
 def test_a_folder_of_another_job_or_of_a_run_or_with_files_is_refused_and_stays(job, tmp_path):
