@@ -106,9 +106,8 @@ class Registry:
         module_name, colon, attribute = name.partition(":")
         if not colon:
             if name not in self.names():
-                own = f"; for the file {name}.py here write {name}:{self.attribute}"
-                hint = own if (Path.cwd() / f"{name}.py").is_file() else ""
-                raise ConfigError(unknown(key, name, self.names()) + hint)
+                check_no_module(key, name, self.attribute)
+                raise ConfigError(unknown(key, name, self.names()))
             module_name = f"{self.files.package}.{name}"
             attribute = self.attribute
         module = _import_module(key, name, module_name)
@@ -138,6 +137,27 @@ class Registry:
         if not self.accepts(entry):
             raise ConfigError(otherwise)
         return entry
+
+
+def check_no_module(key: str, name: str, attribute: str) -> None:
+    """Refuse a name that looks like a file or a module of a user.
+
+    Args:
+        key: Config key to name in the error.
+        name: The value of the key.
+        attribute: Name of the object that such a file defines.
+
+    Raises:
+        ConfigError: It does; says what to write.
+    """
+    file = Path(name.removesuffix(".py"))
+    module = ".".join((file.name,) if file.is_absolute() else file.parts)
+    looks_so = name.endswith(".py") or "." in name or (Path.cwd() / f"{name}.py").is_file()
+    if looks_so and all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(
+            f"{key}: {name!r} is no name that ships with RayFed; for the file {module.replace('.', '/')}.py "
+            f"here write {module}:{attribute}"
+        )
 
 
 def import_object(key: str, name: str) -> Any:

@@ -43,7 +43,7 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
-from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries
+from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries, check_no_module
 from rayfed.user_files import is_folder, parse_value, read_file
 from rayfed.user_objects import find, import_or_none
 
@@ -233,6 +233,9 @@ SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 
 NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
 """Groups whose choices are also the names of Python files."""
+
+OBJECTS = {"algorithm": "METHOD", "tuning": "TUNING", "data": "READER"}
+"""Names of the objects that Python files of these groups define."""
 
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
 OWN_IMAGES = f"; your own images: data=image_folder data.root=DIR{LAYOUTS}"
@@ -531,12 +534,14 @@ def _check_choice(group: str, name: str) -> None:
         return
     elif group in NAMED and ":" in name:
         check_name(group, name)
-    elif group == "data" and (os.sep in name or is_folder(name)):
+    elif group == "data" and (os.sep in name or is_folder(name)) and not name.endswith(".py"):
         raise ConfigError(
             f"data: {shown(name)} is no name of a data set; for images of your own write data=image_folder "
             f"data.root={name[:MOST_SHOWN]}{LAYOUTS}"
         )
     else:
+        if group in OBJECTS and (group != "data" or name.endswith(".py")):
+            check_no_module(group, name, OBJECTS[group])
         raise ConfigError(unknown(group, name, choices(group)) + ELSE.get(group, ""))
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS, Method
 
@@ -46,3 +47,21 @@ def test_a_file_in_the_current_folder_is_named_in_the_error(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"for the file mine.py here write mine:METHOD$"):
         METHODS.load("mine")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("algorithm=mine/clipmix.py", "for the file mine/clipmix.py here write mine.clipmix:METHOD"),
+        ("algorithm=./mine/clipmix.py", "write mine.clipmix:METHOD"),
+        ("algorithm=mine.clipmix", "for the file mine/clipmix.py here write mine.clipmix:METHOD"),
+        ("tuning=mine.bitfit", "write mine.bitfit:TUNING"),
+        ("data=mine/arrays.py", "write mine.arrays:READER"),
+        ("compare=[fedavg,mine.clipmix]", "write mine.clipmix:METHOD"),
+    ],
+)
+def test_a_file_or_a_module_in_place_of_a_name_is_answered_with_what_to_write(override, hint):
+    with pytest.raises(ConfigError) as caught:
+        load_config([override])
+    assert str(caught.value).endswith(hint)
+    assert "fedprox" not in str(caught.value)
