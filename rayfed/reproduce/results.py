@@ -603,7 +603,10 @@ def _csv(kind: type, rows: Iterable[Mapping[str, object]], *more: str) -> str:
 
 
 def latex(found: Reproduction) -> str:
-    """One `tabular` for each setting (package booktabs); best bold, second-best underlined."""
+    """One `tabular` for each setting (package booktabs), and one of the orderings with their verdicts.
+
+    The best is bold, the second-best underlined.
+    """
     columns = ("", *(title for measure in found.measures for title in (measure.name, "paper")))
     lines = [f"% {title_of(found)}", "% needs \\usepackage{booktabs}"]
     for setting in found.settings:
@@ -613,6 +616,8 @@ def latex(found: Reproduction) -> str:
             marks |= {(i, 2 * k + 1): rank for k, (_, rank) in enumerate(values)}
             rows.append((row, *(cell for value, _ in values for cell in (ours(value), paper(value)))))
         lines.append(Table(setting, columns, tuple(rows), ranks=marks).latex())
+    if found.claims:
+        lines.append(_orderings(found, f"orderings in the paper's numbers: {verdicts(found)}").latex())
     return "\n".join(lines)
 
 

@@ -25,8 +25,10 @@ from rayfed.record.claim import mark_of
 from rayfed.record.readers import read_json, rows_so_far
 from rayfed.reproduce import results
 from rayfed.reproduce.job import (
+    EXAMPLES,
     KIND,
     MANIFEST,
+    STEPS,
     ClusterShare,
     JobCell,
     Plans,
@@ -316,7 +318,10 @@ def _place(plan: Plan, part: ClusterShare) -> Plan:
 def _line(progress: JobProgress, cell: JobCell, seconds: float) -> str:
     """A line about a finished cell."""
     scores = progress.finished[cell.name][1]
-    numbers = "  ".join(f"{name} {results.number(value)}" for name, value in scores.items())
+    shown = {name: f"{value:,.0f}" for name, value in scores.items() if name in (STEPS, EXAMPLES)}
+    numbers = "  ".join(
+        f"{name} {shown.get(name) or results.number(value)}" for name, value in scores.items()
+    )
     done = f"{len(progress.finished)}/{len(progress.job.cells)}"
     return f"{done}  {cell.row}, {cell.setting}, seed {cell.seed}  {numbers}  {seconds:.0f} s"
 

@@ -57,8 +57,12 @@ def test_latex_marks_and_escapes(found):
     assert r"FedGR & \textbf{64.00 $\pm$ 0.00} & 63.01 &" in text
     assert r"\underline{63.00 $\pm$ 0.00}" in text
     assert r"sigma\_type & paper" in text
-    assert text.count("\\\\") == 1 + 4  # the head and four rows
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    table, orderings = text.split(r"\end{tabular}")[:2]
+    assert table.count("\\\\") == 1 + 4  # the head and four rows
+    assert orderings.count("\\\\") == 1 + len(found.claims)
+    assert f"% orderings in the paper's numbers: {results.verdicts(found)}" in orderings
+    assert orderings.count("not decided") >= sum(claim.verdict == "not decided" for claim in found.claims) > 0
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
 
 
 def test_the_page_is_whole_escaped_and_loads_nothing(found):
