@@ -99,6 +99,7 @@ def table(outcomes: Outcomes) -> Table | None:
     counts = {state: sum(t.state == state for t in outcomes.trials) for state in STATES.values()}
     notes = (
         *_ties(outcomes, shown),
+        *_ends(outcomes, best),
         f"{count_of(len(outcomes.trials), 'trial')}: "
         f"{', '.join(f'{n} {state}' for state, n in counts.items() if n)}; "
         f"round {best.rounds}, {count_of(len(outcomes.seeds), 'seed')} each",
@@ -125,6 +126,17 @@ def _ties(outcomes: Outcomes, shown: Sequence[Outcome]) -> Iterator[str]:
             "warning: one round cannot tell the best trials apart, so the best one is hardly more than the "
             "first one; search again with more rounds, for example rounds=10"
         )
+
+
+def _ends(outcomes: Outcomes, best: Outcome) -> Iterator[str]:
+    """Notes on values of the best trial that lie at an end of their range."""
+    for parameter in outcomes.sweep.read_space().parameters:
+        value = best.values.get(parameter.key)
+        if (end := parameter.end_near(value)) is not None:
+            yield (
+                f"the best {parameter.key}, {number(value)}, is at the end {number(end)} of its range, so "
+                f"better values may lie beyond: search a wider one with space.{parameter.key}"
+            )
 
 
 def _heading(trial: Outcome, best: Outcome, default: Outcome | None, papers: str) -> str:

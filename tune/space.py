@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 Values: TypeAlias = Mapping[str, Any]
 Scalar: TypeAlias = bool | int | float | str | None
 SCALARS = (type(None), bool, int, float, str)
+
+
+NEAR_END = 0.05
+"""Part of a range within which a value is near its end."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,20 @@ class Parameter:
         if self.kind in ("randint", "lograndint"):
             return trial.suggest_int(self.key, low, high, log=log)
         return trial.suggest_float(self.key, low, high, step=step[0] if step else None, log=log)
+
+    def end_near(self, value: Any) -> Any:
+        """The end of the range that is at most 5 % of it away from a value; None: neither, or no range.
+
+        Of a logarithmic range the distance is that of the logarithms. A range of few whole numbers has only
+        its ends themselves.
+        """
+        if self.kind == "choice" or not self.contains(value):
+            return None
+        scale = math.log if self.kind in ("loguniform", "lograndint") else float
+        low, high = self.args[:2]
+        nearest = min((low, high), key=lambda end: abs(scale(end) - scale(value)))
+        near = abs(scale(nearest) - scale(value)) <= NEAR_END * (scale(high) - scale(low))
+        return nearest if near else None
 
     def contains(self, value: Any) -> bool:
         """Whether a value is in the range or among the options."""

@@ -65,3 +65,18 @@ def test_one_round_that_cannot_tell_the_best_apart_is_warned_about(swept, scores
 def test_several_objectives_show_the_front(swept):
     shown = table(swept(0.5, 0.4, 0.5, objective=["accuracy", "sigma_type"]))
     assert [column.split(" (")[0] for column in shown.columns[1:]] == ["trial 0", "trial 2"]
+
+
+@pytest.mark.parametrize(
+    ("lr", "end"),
+    [(0.1, "0.1"), (0.085, "0.1"), (0.001, "0.001"), (0.05, None), (0.0012, "0.001"), (0.002, None)],
+)
+def test_a_best_value_at_an_end_of_its_range_is_said(swept, lr, end):
+    """The range is logarithmic, from 0.001 to 0.1: 5 % of it are a factor of 10 ** 0.1 = 1.26."""
+    outcomes = swept(0.1, 0.3, rounds=5)
+    trials = (outcomes.trials[0], replace(outcomes.trials[1], values={"train.lr": lr}))
+    notes = [note for note in table(replace(outcomes, trials=trials)).notes if "range" in note]
+    said = f"the best train.lr, {lr:.4g}, is at the end {end} of its range, so better "
+    assert notes == (
+        [] if end is None else [said + "values may lie beyond: search a wider one with space.train.lr"]
+    )
