@@ -10,7 +10,7 @@ changes divided by the number N of all clients.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +23,13 @@ from rayfed.types import Batch, NonNegative
 
 @dataclass(frozen=True)
 class DynamicServer(BlockServer):
-    """Uniform mean of each block over its holders, with FedDyn's correction."""
+    """Uniform mean of each block over its holders, with FedDyn's correction.
 
+    Frozen blocks are at the clients from the beginning, as with FedAvg; only the rules that choose blocks for
+    a client count their download.
+    """
+
+    frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "preinstalled"
     feddyn_alpha: NonNegative = 0.1
 
 

@@ -12,7 +12,7 @@ from rayfed.federation.method_registry import check_compatible
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
-from tests.conftest import quickly
+from tests.conftest import SMALL, quickly
 from tests.vectors import vector
 
 V4 = vector("fedra", "V4")
@@ -121,3 +121,9 @@ def test_a_run(tmp_path, overrides):
     result = simulate([*common, *overrides.split(), "local.name=feddyn"])
     assert result.metrics["round"] == 2
     assert all(torch.isfinite(v).all() for v in result.params.values())
+
+
+def test_frozen_blocks_are_at_the_clients_as_with_fedavg():
+    """Each was said to download the frozen network in the first round, which made 24 MB."""
+    first, second = simulate([*SMALL, "algorithm=feddyn", "rounds=2", "data.limit=24"]).history["bytes_down"]
+    assert first == second
