@@ -19,6 +19,7 @@ from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError, count_of
+from rayfed.federation.privacy_accountant import AUTO_DELTA
 from rayfed.objective import score_facts
 from rayfed.record.atomic_files import write_table, write_text
 from rayfed.record.checkpoint import Checkpoints
@@ -92,7 +93,9 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     if (epsilon := config.privacy.epsilon) is not None:
         noise = setup.experiment.channel.noise
         rounds = count_of(config.rounds, "round")
-        tell(f"noise {noise:.4g} times clip, for an epsilon of {epsilon:g} after {rounds}")
+        delta = config.privacy.delta
+        at = AUTO_DELTA[config.privacy.noise_at] if delta == "auto" else f"{delta:g}"
+        tell(f"noise {noise:.4g} times clip, for an epsilon of {epsilon:g} at delta {at} after {rounds}")
 
 
 def _test_split(config: Config, setup: Setup) -> dict[str, str]:

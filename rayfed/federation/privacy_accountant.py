@@ -116,6 +116,10 @@ def _accountants() -> Any:
         ) from err
 
 
+AUTO_DELTA = {"server": "1 / (10 x clients)", "client": "1e-5"}
+"""What `privacy.delta=auto` is, by `privacy.noise_at`."""
+
+
 def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float) -> Privacy | None:
     """The accountant of a run's privacy loss; None: its channel adds no noise.
 

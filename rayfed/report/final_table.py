@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
+from rayfed.federation.privacy_accountant import AUTO_DELTA
 from rayfed.objective import METRICS, SEGMENTATION, LanguageModeling, is_larger_better, metric_of, share_of
 from rayfed.record.history import History
 from rayfed.record.readers import (
@@ -241,7 +242,10 @@ def privacy_notes(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]
         return
     section = config["privacy"]
     delta = history[-1].get("delta")  # earlier versions did not write it
-    at = f" at delta {delta:.3g}" if delta is not None else ""
+    auto = (
+        f" (privacy.delta=auto: {AUTO_DELTA[section['noise_at']]})" if section.get("delta") == "auto" else ""
+    )
+    at = f" at delta {delta:.3g}{auto}" if delta is not None else ""
     yield (
         f"differential privacy of clients: epsilon {epsilon:.3g}{at} after round {history[-1]['round']}; "
         f"{WHERE[section['noise_at']]}; counted by {section['accountant']}; of this run alone, "

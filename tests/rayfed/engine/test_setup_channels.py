@@ -67,7 +67,10 @@ def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_its
     assert len(norms) == 5
     assert (norms > 0.001).all()
     [note] = privacy_notes(read_yaml(alone.path / "config.yaml"), alone.history.to_dict("records"))
-    assert "at delta 1e-05 after round 1; of one that takes part in every round" in note
+    assert (
+        "at delta 1e-05 (privacy.delta=auto: 1e-5) after round 1; of one that takes part in every round"
+        in note
+    )
     assert f"{note}  \n" in (alone.path / "report.md").read_text()
     assert f"fedavg: {note}" in table_of_methods([alone.path]).notes
 

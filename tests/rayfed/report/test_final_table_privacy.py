@@ -26,6 +26,10 @@ def test_it_says_epsilon_and_delta_after_the_last_round_and_where_the_noise_was_
     assert (
         note == f"differential privacy of clients: epsilon 4.55 at delta 0.00667 after round 5; {words}{ONLY}"
     )
+    config["privacy"]["delta"] = "auto"
+    origin = {"server": "1 / (10 x clients)", "client": "1e-5"}[where]
+    [note] = privacy_notes(config, [LAST])
+    assert f"at delta 0.00667 (privacy.delta=auto: {origin}) after round 5" in note
     [older] = privacy_notes(config, [{"round": 1, "epsilon": 2.0}])
     assert "epsilon 2 after round 1" in older
 
