@@ -49,6 +49,7 @@ _HOME = {
     "Update": "rayfed.types",
     "compare": "rayfed.experiment.compare_and_sweep",
     "is_statistic": "rayfed.types",
+    "load": "rayfed.experiment.finished_run",
     "simulate": "rayfed.experiment.experiment",
     "sweep": "rayfed.experiment.compare_and_sweep",
 }
@@ -72,6 +73,7 @@ __all__ = [
     "__version__",
     "compare",
     "is_statistic",
+    "load",
     "simulate",
     "sweep",
 ]
