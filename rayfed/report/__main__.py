@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.report.page.render import JSON, page_file, write_report
+from rayfed.report.page.render import JSON, TEX, page_file, write_report
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, use_screen
 from rayfed.terminal.exit_code import run_guarded
@@ -15,10 +15,11 @@ from rayfed.user_files import user_folder, user_path
 USAGE = """\
 python -m rayfed.report RUN... [--out FILE] [--debug]
 
-Writes one HTML file about the runs in these folders, and a JSON file with the
-same numbers. The page loads nothing from elsewhere. A folder is that
-of a run, finished or not, of a comparison, of all folds of leave_one_out, of a
-sweep, or of a reproduced table. For example
+Writes one HTML file about the runs in these folders, a JSON file with the same
+numbers and, of several seeds, a LaTeX file with the table of means. The page
+loads nothing from elsewhere. A folder is that of a run, finished or not, of a
+comparison, of all folds of leave_one_out, of a sweep, or of a reproduced table.
+For example
   python -m rayfed.report runs/mine
   python -m rayfed.report runs/seed0 runs/seed1 runs/seed2 --out seeds.html
 """
@@ -41,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = page_file(args.runs, user_path(args.out, "--out") if args.out else None)
         with use_screen(screen_of()):
             write_report(args.runs, file)
-        say(f"{file}  {_size(file)}; the same numbers: {file.with_suffix(JSON)}")
+        tables = file.with_suffix(TEX)
+        latex = f"; means over seeds for LaTeX: {tables}" if tables.exists() else ""
+        say(f"{file}  {_size(file)}; the same numbers: {file.with_suffix(JSON)}{latex}")
 
     return run_guarded(work, args.debug, "the runs themselves are unchanged")
 

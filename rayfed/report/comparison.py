@@ -152,7 +152,7 @@ def _read(folder: Path) -> _Scored:
     metric = metric_of(row) or METRICS[0]
     scores = scores_of(folder, row["round"]) if row else []
     rounds = (history[-1]["round"] if history else 0, config["rounds"])
-    notes = [*privacy_notes(config, history), *fault_notes(history), *_frozen_notes(config)]
+    notes = [*privacy_notes(config, history), *fault_notes(history), *frozen_notes(config)]
     notes = notes if row else [*unevaluated_note(config, len(history)), *notes]
     if rounds[0] < rounds[1]:
         notes = [f"{rounds[0]} of {rounds[1]} rounds are finished", *notes]
@@ -168,9 +168,9 @@ def _read(folder: Path) -> _Scored:
     )
 
 
-def _frozen_notes(config: Mapping[str, Any]) -> Iterator[str]:
+def frozen_notes(config: Mapping[str, Any]) -> Iterator[str]:
     """A note on methods whose messages contain frozen blocks."""
-    cache = config["server"].get("frozen_cache")
+    cache = config.get("server", {}).get("frozen_cache")
     if cache not in (None, "preinstalled"):
         yield f"bytes include the frozen blocks that clients download (server.frozen_cache={cache})"
 

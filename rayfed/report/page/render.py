@@ -172,7 +172,7 @@ def _resource(name: str) -> str:
     return resources.files("rayfed.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-HTML, JSON = ".html", ".json"
+HTML, JSON, TEX = ".html", ".json", ".tex"
 NAME = f"report{HTML}"
 """The file in the folder of a run."""
 
@@ -206,6 +206,8 @@ def page_file(runs: Sequence[Path], out: Path | None) -> Path:
 def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) -> None:
     """Write the page about the runs in these folders, and a JSON file with the same numbers next to it.
 
+    Where methods have several seeds, a file of LaTeX has the table of means.
+
     Args:
         runs: Folders of runs, comparisons, folds, sweeps or reproduced tables.
         file: The page.
@@ -216,10 +218,10 @@ def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) ->
         DamagedError: A file in a folder cannot be read.
         StorageError: A file cannot be written.
     """
-    from rayfed.report.page.several import page_of
+    from rayfed.report.page.several import latex_of, page_of
 
-    twin = file.with_suffix(JSON)
-    for each in (file, twin):
+    twin, tables = file.with_suffix(JSON), file.with_suffix(TEX)
+    for each in (file, twin, tables):
         check_own("--out", each, GENERATOR)
     stage("reading the runs")
     page = page_of(runs, names)
@@ -227,3 +229,5 @@ def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) ->
     numbers = json_text(page)
     write_text(file, html(page, numbers))
     write_text(twin, numbers)
+    if means := latex_of(page):
+        write_text(tables, f"% {GENERATOR}; needs \\usepackage{{booktabs}}\n{means}")

@@ -25,6 +25,7 @@ from rayfed.evaluation.metrics import holm
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
+from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import head_notes, total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
@@ -441,8 +442,8 @@ def summary(members: Sequence[Member]) -> Section:
         )
     parts: list[Part] = [Tiles(title="Runs", pairs=pairs)]
     if folds:
-        parts.append(_means(folds, "Mean over settings and seeds", setting=False))
-    return Section("Summary", [*parts, _means(groups, "Mean over seeds")])
+        parts.append(_means(folds, MEANS[1], setting=False))
+    return Section("Summary", [*parts, _means(groups, MEANS[0])])
 
 
 def methods(groups: Groups) -> dict[str, list[Member]]:
@@ -503,6 +504,12 @@ def _shown_statistics(members: Sequence[Member]) -> dict[str, tuple[Kind, Callab
     }
 
 
+DEVIATION = "deviation of "
+"""What the name of a column of deviations begins with."""
+MEANS = ("Mean over seeds", "Mean over settings and seeds")
+"""Titles of the tables of means, which a file of LaTeX has, too."""
+
+
 def _means(groups: Groups, title: str, setting: bool = True) -> Table:
     """Mean and sample standard deviation over the runs of every group.
 
@@ -518,7 +525,7 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
         columns.append(Column(name, kind))
         if several:
             columns.append(
-                Column(f"deviation of {name}", "points" if kind in ("percent", "points") else kind, "±")
+                Column(f"{DEVIATION}{name}", "points" if kind in ("percent", "points") else kind, "±")
             )
     rows: list[list[Cell]] = []
     for group in groups.values():
@@ -535,6 +542,29 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
     every = [member for group in groups.values() for member in group]
     caption = " ".join([caption + _own_models(every), *_heads(every)]).strip()
     return Table(title=title if several else "Results", notes=(caption,), columns=columns, rows=rows)
+
+
+def latex_of(page: Page) -> str:
+    """The means over seeds of a page as tables of LaTeX: mean ± sample standard deviation; empty: none."""
+    tables = [part for section in page.sections for part in section.parts if isinstance(part, Table)]
+    return "\n".join(_merged(table).latex() for table in tables if table.title in MEANS)
+
+
+def _merged(table: Table) -> Table:
+    """A table in which each mean and its deviation are one cell; scores in percent."""
+    heads = list(table.heads)
+    spread = {head.name.removeprefix(DEVIATION): at for at, head in enumerate(heads) if head.short == "±"}
+    kept = [at for at, head in enumerate(heads) if head.short != "±"]
+    rows = []
+    for row in table.rows:
+        cells = {at: heads[at].show(row[at]) for at in kept}
+        for name, at in spread.items():
+            mean = next(place for place in kept if heads[place].name == name)
+            if row[at] is not None:
+                cells[mean] += f" ± {heads[at].show(row[at])}"
+        rows.append([*cells.values()])
+    left = frozenset(place for place, at in enumerate(kept) if heads[at].kind == "text")
+    return Table(table.title, [heads[at].heading for at in kept], rows, left=left)
 
 
 def without_empty(
@@ -722,8 +752,20 @@ def cost(members: Sequence[Member]) -> Section:
         series = [_over(name, group[0], of) for name, group in groups.items()]
         if any(one.x for one in series):
             caption = "The first seed of each." if _several_seeds(groups) else ""
-            parts.append(curves(title, series, axis, _score_axis(members), f"{caption} {words}".strip()))
+            notes = frozen(members) if of is bytes_of else ""
+            caption = " ".join(filter(None, (caption, words, notes)))
+            parts.append(curves(title, series, axis, _score_axis(members), caption))
     return Section("Cost", parts)
+
+
+def frozen(members: Sequence[Member]) -> str:
+    """Sentences on methods whose bytes include frozen blocks; empty where there are none."""
+    notes = {
+        f"{member.method}: {note}; other methods take these blocks as installed.": None
+        for member in members
+        for note in frozen_notes(member.run.config)
+    }
+    return " ".join(notes)
 
 
 def _over(name: str, member: Member, of: Callable[[Row], float]) -> Series:

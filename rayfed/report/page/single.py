@@ -20,6 +20,7 @@ from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, share_of
 from rayfed.record.readers import read_bytes, read_footer, reading
+from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
 from rayfed.report.final_table import (
     fault_notes,
@@ -566,7 +567,8 @@ def transfers(run: PageRun) -> Section:
         ]
         axis = Axis(name="sent", kind="bytes", low=0.0)
         parts.append(curves("Bytes sent in each round", series, ROUND, axis))
-        parts += _score_over(run, "Score over the bytes sent", SENT, bytes_of)
+        caption = " ".join(f"{note[0].upper()}{note[1:]}." for note in frozen_notes(run.config))
+        parts += _score_over(run, "Score over the bytes sent", SENT, bytes_of, caption)
     rows = run.frame("transfers", ["round", "exchange", "client", "down", "up"])
     if not rows.empty:
         rows = rows.assign(client=rows["client"].astype(str), exchange=rows["exchange"].astype(str))
@@ -580,14 +582,16 @@ def transfers(run: PageRun) -> Section:
     return Section("Transfers", parts)
 
 
-def _score_over(run: PageRun, title: str, axis: Axis, of: Callable[[Row], float]) -> Iterator[Part]:
+def _score_over(
+    run: PageRun, title: str, axis: Axis, of: Callable[[Row], float], caption: str = ""
+) -> Iterator[Part]:
     """The score after each round over what all rounds until then cost, `of` being the cost of one."""
     key = run.prefix + run.metric
     total = list(accumulate(map(of, run.rounds)))
     points = [(t, row[key]) for t, row in zip(total, run.rounds, strict=True) if row.get(key) is not None]
     if points and total[-1]:
         series = Series(label="mean over clients", x=[t for t, _ in points], y=[v for _, v in points])
-        yield curves(title, [series], axis, share_axis(run.metric))
+        yield curves(title, [series], axis, share_axis(run.metric), caption)
 
 
 def _shares(title: str, what: str, sums: pd.DataFrame) -> Table:

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from rayfed.evaluation.metrics import holm
+from rayfed.report.page.render import write_report
 from rayfed.report.page.several import page_of, statistics
 from tests.rayfed.report.page import folders
 from tests.rayfed.report.page.conftest import part_of, table_of
@@ -70,3 +71,30 @@ def test_clients_that_keep_tensors_have_models_that_differ(tmp_path, tables_alon
     [clients] = [row for row in table_of(page, "Paired comparisons") if row["pairs of"] == "clients"]
     assert clients["pairs"] == 12
     assert part_of(page, "Distribution of the clients' accuracy").notes == ()
+
+
+def test_bytes_with_frozen_blocks_are_said_where_scores_are_drawn_over_them(tmp_path, tables_alone):
+    paths = [tmp_path / "fedra", tmp_path / "fedavg"]
+    for path in paths:
+        folders.write(path, method=path.name, rounds=1)
+    note = "ytes include the frozen blocks that clients download (server.frozen_cache=none)"
+    for runs, others in ((paths, "; other methods take these blocks as installed."), (paths[:1], "")):
+        assert note + others in part_of(page_of(runs), "Score over the bytes sent").caption
+    assert part_of(page_of(paths[1:]), "Score over the bytes sent").caption == ""
+
+
+def test_means_over_seeds_are_written_for_latex_too(tmp_path, tables_alone):
+    values = [
+        folders.write(tmp_path / str(seed), method="fedavg", seed=seed, rounds=1)[-1] for seed in range(3)
+    ]
+    file = tmp_path / "page.html"
+    for _ in range(2):  # its own file is replaced
+        write_report([tmp_path / str(seed) for seed in range(3)], file)
+    text = file.with_suffix(".tex").read_text()
+    means = 100 * np.array([each.mean() for each in values])
+    assert f"{means.mean():.1f} $\\pm$ {means.std(ddof=1):.1f}" in text
+    assert text.splitlines()[1] == "% Mean over seeds"
+    assert "deviation of" not in text
+    assert "mean over clients, \\%" in text
+    write_report([tmp_path / "0"], tmp_path / "one.html")
+    assert not (tmp_path / "one.tex").exists()
