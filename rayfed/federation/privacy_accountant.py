@@ -117,7 +117,7 @@ def _accountants() -> Any:
 
 
 AUTO_DELTA = {"server": "1 / (10 x clients)", "client": "1e-5"}
-"""What `privacy.delta=auto` is, by `privacy.noise_at`."""
+"""The value of `privacy.delta=auto` in words, by `privacy.noise_at`."""
 
 
 def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float) -> Privacy | None:

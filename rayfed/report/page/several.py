@@ -505,7 +505,7 @@ def _shown_statistics(members: Sequence[Member]) -> dict[str, tuple[Kind, Callab
 
 
 DEVIATION = "deviation of "
-"""What the name of a column of deviations begins with."""
+"""Beginning of the name of a column of deviations."""
 MEANS = ("Mean over seeds", "Mean over settings and seeds")
 """Titles of the tables of means, which a file of LaTeX has, too."""
 
