@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import yaml
 import torch
+import yaml
 
 from rayfed.engine import measure_client, setup
 from rayfed.engine.measure_client import largest_client
