@@ -523,6 +523,10 @@ def _of_examples(name: str) -> dict[str, Any]:
 
 def _check_choice(group: str, name: str) -> None:
     """Raise ConfigError unless the group has this choice."""
+    if group == "model" and Path(name).is_absolute():
+        raise ConfigError(
+            f"model: {shown(name)} is a path; for transformers, set model=hf/{name[:MOST_SHOWN]}"
+        )
     if name in choices(group) or group == "model":
         return
     if group == "data" and name.startswith(HUB):

@@ -387,9 +387,19 @@ def _read(kind: str, config: ModelConfig, settings: Any) -> Any:
             raise _missing(config, err) from err
 
 
+UNANSWERED = ("couldn't connect", "cannot reach", "connection error", "offline mode", "localentrynotfound")
+"""Words in errors of the library where the hub does not answer and its cache does not have the model."""
+
+
 def _missing(config: ModelConfig, err: Exception) -> ConfigError:
-    reason = one_line(err)[:200]
+    reason = one_line(err).partition(" If this is a private repository")[0].partition("'https:")[0][:200]
     name = source_of(config)
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        return ConfigError(
+            f"model.name: the folder {name} does not exist; give one that save_pretrained wrote"
+        )
+    if any(words in f"{type(err).__name__} {err}".lower() for words in UNANSWERED):
+        reason = "the hub does not answer, and its cache does not have the model"
     if "gated" in str(err).lower() or "401" in str(err) or "403" in str(err):
         return ConfigError(
             f"model.name: {config.name!r} is gated; accept the licence on the page of {name!r} and log in to "
@@ -403,10 +413,11 @@ def _missing(config: ModelConfig, err: Exception) -> ConfigError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """While the block runs, transformers logs errors only: that a classifier is new is known."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """While the block runs, the libraries log errors only: no new classifier, no tries of a network."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     from transformers.utils import logging as own
 
     shown = own.is_progress_bar_enabled()
@@ -414,7 +425,8 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
         if shown:
             own.enable_progress_bar()
 

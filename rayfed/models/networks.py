@@ -45,7 +45,7 @@ from rayfed.data.text import SYMBOLS, WINDOW
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
 from rayfed.models.clip import Tokenizer
-from rayfed.models.language import TextModel, build, is_text
+from rayfed.models.language import PACKAGED, TextModel, build, is_text
 from rayfed.models.model_config import OPEN_CLIP, ModelConfig
 from rayfed.models.weight_files import PublishedWeights
 from rayfed.objective import (
@@ -470,7 +470,7 @@ def _timm_config(name: str) -> Any:
 
     base, _, tag = name.partition(".")
     if not timm.is_model(base):
-        names = [*BUILDERS, *timm.list_models()]
+        names = [*PACKAGED, *BUILDERS, *timm.list_models()]
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
         raise ConfigError(

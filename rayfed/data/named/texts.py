@@ -374,9 +374,13 @@ class TextTable(TextReader):
         column = self._names.get("label", self._names.get("score", ""))
         return bool(rows) and all(str(row.get(column)) in (UNKNOWN, f"{UNKNOWN}.0") for row in rows)
 
+    def _place(self, split: str, number: int) -> str:
+        """Words for a row, for messages. Args: number: from 0, among those of the split."""
+        return f"row {number + 1} of {split} of {self.name}"
+
     def _sample(self, split: str, row: Mapping[str, Any], number: int, test: bool) -> Sample:
         names = self._names
-        where = f"row {number + 1} of {split} of {self.name}"
+        where = self._place(split, number)
 
         def value(part: str) -> str:
             found = row.get(names[part])
@@ -437,15 +441,34 @@ class TextFiles(TextTable):
 
     @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
+        return {
+            split: [row for rows in files.values() for row in rows] for split, files in self._by_file.items()
+        }
+
+    @cached_property
+    def _by_file(self) -> dict[str, dict[Path, list[dict[str, Any]]]]:
+        """Rows of each file of each split."""
+        found: dict[str, dict[Path, list[dict[str, Any]]]] = {}
         for path in self._files:
             alone = path.parent == self._folder
             split = PIECE.sub("", path.name.partition(".")[0]) if alone else path.parent.name
-            found.setdefault(split, []).extend(self._rows(path))
+            found.setdefault(split, {})[path] = self._rows(path)
         return found
 
+    def _place(self, split: str, number: int) -> str:
+        for path, rows in self._by_file[split].items():
+            if number < len(rows):
+                return f"row {number + 1} of {path}"
+            number -= len(rows)
+        return super()._place(split, number)
 
-ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "developer": "system",
+    **{role: role for role in ("user", "assistant", "system", "tool")},
+}
 """Roles of messages as they are written, and as templates know them."""
 
 
@@ -502,7 +525,7 @@ def messages_of(value: Any, where: str) -> tuple[tuple[str, str], ...]:
         if role not in ROLES or not isinstance(content, str):
             raise DataError(
                 f"data.columns.messages: {where} is no list of messages with content and a role of user, "
-                f"assistant or system"
+                f"assistant, system, developer or tool"
             )
         found.append((ROLES[role], content))
     return tuple(found)

@@ -169,7 +169,14 @@ def _damages(partition: Partition, dataset: Dataset) -> Iterator[str]:
     """Sentences on samples that are not there, or not whole."""
     if dataset.skipped:
         yield f"skipped: {dataset.skipped} images could not be decoded"
-    flaws, _ = used_flaws(partition, dataset)
+    flaws, texts = used_flaws(partition, dataset)
+    if flaws["empty"]:
+        yield f"warning: {flaws['empty']:,} of {texts:,} texts have an empty answer; only its end is learned"
+    if flaws["endless"]:
+        yield (
+            f"warning: what is learned of {flaws['endless']:,} of {texts:,} texts has no eos_token, so that "
+            f"answers do not end; write it behind answers in the tokenizer's chat template"
+        )
     if cut := texts_cut(partition, dataset):
         yield f"warning: {cut}" if flaws["answer"] else cut
 

@@ -160,6 +160,18 @@ def test_messages_with_a_template_learn_what_it_puts_after_the_prompt(folders, t
     assert found.ids[found.learned == 1].tolist() == [*pieces(tmp_path, "0 1"), END]
 
 
+def test_an_empty_answer_and_one_without_an_end_are_marked(folders, tmp_path):
+    assert tokens(folders / "gpt2", Text(text="card", answer="")).flaws == ("empty",)
+    tokenizer = tokenizer_of("gpt2")
+    for end, flaws in (("</s>", ()), ("!", ("endless",))):
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}> {{ m.content }}" + end + "{% endfor %}"
+            "{% if add_generation_prompt %}assistant> {% endif %}"
+        )
+        tokenizer.save_pretrained(tmp_path)
+        assert tokens(tmp_path, Text(messages=(("user", "card"), ("assistant", "0 1")))).flaws == flaws
+
+
 def test_without_an_answer_the_whole_text_is_learned(folders):
     found = tokens(folders / "llama", Text(text="my card"))
     assert found.ids.tolist() == [BEGIN, *pieces(folders / "llama", "my card"), END]

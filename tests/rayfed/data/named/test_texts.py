@@ -10,6 +10,7 @@ import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.data import load
+from rayfed.data.named.texts import messages_of
 from rayfed.data.source import make_source, task_of
 from rayfed.data.text import Text
 from rayfed.errors import ConfigError, DataError
@@ -452,3 +453,16 @@ def test_texts_are_prepared_once_and_mapped(tmp_path, caplog):
     assert len(list((tmp_path / "cache").glob("*.arrow"))) == 3
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         load(config, 32)
+
+
+def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": None}]
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        path = written(tmp_path, "jsonl", rows[:1] if "0-of" in name else rows, name)
+    with pytest.raises(DataError, match=f"row 2 of {path} has no value in 'completion'"):
+        source("jsonl", tmp_path).scan()
+
+
+def test_roles_of_tools_and_developers_are_known():
+    told = [{"role": role, "content": "x"} for role in ("developer", "user", "tool", "assistant")]
+    assert [role for role, _ in messages_of(told, "row 1")] == ["system", "user", "tool", "assistant"]

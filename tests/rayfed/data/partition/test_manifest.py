@@ -58,6 +58,21 @@ def test_texts_that_are_used_and_cut_are_counted(flaw, begin):
     assert f"tokens, of {used} texts: {part_of} of 2 ({2 / used:.0%}".replace("%", " %)") in last
 
 
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [("empty", "2 of {} texts have an empty answer"), ("endless", "of 2 of {} texts has no eos_token")],
+)
+def test_answers_without_content_or_end_are_warned_of(flaw, words):
+    data = as_dataset(make_data())
+    result = part(config(domains=["art"]))
+    bits = np.zeros(len(data), np.uint8)
+    bits[result.clients[0].train[:2]] = flaw_bits([flaw])
+    used = sum(len(rows) for _, _, rows in result.pieces())
+    last = describe(result, replace(data, flaws=bits)).splitlines()[-1]
+    assert last.startswith("warning: ")
+    assert words.format(used) in last
+
+
 def test_table_and_description():
     data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
     result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)
