@@ -301,7 +301,9 @@ def compose(
 def _give_natural_clients(tree: dict[str, Any]) -> None:
     """Set `data.partition.scheme=natural` where a column names clients and no key divides the samples."""
     data = tree.get("data")
-    columns = data.get("columns") if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        return
+    columns = data.get("columns")
     if not isinstance(columns, Mapping) or columns.get("client") is None or data.get("population"):
         return
     section = data.get("partition") or {}
