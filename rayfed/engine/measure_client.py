@@ -453,8 +453,8 @@ def check_disk(path: Path, num_bytes: float) -> None:
     """Raise ConfigError unless the disk of `path`, which need not exist yet, has `num_bytes` bytes free."""
     if (free := free_disk(path)) < num_bytes:
         raise ConfigError(
-            f"output: the disk of {str(path)!r} has {free / GB:.2f} GB free, the run needs "
-            f"{num_bytes / GB:.2f} GB for tensors and checkpoints; choose another folder"
+            f"output: the disk of {str(path)!r} has {size(free)} free, the run needs {size(num_bytes)} for "
+            f"tensors and checkpoints; choose another folder"
         )
 
 

@@ -439,6 +439,8 @@ def _check_above(path: Path) -> None:
         raise NotADirectoryError(20, os.strerror(20))
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(13, os.strerror(13))
+    if not os.statvfs(above).f_blocks:  # such as /proc, where root seems to be allowed to write
+        raise OSError(95, "its file system holds no files of users")
 
 
 def _exists(path: Path) -> bool:
