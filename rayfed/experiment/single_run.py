@@ -180,6 +180,11 @@ class Show:
         if self.whole is None:
             self.tell(text)
 
+    def tell_part(self, text: str) -> None:
+        """Show a text, if the run is a part of another one."""
+        if self.whole is not None:
+            self.tell(text)
+
     def part_of(self, whole: Path) -> Show:
         """The same for a part of the run in the folder `whole`."""
         return replace(self, whole=self.whole or whole)
@@ -221,6 +226,8 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
         claim.take_over()
     else:
         begin(config, setup, claim, show.about_clients(setup.partition.digest), resume)
+        if resume:
+            show.tell(f"{path}: {continues_after(path, config.rounds)}")
         note_advice(advice(path, show))
         rows_of = path if show.as_json else None
         try:
@@ -241,9 +248,14 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
         except (RayFedError, KeyboardInterrupt) as err:
             err.add_note(advice(path, show))  # the end of the line that the user sees
             raise
-    if show.whole is not None:
-        show.tell(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
+    show.tell_part(f"{path}: {time.perf_counter() - began:.0f} s, tensors sha256 {digest[:16]}")
     return digest
+
+
+def continues_after(path: Path, rounds: int) -> str:
+    """From which round a run is continued; where the newest checkpoint is damaged, it is an earlier one."""
+    newest = Checkpoints(path).newest()
+    return f"continues after round {newest} of {rounds}" if newest else "begins with the first round"
 
 
 def advice(path: Path, show: Show) -> str:

@@ -399,6 +399,10 @@ class Checkpoints:
         for name in gone.difference(*self._held.values()):
             remove(_store_file(self.path, name))
 
+    def newest(self) -> int:
+        """The number of finished rounds of the newest checkpoint, as its name says; 0: there is none."""
+        return max((int(path.name.removeprefix("round-")) for path in self._all()), default=0)
+
     def _all(self) -> Iterator[Path]:
         folders = (p for p in self.path.glob("round-*") if NAME.fullmatch(p.name))
         return (p for p in folders if os.path.lexists(p / FACTS))

@@ -85,7 +85,9 @@ def test_a_killed_run_goes_on_exactly_with_other_actors(name, cache, tmp_path, r
 def test_a_finished_run_can_be_made_longer(small, capsys):
     whole, run = (small(f"rounds={n}", "algorithm=ditto", "model.options={depth: 2}") for n in (2, 1))
     assert main([str(run.path), "rounds=+1"]) == 0
-    assert whole.sha256[:16] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert whole.sha256[:16] in shown
+    assert f"{run.path}: continues after round 1 of 2\n" in shown
     assert tables(run.path) == tables(whole.path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["rounds"] == 2
     assert "all 2 rounds are finished" not in capsys.readouterr().out
