@@ -37,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what would run, with what and on what: each cell of a paper's table, or each compared "
-        "method, whose data, model and folder are checked as before a run; run nothing",
+        help="print what would run, with which data and model: each cell of a paper's table, or each "
+        "compared method, whose data, model and folder are checked as before a run; run nothing, and ask no "
+        "cluster, as the doctor does",
     )
     parser.add_argument("--quiet", action="store_true", help="show errors only")
     parser.add_argument(
@@ -73,8 +74,11 @@ def work(args: argparse.Namespace) -> None:
             from rayfed.experiment.experiment import Experiment
             from rayfed.experiment.runner import check
 
-            check(Experiment.from_overrides(args.overrides, args.config).config())
+            config = Experiment.from_overrides(args.overrides, args.config).config()
+            check(config)
             say("checked: config, data, model and folder of the run, as before its start")
+            if config.cluster.executor == "ray":
+                say("not checked: whether it fits on the cluster; see python -m rayfed.doctor")
         return
     with use_screen(screen_of(args.quiet or args.print_config, args.json)):
         stage("reading the config", passing=True)

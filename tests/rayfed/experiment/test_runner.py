@@ -262,6 +262,14 @@ def test_the_error_names_every_part():
         _raise_failures("method", failed, 4, "run")
 
 
+@pytest.mark.parametrize("where", ["cluster=local", "cluster=inline"])
+def test_a_dry_run_says_that_it_asks_no_cluster(where, command, capsys, monkeypatch):
+    monkeypatch.setattr("rayfed.experiment.runner.check", lambda *_: None)
+    assert command("algorithm=fedavg", where, "cluster.address=127.0.0.1:9", flags=("--dry-run",)) == 0
+    said = "not checked: whether it fits on the cluster; see python -m rayfed.doctor"
+    assert (said in capsys.readouterr().out) is (where == "cluster=local")
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
