@@ -108,7 +108,7 @@ class Diagnosis:
         actors: Client actors; 0 where they do not fit, 1 for the process of `cluster=inline`.
         cpus_per_actor: CPUs of each actor.
         gpus_per_actor: Share of a GPU of each actor.
-        memory_per_actor: Bytes that the config reserves for each actor.
+        memory_per_actor: Bytes that the config counts for each actor; Ray does not reserve them.
         gpu_actors: Number of client actors that GPUs hold, by the bytes of their memory: of the GPU on which
             the client was measured, or else of common sizes.
         mps: NVIDIA's multi-process service runs on this machine, so that actors share GPUs through it.
@@ -517,7 +517,8 @@ def report(diagnosis: Diagnosis, width: int | None = None) -> str:
         *(("", _node(node)) for node in diagnosis.nodes),
         (
             "needs",
-            f"{actors}; {size(diagnosis.memory_per_actor)} reserved for each (cluster.memory_per_actor)",
+            f"{actors}; {size(diagnosis.memory_per_actor)} counted for each (cluster.memory_per_actor), "
+            "neither reserved nor enforced",
         ),
         ("measured", f"client {m.client} with {m.examples} training images, on {m.device}, on this machine"),
         ("", f"memory of one actor {size(m.memory_bytes)}; weights {size(m.weights_bytes)} a node"),

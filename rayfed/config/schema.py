@@ -71,7 +71,8 @@ class ClusterConfig:
         gpus_per_actor: Share of a GPU of an actor; auto: all GPUs are shared evenly by as many actors as
             their memory holds, which is measured with one client before the actors start (docs/gpu.md); none
             for a small network, unless `num_gpus` is given.
-        memory_per_actor: Memory of an actor in GB, for the number of actors with `auto`.
+        memory_per_actor: Memory of an actor in GB, counted when actors are planned, neither reserved nor
+            enforced.
         threads: Threads of torch in an actor. They change results, because float sums depend on them.
         num_cpus: CPUs of a Ray that is started here; none: those of the machine.
         num_gpus: GPUs of a Ray that is started here; none: those of the machine.
